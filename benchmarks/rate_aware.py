@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import in_turns, write_results
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.columns import RateAwareColumns
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 
 SECOND = 1_000_000_000

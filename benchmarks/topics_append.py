@@ -24,9 +24,9 @@ import sqlalchemy as sa
 
 from benchmarks.measure import in_turns, write_results
 from waterclock.database.backend import Backend
-from waterclock.database.types import Blob, Key
-from waterclock.topics.creating import create_topic, open_topic
-from waterclock.topics.entries import encode_entry
+from waterclock.database.schema.types import Blob, Key
+from waterclock.topics.catalogue.creating import create_topic, open_topic
+from waterclock.topics.format.entries import encode_entry
 from waterclock.topics.topic import Topic
 
 SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"

@@ -21,12 +21,13 @@ from benchmarks.topics_append import BEGIN, WORK, databases
 from benchmarks.topics_find import LEDGER_MESSAGES, SPACING, write_file
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
+from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.message import Position
-from waterclock.topics import peaks, retention
-from waterclock.topics.places import LedgerRoot
-from waterclock.topics.row_groups import row_groups_from_json, row_groups_to_json
+from waterclock.topics.catalogue import running_max
+from waterclock.topics.format.row_groups import row_groups_from_json, row_groups_to_json
+from waterclock.topics.store.ledger_root import LedgerRoot
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import retention
 
 SMALL, LARGE = 1_000, 100_000
 """Ledgers, of a thousand messages each."""
@@ -127,7 +128,7 @@ def measure_trimming(ordered: Topic, wild: Topic) -> dict[str, Any]:
     retention.lower_peaks = lower
     before = milliseconds(finds, FINDS)
     began = time.perf_counter()
-    peaks.lower_peaks(wild.storage)
+    running_max.lower_peaks(wild.storage)
     took = time.perf_counter() - began
     after = milliseconds(finds, FINDS)
     ratios = [round(each["trimmed"] / each["in order"], 1) for each in (before, after)]

@@ -17,9 +17,9 @@ from benchmarks.measure import in_turns, write_results
 from benchmarks.topics_append import WORK, messages
 from benchmarks.topics_read import METADATA, consume
 from waterclock.database.backend import Backend
-from waterclock.topics import sealed_ledger
-from waterclock.topics.creating import create_topic, open_topic
-from waterclock.topics.sealed_file import SealedFile
+from waterclock.topics.catalogue.creating import create_topic, open_topic
+from waterclock.topics.reading import sealed_ledger
+from waterclock.topics.store.sealed_file import SealedFile
 from waterclock.topics.topic import Topic
 
 ENTRIES = 100

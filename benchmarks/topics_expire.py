@@ -13,7 +13,7 @@ from benchmarks.measure import write_results
 from benchmarks.topics_append import WORK, databases
 from benchmarks.topics_find import build
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import ledgers
+from waterclock.database.schema.topic_catalogue import ledgers
 
 SIZES = (10_000, 100_000)
 """Ledgers."""

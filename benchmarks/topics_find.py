@@ -25,12 +25,12 @@ import sqlalchemy as sa
 from benchmarks.measure import write_results
 from benchmarks.topics_append import BEGIN, WORK, databases
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import BOUNDED, TIMES, ledgers, topics
-from waterclock.topics.creating import create_topic, open_topic
-from waterclock.topics.entries import PLACED_SCHEMA
-from waterclock.topics.ledger_files import LedgerFiles
-from waterclock.topics.row_groups import row_groups_to_json
-from waterclock.topics.sealed_file import write_ledger
+from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES, ledgers, topics
+from waterclock.topics.catalogue.creating import create_topic, open_topic
+from waterclock.topics.format.entries import PLACED_SCHEMA
+from waterclock.topics.format.row_groups import row_groups_to_json
+from waterclock.topics.store.ledger_files import LedgerFiles
+from waterclock.topics.store.sealed_file import write_ledger
 from waterclock.topics.topic import Topic
 
 LEDGER_MESSAGES = 1_000

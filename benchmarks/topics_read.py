@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from benchmarks.measure import in_turns, write_results
 from benchmarks.topics_append import WORK, messages
 from waterclock.database.backend import Backend
-from waterclock.topics.creating import create_topic, open_topic
+from waterclock.topics.catalogue.creating import create_topic, open_topic
 from waterclock.topics.topic import Topic
 
 LEDGERS = 4

@@ -139,9 +139,9 @@ def _databases_of(item: pytest.Item) -> set[str]:
 @pytest.fixture(scope="session", autouse=True)
 def _kept_for_longer() -> None:
     """Have what was built for databases that are closed kept for more of them, as tests' are alike."""
-    from waterclock.database import kept  # noqa: PLC0415  # as below
+    from waterclock.database import per_database_cache  # noqa: PLC0415  # as below
 
-    kept.CLOSED_AT_MOST = 100
+    per_database_cache.CLOSED_AT_MOST = 100
 
 
 @pytest.fixture(scope="session")

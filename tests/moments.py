@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from waterclock.moments import Moments, replaced
+from waterclock._support.moments import Moments, replaced
 from waterclock.tables.consumers.heartbeat import Heartbeat
 
 PATIENCE = 30  # s; far more than is needed, where a machine is busy

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import event
 
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
+from waterclock.database.driver_fast_path import Direct
 
 Statement = tuple[str, Any]
 """The text, and its parameters."""

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tests.killed import Killed
 
 import waterclock as wc
-from waterclock import archiving
+from waterclock import archive_to_topic
 from waterclock.connection import Database
 from waterclock.errors import ProducerFencedError
 from waterclock.tables.message_table import MessageTable
@@ -112,7 +112,7 @@ def test_an_archiver_killed_at_any_step_leaves_each_message_once(
         table.put(f"no {number}", id={"bigint": number, "text": f"id {number}", "uuid": uuid.UUID(int=number)}[id_type])
     for delivery in table.receive(limit=10):
         delivery.ack()
-    monkeypatch.setattr(archiving, "_ROWS", 2)
+    monkeypatch.setattr(archive_to_topic, "_ROWS", 2)
     with monkeypatch.context() as patch:
         calls: list[int] = []
 
@@ -129,7 +129,7 @@ def test_an_archiver_killed_at_any_step_leaves_each_message_once(
             patch.setattr(Topic, "append", killing(Topic.append))
         else:
             calls.append(1)
-            patch.setattr(archiving, "delete_acked", killing(archiving.delete_acked))
+            patch.setattr(archive_to_topic, "delete_acked", killing(archive_to_topic.delete_acked))
         with pytest.raises(Killed):
             database.archive("orders", "done")
     table.put("later", id={"bigint": 9, "text": "id 9", "uuid": uuid.UUID(int=9)}[id_type])
@@ -149,7 +149,7 @@ def test_an_id_that_is_used_again_after_its_archiver_died_is_archived_again(
         def die(*_: object) -> int:
             raise Killed
 
-        patch.setattr(archiving, "delete_acked", die)
+        patch.setattr(archive_to_topic, "delete_acked", die)
         with pytest.raises(Killed):
             database.archive("orders", "done")
     table.alter(purge_after=0)
@@ -165,16 +165,16 @@ def test_of_two_archivers_the_older_one_is_fenced(
 ) -> None:
     table = database.create_table("orders", payload="text")
     work_off(table, 3)
-    message = archiving._message
+    message = archive_to_topic._message
 
     def message_while_another_comes(*arguments: Any) -> wc.Message:
         with monkeypatch.context() as patch:
-            patch.setattr(archiving, "_message", message)
+            patch.setattr(archive_to_topic, "_message", message)
             database.archive("orders", "done")
         return message(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(archiving, "_message", message_while_another_comes)
+        patch.setattr(archive_to_topic, "_message", message_while_another_comes)
         with pytest.raises(ProducerFencedError):
             database.archive("orders", "done")
     assert payloads(topic) == [b"no 0", b"no 1", b"no 2"]
@@ -183,7 +183,7 @@ def test_of_two_archivers_the_older_one_is_fenced(
 def test_large_payloads_are_appended_a_few_at_a_time(
     database: Database, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archiving, "_BYTES", 5)
+    monkeypatch.setattr(archive_to_topic, "_BYTES", 5)
     work_off(database.create_table("orders", payload="text"), 5)
     assert database.archive("orders", "done") == 5
     assert topic.ledgers()[-1].entries == 3

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import waterclock as wc
-from waterclock.batching.rate.columns import RateAwareColumns
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.cli import main
 from waterclock.ingest.collectd import parse_message
 from waterclock.ingest.files import MessageFile, message_from_json

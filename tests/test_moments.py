@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 import threading
 
-from waterclock import moments
-from waterclock.moments import Moments
+from waterclock._support import moments
+from waterclock._support.moments import Moments
 
 
 class Standing(Moments):

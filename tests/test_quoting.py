@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from waterclock._support.quoting import cut, quoted
 from waterclock.connection import connect
 from waterclock.errors import DamagedError, InvalidArgumentError, OrderError, WaterclockError
-from waterclock.quoting import cut, quoted
 
 
 class Unspeakable:

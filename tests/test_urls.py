@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import waterclock as wc
+from waterclock._support.urls import redacted, shown
 from waterclock.cli.app import run
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 from waterclock.database.backend import Backend, parse_url
 from waterclock.spark.options import Opening
-from waterclock.spark.pipeline.definition import Source
+from waterclock.spark.pipeline.definition import PipelineSource
 from waterclock.spark.reading.table_read_options import TableReadOptions
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.writing.write_options import WriteOptions
-from waterclock.topics.planning import plan_slices
-from waterclock.urls import redacted, shown
+from waterclock.topics.reading.planning import plan_slices
 
 SECRET = "hunter2.S3CRET"  # noqa: S105  # of nothing
 ROOT = f"s3://key:{SECRET}@bucket/x?token={SECRET}"
@@ -144,7 +144,7 @@ def test_reprs_show_no_secret() -> None:
     url = f"postgresql://u:{SECRET}@h/d"
     kinds: tuple[Callable[..., Opening], ...] = (TopicReadOptions, TableReadOptions, WriteOptions)
     options = [kind(url, ROOT, *list(signature(kind).parameters)[2:]) for kind in kinds]
-    source = Source(url, ROOT, "t", {}, None)
+    source = PipelineSource(url, ROOT, "t", {}, None)
     for thing in (Common(url=url, ledgers=ROOT), *options, source):
         assert SECRET not in repr(thing)
         assert SECRET not in f"{thing}"

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waterclock._support.urls import text_without_secrets, without_secrets
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.topics import roots
-from waterclock.topics.ledger_files import LedgerFiles
-from waterclock.urls import text_without_secrets, without_secrets
+from waterclock.topics.store import roots
+from waterclock.topics.store.ledger_files import LedgerFiles
 
 SHAPES = {
     "s3://key:secret@bucket/x?endpoint_override=h:9&scheme=http": "s3://bucket/x",

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from waterclock.batching.by_source import BySource
     from waterclock.batching.event_time.batcher import EventTimeBatcher
     from waterclock.batching.event_time.columns import assign_batches
-    from waterclock.batching.rate.batcher import RateAwareBatcher
-    from waterclock.batching.rate.columns import RateAwareColumns
+    from waterclock.batching.rate.by_column.columns import RateAwareColumns
+    from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
     from waterclock.connection import Database, connect
     from waterclock.errors import (
         AlreadyExistsError,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from waterclock.tables.message_table import MessageTable
     from waterclock.topics.subscription import Subscription
     from waterclock.topics.topic import Topic
-    from waterclock.work.outcomes import DeadLetter, Discard, Retry, Snooze
+    from waterclock.work.ground.outcomes import DeadLetter, Discard, Retry, Snooze
     from waterclock.work.worker import Worker
 
     __version__: str
@@ -90,18 +90,18 @@ _HOMES = {
     "Batch": "batching.batch",
     "BySource": "batching.by_source",
     "Database": "connection",
-    "DeadLetter": "work.outcomes",
+    "DeadLetter": "work.ground.outcomes",
     "Delivery": "tables.consumers.delivery",
-    "Discard": "work.outcomes",
+    "Discard": "work.ground.outcomes",
     "EventTimeBatcher": "batching.event_time.batcher",
     "Message": "message",
     "MessageTable": "tables.message_table",
     "Position": "message",
-    "RateAwareBatcher": "batching.rate.batcher",
-    "RateAwareColumns": "batching.rate.columns",
+    "RateAwareBatcher": "batching.rate.by_message.batcher",
+    "RateAwareColumns": "batching.rate.by_column.columns",
     "Rejection": "batching.batch",
-    "Retry": "work.outcomes",
-    "Snooze": "work.outcomes",
+    "Retry": "work.ground.outcomes",
+    "Snooze": "work.ground.outcomes",
     "Subscription": "topics.subscription",
     "Topic": "topics.topic",
     "Worker": "work.worker",

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
-from waterclock.quoting import quoted
 from waterclock.time import TimeUnit
 from waterclock.time_columns import as_nanoseconds
 

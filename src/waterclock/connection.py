@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from waterclock._support.closing import Closing
 from waterclock.backup.copying import Report, no_report
-from waterclock.closing import Closing
 from waterclock.database.backend import Backend
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.keyspace import WHOLE
 from waterclock.time import Clock, Duration, to_duration
-from waterclock.topics.choices import OnAhead
-from waterclock.topics.places import LedgerRoot, ledgers_beside
+from waterclock.topics.model.literals import OnAhead
+from waterclock.topics.store.ledger_root import LedgerRoot, ledgers_beside
 
 # Topics and message tables are imported when the first one is asked for: a program that works with the one need not
 # wait for the other, nor a command that only opens the database for either.
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         Ungrouped,
     )
     from waterclock.tables.sharding.sharded_database import ShardedDatabase
+    from waterclock.topics.catalogue.topic_info import TopicInfo
     from waterclock.topics.topic import Topic
-    from waterclock.topics.topic_info import TopicInfo
 
 _SECOND = 1_000_000_000
 _SHORTEST_TIMEOUT = _SECOND // 10  # below, a slow commit would fail
@@ -132,13 +132,13 @@ class Database(Closing):
 
     def topics(self) -> list[str]:
         """Name every topic, in alphabetical order."""
-        from waterclock.topics.creating import topic_names
+        from waterclock.topics.catalogue.creating import topic_names
 
         return topic_names(self.backend)
 
     def topic_infos(self) -> list[TopicInfo]:
         """Give what the catalogue says about every topic, in alphabetical order, with one query."""
-        from waterclock.topics.topic_info import list_topics
+        from waterclock.topics.catalogue.topic_info import list_topics
 
         return list_topics(self.backend)
 
@@ -289,7 +289,7 @@ class Database(Closing):
     def archive(self, table: str, topic: str, older_than: Duration = "0s") -> int:
         """Move messages that were acked longer ago than this from a message table into a topic, each exactly once.
 
-        See `waterclock.archiving.archive_table` for what an archived message looks like; return how many there were.
+        `waterclock.archive_to_topic.archive_table` says what an archived message looks like. Return their number.
 
         Raises
         ------
@@ -298,7 +298,7 @@ class Database(Closing):
         ProducerFencedError
             Where another process has begun to archive the table meanwhile.
         """
-        from waterclock.archiving import archive_table
+        from waterclock.archive_to_topic import archive_table
 
         return archive_table(self.table(table), self.topic(topic), older_than)
 
@@ -320,7 +320,7 @@ class Database(Closing):
     def close(self) -> None:
         """Give the connections back."""
         if self._has_opened_tables:
-            from waterclock.tables.messages.process_heartbeat import forget
+            from waterclock.tables.messages.rows.process_heartbeat import forget
 
             forget(self.backend)
         self.backend.close()
@@ -429,7 +429,7 @@ def connect(
     root = None if ledgers is None else str(ledgers)
     on = None
     if filesystem is not None:
-        from waterclock.topics.roots import wrapped
+        from waterclock.topics.store.roots import wrapped
 
         on = wrapped(filesystem)
     backend = Backend(url, clock=clock, create=create, timeout=seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Mapping
 
-from waterclock.quoting import quoted
+from waterclock._support.quoting import quoted
 from waterclock.time import format_duration
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from waterclock.quoting import cut
+from waterclock._support.quoting import cut
 
 
 class WaterclockError(Exception):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.time import Time, format_time, to_time
 
 _POSITION = re.compile(r"(\d+):(\d+):(\d+)")

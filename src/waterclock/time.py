@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, SupportsIndex
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 
 Clock = Callable[[], int]
 """Returns now as int nanoseconds since the epoch, UTC."""

@@ -25,8 +25,8 @@ from waterclock.backup.manifest import read_manifest
 from waterclock.backup.restoring import check_backup
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.message import Message
-from waterclock.topics import retention
-from waterclock.topics.ledger_files import LedgerFiles
+from waterclock.topics.store.ledger_files import LedgerFiles
+from waterclock.topics.upkeep import retention
 
 
 def restored(folder: Path) -> wc.Database:

@@ -18,10 +18,10 @@ import waterclock as wc
 from waterclock.backup.manifest import NAME
 from waterclock.backup.new_store import make_independent
 from waterclock.backup.restoring import check_backup
-from waterclock.database.topic_catalogue import stores, topics
+from waterclock.database.schema.topic_catalogue import stores, topics
 from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
-from waterclock.topics import pending_files
-from waterclock.topics.ledger_files import MARKER
+from waterclock.topics.catalogue import pending_files
+from waterclock.topics.store.ledger_files import MARKER
 
 HOUR = 3_600_000_000_000
 

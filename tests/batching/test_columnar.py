@@ -331,7 +331,9 @@ def test_a_second_process_starts_without_compiling(rule: str) -> None:
     assert second.stdout.split() == ["1", "0"]
 
 
-@pytest.mark.parametrize("room", ["batching.event_time.kernel", "batching.rate.kernel", "spark.packing_kernel"])
+@pytest.mark.parametrize(
+    "room", ["batching.event_time.kernel", "batching.rate.by_column.kernel", "spark.packing_kernel"]
+)
 def test_what_is_compiled_together_stands_in_one_file(room: str) -> None:
     # Numba's cache looks for changes in the file of the function that is called, and in no other.
     kernel = import_module(f"waterclock.{room}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from waterclock.arrow import batches_from_ipc, from_ipc, to_arrow, to_ipc
 from waterclock.batching import state_bytes
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES, framed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position

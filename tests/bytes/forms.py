@@ -13,8 +13,8 @@ from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.rule import EventTimeRule
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.columns import RateAwareColumns
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
 from waterclock.spark.many_sources import ManySources, from_packed, nothing

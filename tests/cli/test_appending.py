@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from waterclock.arrow import to_arrow
-from waterclock.cli import appending
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
-from waterclock.cli.appending import AppendedFile, append_file
-from waterclock.cli.recognising import recognise
+from waterclock.cli.topics import appending
+from waterclock.cli.topics.appending import AppendedFile, append_file
+from waterclock.cli.topics.recognising import recognise
 from waterclock.connection import connect
 from waterclock.errors import UnavailableError
 from waterclock.ingest.files import MessageFile

@@ -148,7 +148,7 @@ def test_find_says_which_time_matched_and_what_the_others_are(shell: Shell) -> N
 
 
 def test_long_listings_are_paged(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waterclock.cli.topic._PAGE", 2)
+    monkeypatch.setattr("waterclock.cli.topics.topic._PAGE", 2)
     file = write_messages(shell.folder, {})
     for name in ("telemetry", "alarms"):
         shell("topic", "add", name)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from waterclock._support.urls import text_without_secrets, without_secrets
 from waterclock.cli.app import FAILED
-from waterclock.urls import text_without_secrets, without_secrets
 
 from .conftest import Shell
 

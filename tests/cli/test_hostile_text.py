@@ -14,7 +14,7 @@ from cyclopts import App
 from waterclock.cli import app as command_line
 from waterclock.cli.app import DONE, FAILED, app
 from waterclock.cli.demo import _TerminalReport
-from waterclock.cli.output import Output
+from waterclock.cli.terminal.output import Output
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.reporting import Reporter
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from waterclock.cli.app import _EVERYWHERE, FAILED, WRONG_USAGE
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 
 from .conftest import Shell
 

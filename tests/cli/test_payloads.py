@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from waterclock import connect
-from waterclock.cli import payloads
 from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.cli.tables import payloads
 
 from .conftest import Shell
 

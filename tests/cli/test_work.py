@@ -15,7 +15,7 @@ from tests.work.conftest import until
 
 from waterclock.cli import work as command
 from waterclock.cli.app import WRONG_USAGE
-from waterclock.cli.output import Output
+from waterclock.cli.terminal.output import Output
 from waterclock.connection import connect
 from waterclock.work.worker import Worker
 

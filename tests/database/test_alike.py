@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from waterclock.database.alike import CompiledStatements, alike
+from waterclock.database.shared_compile_cache import CompiledStatements, alike
 
 NUMBERS = sa.Table("numbers", sa.MetaData(), sa.Column("number", sa.Integer))
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct, execute_all, execute_later
+from waterclock.database.driver_fast_path import Direct, execute_all, execute_later
 from waterclock.errors import ConstraintError, UnavailableError
 
 NORMAL, FULL = 1, 2  # PRAGMA synchronous

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from waterclock.connection import connect
-from waterclock.database.kept import Kept, forget
+from waterclock.database.per_database_cache import PerDatabaseCache, forget
 
 A_FEW = 4
 
@@ -19,7 +19,7 @@ class Opened:
 
 
 def test_each_database_has_its_own_until_it_is_forgotten() -> None:
-    kept = Kept[list[int]](lambda _: [])
+    kept = PerDatabaseCache[list[int]](lambda _: [])
     one, other = Opened(), Opened()
     kept.of(one).append(1)
     assert (kept.of(one), kept.of(other)) == ([1], [])
@@ -29,7 +29,7 @@ def test_each_database_has_its_own_until_it_is_forgotten() -> None:
 
 
 def test_one_reset_forgets_everything_that_is_kept_for_a_database() -> None:
-    numbers, names = Kept[list[int]](lambda _: []), Kept[list[str]](lambda _: [])
+    numbers, names = PerDatabaseCache[list[int]](lambda _: []), PerDatabaseCache[list[str]](lambda _: [])
     one, other = Opened(), Opened()
     for database in (one, other):
         numbers.of(database).append(1)
@@ -40,14 +40,14 @@ def test_one_reset_forgets_everything_that_is_kept_for_a_database() -> None:
 
 
 def test_what_is_kept_does_not_keep_its_database() -> None:
-    kept = Kept[list[int]](lambda _: [])
+    kept = PerDatabaseCache[list[int]](lambda _: [])
     kept.of(Opened())
     gc.collect()
     assert len(kept.known) == 0
 
 
 def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thread_was_making_something() -> None:
-    kept = Kept[list[int]](lambda _: [])
+    kept = PerDatabaseCache[list[int]](lambda _: [])
     one = Opened()
     kept.of(one).append(1)
     with kept._making:
@@ -61,7 +61,7 @@ def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thre
 def test_what_was_built_for_databases_that_were_closed_does_not_keep_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("waterclock.database.kept.CLOSED_AT_MOST", A_FEW)
+    monkeypatch.setattr("waterclock.database.per_database_cache.CLOSED_AT_MOST", A_FEW)
     closed: list[weakref.ref[Any]] = []
     with connect(f"sqlite:///{tmp_path / 'open.db'}") as ours:
         orders = ours.create_table("orders", payload="text")

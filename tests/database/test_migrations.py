@@ -12,11 +12,11 @@ from tests.catalogues import add_next_version, migrate
 from tests.killed import killed_after_each_change
 
 import waterclock as wc
-from waterclock.database import table_catalogue, topic_catalogue, upkeep_catalogue
 from waterclock.database.backend import Backend
-from waterclock.database.catalogue import metadata
 from waterclock.database.engines import mariadb
 from waterclock.database.migrating import HEAD, catalogue_version
+from waterclock.database.schema import table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema.catalogue import metadata
 from waterclock.errors import SchemaError, UnavailableError
 
 CATALOGUES = (table_catalogue, topic_catalogue, upkeep_catalogue)  # importing them fills the metadata

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from tests.database.child import Child
 from tests.moments import PATIENCE, until
 
-from waterclock.database import turns as turns_module
+from waterclock.database import writer_queue as turns_module
 from waterclock.database.backend import Backend
-from waterclock.database.turns import Turns
+from waterclock.database.writer_queue import Turns
 from waterclock.errors import RefusedError, UnavailableError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from waterclock.database.types import LongText, Name
+from waterclock.database.schema.types import LongText, Name
 
 
 @pytest.mark.parametrize("kind", [Name, LongText])

@@ -7,8 +7,8 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from waterclock.batching.batch import Batch
+from waterclock.figures.glyphs import beyond, box, dots, window
 from waterclock.figures.legend import LegendLine, draw_legend, reason_lines
-from waterclock.figures.marks import beyond, box, dots, window
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import add, counted, number, path, shorten

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
+from waterclock.figures.glyphs import GLYPHS, dots, window
 from waterclock.figures.lanes import check_reason
 from waterclock.figures.legend import draw_legend, reason_lines
-from waterclock.figures.marks import GLYPHS, dots, window
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_step
 from waterclock.figures.svg import add, counted, number, path, text_width
 from waterclock.message import Message
-from waterclock.quoting import quoted
 
 _GUTTER = 104
 _EVENTS = HEADER + 58

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 from tests.simulation.scheduler import Killed, Scheduler
 
-from waterclock.database.direct import Direct
+from waterclock.database.driver_fast_path import Direct
 from waterclock.database.wrapping import wrapped
 
 _FREE = re.compile(

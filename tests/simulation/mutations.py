@@ -12,20 +12,15 @@ from unittest.mock import patch
 import sqlalchemy as sa
 from tests.simulation.gate import Rewrite
 
-from waterclock.database.kept import forget_built
+from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.catalogue import totals
 from waterclock.tables.consumers import receiving
-from waterclock.tables.groups import consumers, heads, routing
-from waterclock.tables.messages import (
-    acking,
-    claiming,
-    dead_letters,
-    expiring,
-    group_commands,
-    healing,
-    purging,
-)
-from waterclock.tables.model.leased import Acked
+from waterclock.tables.groups import consumers, group_state, routing
+from waterclock.tables.messages.claiming import claiming
+from waterclock.tables.messages.finishing import acking, dead_letters, expiring
+from waterclock.tables.messages.group_admin import group_commands
+from waterclock.tables.messages.upkeep import purging, reconcile
+from waterclock.tables.model.claims.leased import Acked
 
 Replaced = tuple[Any, str, Any]
 """What stands in for something: module, name, and the other one."""
@@ -122,7 +117,7 @@ _join = consumers.join
 _ack_leased = acking._ack_leased_rows
 _back_off_row = acking._back_off_row
 _bury = dead_letters.bury
-_lock_free = heads.lock_free_groups
+_lock_free = group_state.lock_free_groups
 
 
 def _forget_passed(context: Any, connection: Any, window: Any, _passed: set[str]) -> bool:
@@ -173,13 +168,13 @@ def _any_of_free(context: Any) -> sa.Select[Any]:
 
 
 def _look_at(context: Any, connection: Any, names: Any) -> dict[str, Any]:
-    table = heads.groups
+    table = group_state.groups
     chosen = sa.select(table).where(table.c.table_id == context.table_id, table.c.group_id.in_(list(names)))
     return {row.group_id: row for row in connection.execute(chosen)}
 
 
 def _of_names(context: Any, name: str = "groups") -> sa.Select[Any]:
-    return sa.select(heads.groups).where(heads.these_groups(context, name))
+    return sa.select(group_state.groups).where(group_state.these_groups(context, name))
 
 
 def _all_names(_context: Any, _connection: Any, names: Any) -> list[str]:
@@ -202,7 +197,7 @@ def _is_over(rows: Any, now: Any) -> Any:
     return rows.c.expires_at <= now
 
 
-NO_SWEEP: tuple[Replaced, ...] = ((healing, "settle_wrong", _nothing), (healing, "release_ownerless", _nothing))
+NO_SWEEP: tuple[Replaced, ...] = ((reconcile, "settle_wrong", _nothing), (reconcile, "release_ownerless", _nothing))
 _FREE_GROUPS = r"FROM waterclock_groups.*ready_at <="
 _NAMED_GROUPS = r"FROM waterclock_groups(?!.*ready_at <=)"
 _OF_ROWS = r"FROM orders"

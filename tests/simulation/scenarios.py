@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from tests.simulation import topic_scenarios
 from tests.simulation.world import LEASE, POLL, SHORT, Scenario, World
 
-from waterclock import moments
-from waterclock.tables.messages.scheduling import TICK
+from waterclock._support import moments
+from waterclock.tables.messages.putting.scheduling import TICK
 
 _SECOND = 1_000_000_000
 _SEQUENCED: dict[str, Any] = {

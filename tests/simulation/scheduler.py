@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from waterclock.moments import Moments
+from waterclock._support.moments import Moments
 
 SECOND = 1_000_000_000
 START = 1_800_000_000 * SECOND

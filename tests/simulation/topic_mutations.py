@@ -13,16 +13,13 @@ import sqlalchemy as sa
 from tests.simulation.mutations import Mutation
 
 from waterclock.database.backend import Backend
-from waterclock.topics import (
-    ledgers,
-    producers,
-    retention,
-    sealing,
-    subscription,
-    subscription_rows,
-)
-from waterclock.topics.numbering import Numbering
-from waterclock.topics.storage import Storage
+from waterclock.topics import subscription
+from waterclock.topics.catalogue import ledgers
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.model.producer_state import Numbering
+from waterclock.topics.reading import subscription_rows
+from waterclock.topics.upkeep import retention, sealing
+from waterclock.topics.writing import producers
 
 _LOCK = re.compile(r" FOR (?:NO KEY )?UPDATE")
 

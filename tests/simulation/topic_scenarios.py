@@ -9,7 +9,7 @@ from typing import Any
 from tests.simulation.topic_world import TopicWorld
 from tests.simulation.world import POLL, SHORT, Scenario
 
-from waterclock import moments
+from waterclock._support import moments
 
 _SMALL: dict[str, Any] = {"roll_size": 200}  # bytes: about two entries a ledger
 _HARMS = ("crash", "lose", "late", "stall", "jump")

@@ -13,16 +13,19 @@ import sqlalchemy as sa
 from tests.simulation.scheduler import SECOND, Scheduler
 from tests.simulation.world import LEASE, POLL, SHORT, Stage
 
-from waterclock import moments
-from waterclock.database.topic_catalogue import ledgers, subscriptions, topics
+from waterclock._support import moments
+from waterclock.database.schema.topic_catalogue import ledgers, subscriptions, topics
 from waterclock.errors import LeaseLostError, ProducerFencedError, UnavailableError, WaterclockError
 from waterclock.message import Message, Position
-from waterclock.topics import peaks, retention, subscription, succession, sweeping
-from waterclock.topics.appending import Appended
-from waterclock.topics.faults import HARMLESS
-from waterclock.topics.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics import subscription
+from waterclock.topics.catalogue import running_max
+from waterclock.topics.reading import contiguity
+from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import retention, sweeping
+from waterclock.topics.upkeep.faults import HARMLESS
+from waterclock.topics.writing.appending import Appended
 
 _T = TypeVar("_T")
 
@@ -71,9 +74,9 @@ class TopicWorld:
     def prepare(stage: Stage, options: dict[str, Any]) -> None:
         """Empty what the last run has left."""
         for module, name, limit in (
-            (succession, "CHUNK_ENTRIES", 2),
+            (contiguity, "CHUNK_ENTRIES", 2),
             (sweeping, "_CHUNK", 1),
-            (peaks, "_LEDGERS_AT_ONCE", 2),
+            (running_max, "_LEDGERS_AT_ONCE", 2),
             (retention, "_LEDGERS_AT_ONCE", 2),
             (retention, "GRACE", GRACE),
             (subscription, "_PIECE", 2),

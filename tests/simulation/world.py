@@ -19,22 +19,22 @@ from tests.simulation.scheduler import SECOND, START, Choosing, Scheduler, withi
 from tests.simulation.strategies import InTurn, Runs, as_runs
 from tests.simulation.waits import waits_of
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database, connect
-from waterclock.database import deadlines, direct, kept
-from waterclock.database.table_catalogue import consumers, groups, heartbeats, schedules, totals, unique_keys
-from waterclock.database.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
+from waterclock.database import deadlines, driver_fast_path, per_database_cache
+from waterclock.database.schema.table_catalogue import consumers, groups, heartbeats, schedules, totals, unique_keys
+from waterclock.database.schema.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
-from waterclock.tables.groups import heads, routing
+from waterclock.tables.groups import group_state, routing
 from waterclock.tables.groups.info import GroupInfo
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.explaining import Explanation
+from waterclock.tables.messages.inspecting.explaining import Explanation
 from waterclock.tables.model.schema import EXPIRED, is_expired
 from waterclock.time import MAX_NS
 from waterclock.topics.topic import Topic
-from waterclock.work.outcomes import Retry
+from waterclock.work.ground.outcomes import Retry
 from waterclock.work.worker import Worker
 
 _T = TypeVar("_T")
@@ -112,9 +112,9 @@ class Stage:
         limits = (routing, "_ROUTED_AT_ONCE"), (routing, "_AT_ONCE"), (group_consumers, "_RELEASED_AT_ONCE")
         for module, name in limits:
             self._open.enter_context(patch.object(module, name, SMALL))
-        self._open.enter_context(patch.object(heads, "NAMED_AT_ONCE", SMALL))
-        kept.forget_built()
-        self._open.callback(kept.forget_built)
+        self._open.enter_context(patch.object(group_state, "NAMED_AT_ONCE", SMALL))
+        per_database_cache.forget_built()
+        self._open.callback(per_database_cache.forget_built)
         self.database = self._database("operator")
         sql = self._any_table().context.sql
         self._open.enter_context(patch.object(type(sql), "changes", lambda *_: Quiet()))
@@ -199,7 +199,7 @@ class Stage:
 
     def _forget_all(self) -> None:
         for name, database in self._databases.items():
-            kept.forget(database.backend)
+            per_database_cache.forget(database.backend)
             database.backend._sessions = (database.backend._sessions[0], sum(name.encode()) * 7919)
 
     def leave(self, process: str) -> None:
@@ -861,7 +861,7 @@ def _no_chance() -> Generator[None]:
         # A deadline for each statement would make that thread an actor of every run, though no server is silent here.
         patch.object(deadlines, "_start_statement", lambda *_: None),
         patch.object(deadlines, "lent", _lent_with_a_deadline_of_the_thread),
-        patch.object(direct, "lent", _lent_with_a_deadline_of_the_thread),
+        patch.object(driver_fast_path, "lent", _lent_with_a_deadline_of_the_thread),
     ):
         yield
     random.setstate(state)

@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.database.schema.topic_catalogue import entries, ledgers
 from waterclock.spark import register
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.reading.topic_stream import TopicStreamReader
-from waterclock.topics.ledger_files import LostFileError
+from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
 
 

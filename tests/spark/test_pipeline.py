@@ -21,7 +21,7 @@ from waterclock.spark.pipeline import replaying, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.file import PipelineFile
 from waterclock.spark.pipeline.outputs import refuse_written
-from waterclock.spark.pipeline.places import check_places
+from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
 from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, parts_in

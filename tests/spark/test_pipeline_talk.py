@@ -16,10 +16,10 @@ from tests.moments import ReadFrom
 from tests.spark.pipeline_files import SECOND, START, read, write
 
 import waterclock as wc
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.spark.pipeline import progress
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.places import check_places
+from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, tasks_of
 from waterclock.spark.pipeline.reporting import EVERY_S, FIRST_EVERY_S, Reporter
 
@@ -92,7 +92,10 @@ Caused by: java.lang.IllegalStateException: more
     ("text", "says"),
     [
         (TRACE.format(error="waterclock.errors.NotFoundError: ledger 3 is gone"), "ledger 3 is gone"),
-        (TRACE.format(error="waterclock.topics.ledger_files.LostFileError: its file is gone"), "its file is gone"),
+        (
+            TRACE.format(error="waterclock.topics.store.ledger_files.LostFileError: its file is gone"),
+            "its file is gone",
+        ),
         ("chmod: cannot access '/a/run=1/_temporary': No such file or directory", "another pipeline runs on the same"),
         (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),

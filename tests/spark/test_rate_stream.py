@@ -18,7 +18,7 @@ from tests.spark.results import METADATA, Results, facts, results_in_rows, resul
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 from waterclock.spark.many_sources import ManySources, from_packed, nothing

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 import waterclock as wc
-from waterclock.database import topic_catalogue as catalogue
+from waterclock.database.schema import topic_catalogue as catalogue
 from waterclock.spark import batches_of, event_time_outcomes, rate_aware_outcomes, register, rejected_of
 from waterclock.spark.reading.columns import METADATA_COLUMNS
 from waterclock.spark.streaming.batch_rows import LOST_HEADER

@@ -34,7 +34,7 @@ from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.reading.topic_stream import TopicStreamReader
 from waterclock.spark.registering import WaterclockSource
-from waterclock.topics.slicing import Slice
+from waterclock.topics.reading.slicing import Slice
 
 SECOND = 1_000_000_000
 SOURCES = ("a", "b", "c", "d")

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import waterclock as wc
 from waterclock.spark import register, table
-from waterclock.topics.ledger_files import LostFileError
+from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
 
 SECOND = 1_000_000_000

@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 
 import waterclock as wc
 from waterclock.connection import Database
-from waterclock.database.topic_catalogue import entries, files
+from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.spark import archive_tables, compact_topic, seal_topic, upkeep
 from waterclock.spark.upkeep import _seal
-from waterclock.topics import sealing
 from waterclock.topics.topic import Topic
-from waterclock.topics.undone import Done
+from waterclock.topics.upkeep import sealing
+from waterclock.topics.upkeep.partial_failure import Done
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.scenario import Scenario, scenario_files
 from tests.spark.results import Results, results_of, results_one_by_one
 
 from waterclock.arrow import from_arrow
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
 from waterclock.time import to_duration

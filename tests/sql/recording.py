@@ -11,8 +11,8 @@ from unittest.mock import patch
 from sqlalchemy.dialects.mysql.mysqldb import MySQLDialect_mysqldb
 from sqlalchemy.engine.default import DefaultDialect
 
-from waterclock.database import direct
-from waterclock.database.direct import Direct
+from waterclock.database import driver_fast_path
+from waterclock.database.driver_fast_path import Direct
 
 _TRIES = 3
 _LOOKS_AT_TABLES = re.compile(
@@ -30,7 +30,7 @@ def recorded() -> Generator[list[str]]:
     """
     seen: list[str] = []
     places: dict[str, Sequence[str]] = {}
-    translated, given = Direct._translated, direct._given
+    translated, given = Direct._translated, driver_fast_path._given
 
     def note_places(compiled: Any, parameters: Any) -> Any:
         places[compiled.text] = compiled.places or ()
@@ -57,7 +57,7 @@ def recorded() -> Generator[list[str]]:
 
     with ExitStack() as patches:
         patches.enter_context(patch.object(Direct, "_translated", note_direct))
-        patches.enter_context(patch.object(direct, "_given", note_places))
+        patches.enter_context(patch.object(driver_fast_path, "_given", note_places))
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
             patches.enter_context(_noted(DefaultDialect, name, note))
         patches.enter_context(_noted(MySQLDialect_mysqldb, "do_executemany", note))  # which has its own

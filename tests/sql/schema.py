@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
-from waterclock.database import table_catalogue, topic_catalogue, upkeep_catalogue
-from waterclock.database.catalogue import metadata
+from waterclock.database.schema import table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema.catalogue import metadata
 from waterclock.tables.model.schema import message_rows
 
 _MODULES = (topic_catalogue, table_catalogue, upkeep_catalogue)

@@ -8,7 +8,7 @@ from tests.sql.comments import COMMENTS
 from tests.sql.page import DATABASES, PAGE, parts_of, recorded_parts, written
 from tests.sql.schema import catalogue_tables, message_table
 
-from waterclock.database.catalogue import metadata
+from waterclock.database.schema.catalogue import metadata
 
 ANEW = "docs/sql.md is not what runs: run `make sql`, and look at the difference"
 

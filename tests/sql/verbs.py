@@ -11,16 +11,16 @@ import sqlalchemy as sa
 from tests.sql.recording import usual_statements
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers as consumers_table
+from waterclock.database.schema.table_catalogue import consumers as consumers_table
 from waterclock.message import Message
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.heads import lock_groups, settle
+from waterclock.tables.groups.group_state import lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.healing import heal
-from waterclock.tables.messages.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.upkeep.reconcile import heal
 from waterclock.tables.model.days import DAY, Days
 from waterclock.tables.model.schema import message_rows
 from waterclock.time import to_time

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from waterclock.connection import Database
-from waterclock.database.kept import forget_built
+from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
 

@@ -12,8 +12,8 @@ from tests.forked import Forked
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming import claim_within
-from waterclock.tables.model.claim import Wanted
+from waterclock.tables.messages.claiming.claiming import claim_within
+from waterclock.tables.model.claims.claim import Wanted
 
 
 def start(url: str, behaviour: str) -> Forked:

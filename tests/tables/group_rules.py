@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers, groups
+from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.time import MAX_NS

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers
+from waterclock.database.schema.table_catalogue import consumers
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 

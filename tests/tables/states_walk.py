@@ -9,7 +9,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers, groups
+from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.routing import route

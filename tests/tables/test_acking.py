@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from waterclock.database.direct import Direct
+from waterclock.database.driver_fast_path import Direct
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.acking import FARTHEST
+from waterclock.tables.messages.finishing.acking import FARTHEST
 from waterclock.time import MAX_NS
 
 from .conftest import MovableClock

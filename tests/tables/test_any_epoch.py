@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.epochs import MOST_COUNTED
+from waterclock.tables.model.claims.epochs import MOST_COUNTED
 
 from .conftest import MovableClock
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.model.backoff import LONGEST, LONGEST_GIVEN, Backoff
 from waterclock.tables.model.options import TableOptions
+from waterclock.tables.model.timing.backoff import LONGEST, LONGEST_GIVEN, Backoff
 from waterclock.time import MAX_NS, to_time
 
 SECOND = 1_000_000_000

@@ -190,7 +190,7 @@ def test_deliveries_ever_are_counted_when_their_messages_are_gone_too(
 def test_what_was_put_in_the_last_minute_is_counted_from_the_newest_on(
     orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("waterclock.tables.messages.stats._FIRST_LOOK", 2)
+    monkeypatch.setattr("waterclock.tables.messages.inspecting.stats._FIRST_LOOK", 2)
     orders.put_many([{"payload": "old"} for _ in range(20)])
     clock.move("61s")
     assert orders.stats().put_rate == 0

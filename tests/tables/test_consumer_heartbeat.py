@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.moments import SteppedHeartbeat, later_each_time
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import groups
+from waterclock.database.schema.table_catalogue import groups
 from waterclock.errors import UnavailableError
 from waterclock.tables.consumers import heartbeat
 from waterclock.tables.consumers.heartbeat import Heartbeat

@@ -15,8 +15,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.model import cron as cron_rules
-from waterclock.tables.model.cron import MOST, check_cron, check_timezone, due_ticks, next_tick
+from waterclock.tables.model.timing import cron as cron_rules
+from waterclock.tables.model.timing.cron import MOST, check_cron, check_timezone, due_ticks, next_tick
 from waterclock.time import format_time, to_duration, to_time
 
 DAY, MINUTE = to_duration("1d"), to_duration("1m")

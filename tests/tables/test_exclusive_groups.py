@@ -7,12 +7,12 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers
+from waterclock.database.schema.table_catalogue import consumers
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.group_moving import plan_moves
+from waterclock.tables.messages.group_admin.group_moving import plan_moves
 
 from .conftest import MovableClock
 from .grouped import names, put

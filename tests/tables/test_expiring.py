@@ -13,7 +13,8 @@ from tests.statements import statements_of
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import claiming_groups, expiring
+from waterclock.tables.messages.claiming import claim_groups
+from waterclock.tables.messages.finishing import expiring
 from waterclock.time import format_time, to_duration
 
 from .conftest import MovableClock
@@ -312,7 +313,7 @@ def test_what_is_given_longer_just_before_it_is_removed_is_kept(
     table.put("tea", expires_at=soon(clock), **group_of(kind))
     clock.move("10s")
     remove = expiring.expire
-    modules = [expiring, claiming_groups]
+    modules = [expiring, claim_groups]
 
     def given_longer(context: Any, connection: Any, seqs: Any) -> int:
         longer = "UPDATE orders SET expires_at = :at WHERE id = 1"

@@ -12,13 +12,13 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_again_to
-from waterclock.database.direct import Direct, Together
+from waterclock.database.driver_fast_path import Direct, Together
 from waterclock.errors import RefusedError, UnavailableError, WaterclockError
 from waterclock.tables.consumers import consumer_heartbeat
 from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat
 from waterclock.tables.groups import consumers
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
 CLAIMS = 12  # more than a driver sends before it prepares a statement
 WITH_SERVER = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)

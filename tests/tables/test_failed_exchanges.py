@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.direct import Together
+from waterclock.database.driver_fast_path import Together
 from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.errors import WaterclockError
 from waterclock.tables.message_table import MessageTable

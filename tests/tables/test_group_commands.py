@@ -7,7 +7,7 @@ import pytest
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError, NotFoundError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.group_commands import GroupChange
+from waterclock.tables.messages.group_admin.group_commands import GroupChange
 
 from .conftest import MovableClock
 from .grouped import names, put

@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import groups
-from waterclock.tables.groups.heads import lock_groups
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.tables.groups.group_state import lock_groups
 from waterclock.tables.message_table import MessageTable
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -19,7 +19,7 @@ from waterclock.connection import Database
 from waterclock.tables.consumers.receiving import Request, pause
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming_groups import GroupClaim
+from waterclock.tables.messages.claiming.claim_groups import GroupClaim
 from waterclock.time import MAX_NS
 
 GROUPS = 5_000
@@ -163,7 +163,7 @@ def test_a_claim_and_an_ack_are_a_few_statements(
     sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("waterclock.tables.catalogue.table_row.LOOK_EVERY", 3600)
-    monkeypatch.setattr("waterclock.tables.model.claim.LOOK_BACK_EVERY", 3600)
+    monkeypatch.setattr("waterclock.tables.model.claims.claim.LOOK_BACK_EVERY", 3600)
     put_many(sequenced, 100)
     for _ in ("routes", "sees that nothing is new"):
         sequenced.ack(sequenced.receive(10))

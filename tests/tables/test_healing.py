@@ -13,12 +13,13 @@ import sqlalchemy as sa
 from tests.moments import SteppedHeartbeat, later_each_time
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import consumers, groups
+from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking, dead_letters, extending, healing
+from waterclock.tables.messages.finishing import acking, dead_letters, extending
+from waterclock.tables.messages.upkeep import reconcile
 
 from .conftest import MovableClock
 from .grouped import lease_until, names, put
@@ -29,7 +30,7 @@ with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mar
 @pytest.fixture
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests, of which each builds its statements, look again at once."""
-    monkeypatch.setattr("waterclock.tables.model.sweeps.SWEEP_SHARE", 0)
+    monkeypatch.setattr("waterclock.tables.model.timing.sweeps.SWEEP_SHARE", 0)
 
 
 @contextmanager
@@ -303,7 +304,7 @@ def test_a_group_of_an_owner_whose_row_is_gone_goes_to_others(exclusive: Message
 def test_groups_are_looked_through_a_piece_at_a_time(
     sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(healing, "_LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(reconcile, "_LOOKED_AT_ONCE", 2)
     sequenced.alter(poll_interval="1ns")
     later = database.backend.now() + 3600 * 1_000_000_000
     sequenced.put_many([{"payload": "later", "group": name, "at": later} for name in "abcde"])

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.consumers import subscription

@@ -1,4 +1,4 @@
-"""JSON comes back equal from every database, or no database is asked: see `waterclock.tables.model.json_values`."""
+"""JSON comes back equal from every database, or no database is asked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.model.json_values import MAX_DEPTH, check_json, check_jsonb
+from waterclock.tables.model.values.json_values import MAX_DEPTH, check_json, check_jsonb
 
 from .conftest import MovableClock
 from .plain_sql import run

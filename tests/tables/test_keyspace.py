@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.messages.drawing_ids import draw_id
+from waterclock.tables.messages.putting.drawing_ids import draw_id
 from waterclock.tables.model.keyspace import KEYSPACE_END, KeyRange, check_cover, choose, keyspace_id
 
 ranges = st.lists(st.integers(1, KEYSPACE_END - 1), max_size=6, unique=True).map(

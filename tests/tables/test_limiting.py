@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import event
 from tests.moments import ReadFrom
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
@@ -15,7 +15,7 @@ from waterclock.tables.consumers.receiving import Request
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.rate import Rate
+from waterclock.tables.model.timing.rate import Rate
 
 from .conftest import MovableClock
 

@@ -13,14 +13,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database
-from waterclock.database.direct import Direct, Together
+from waterclock.database.driver_fast_path import Direct, Together
 from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers import receiving
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import claiming
-from waterclock.tables.messages.claiming_at_once import claim_at_once
+from waterclock.tables.messages.claiming import claiming
+from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
 
 from .callers import wait_until_waiting
 from .conftest import MovableClock

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.tables.databases.claiming_rows import (
     LONG_WALK,
     LOOK_BACK_AT_LEAST,
     LOOK_BACK_SHARE,
-    Marks,
+    ClaimCursor,
     Walks,
 )
-from waterclock.tables.model.claim import LOOK_BACK_EVERY, Claimed
+from waterclock.tables.model.claims.claim import LOOK_BACK_EVERY, Claimed
 
 
 class Clock(moments.Moments):
@@ -35,7 +35,7 @@ def claimed(priority: int, time_next: int) -> Claimed:
 
 
 def test_marks_are_where_the_last_claim_stopped_in_each_priority() -> None:
-    marks = Marks()
+    marks = ClaimCursor()
     marks.advance([claimed(9, 5), claimed(9, 7), claimed(0, 3)])
     assert marks.now() == {9: 7, 0: 3}
     marks.advance([claimed(0, 4)])
@@ -45,7 +45,7 @@ def test_marks_are_where_the_last_claim_stopped_in_each_priority() -> None:
 
 
 def test_marks_are_given_up_after_a_second_even_where_claims_go_on(clock: Clock) -> None:
-    marks = Marks()
+    marks = ClaimCursor()
     for _ in range(3):
         marks.advance([claimed(0, 5)])
         clock.now += LOOK_BACK_EVERY / 2
@@ -65,7 +65,7 @@ def test_marks_are_given_up_after_a_second_even_where_claims_go_on(clock: Clock)
 def test_a_look_from_the_first_message_that_takes_long_comes_less_often(
     clock: Clock, took: float, every: float
 ) -> None:
-    marks = Marks()
+    marks = ClaimCursor()
     clock.now += 100  # no claim for a while
     assert marks.now() == {}
     clock.now += took
@@ -77,7 +77,7 @@ def test_a_look_from_the_first_message_that_takes_long_comes_less_often(
 
 
 def test_a_look_that_became_quick_again_comes_every_second_again(clock: Clock) -> None:
-    marks = Marks()
+    marks = ClaimCursor()
     for took in (1.0, 0.001):
         marks.forget()
         assert marks.now() == {}
@@ -88,7 +88,7 @@ def test_a_look_that_became_quick_again_comes_every_second_again(clock: Clock) -
 
 
 def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_message(clock: Clock) -> None:
-    marks = Marks()
+    marks = ClaimCursor()
     marks.now()
     marks.advance([claimed(0, 5)])
     clock.now += LOOK_BACK_EVERY / 2

@@ -14,11 +14,11 @@ from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
 from tests.services import Service
 
 import waterclock as wc
+from waterclock._support.moments import replaced
 from waterclock.errors import ForbiddenError
-from waterclock.moments import replaced
 from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
 from .database_programs import ProgramError, run_program
 

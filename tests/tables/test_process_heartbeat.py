@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
 from tests.statements import statements_of
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import heartbeats
+from waterclock.database.schema.table_catalogue import heartbeats
 from waterclock.errors import UnavailableError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.process_heartbeat import BEAT_EVERY, LASTS, RATE_SECONDS, Lately, process_heartbeat
+from waterclock.tables.messages.rows.process_heartbeat import BEAT_EVERY, LASTS, RATE_SECONDS, Lately, process_heartbeat
 
 from .conftest import MovableClock
 from .consuming import start

@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock.tables.model.rate import Rate
+from waterclock.tables.model.timing.rate import Rate
 
 SECOND = 1_000_000_000
 rates = st.builds(Rate.of, st.floats(0.01, 100_000))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database
 from waterclock.errors import RefusedError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import refused_claims
-from waterclock.tables.model.narrowing import LONGEST_REST, REST, Narrowing
-from waterclock.tables.model.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, PassedBy
+from waterclock.tables.messages.claiming import refused_claims
+from waterclock.tables.model.claims.narrowing import LONGEST_REST, REST, Narrowing
+from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, PassedBy
 
 from .conftest import MovableClock
 from .plain_sql import run

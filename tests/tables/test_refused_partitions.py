@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.purging import purge_undated
+from waterclock.tables.messages.upkeep.purging import purge_undated
 from waterclock.tables.model.days import DAY
 
 from .conftest import MovableClock

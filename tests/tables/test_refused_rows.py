@@ -11,8 +11,9 @@ from waterclock.connection import Database
 from waterclock.errors import ConstraintError, RefusedError
 from waterclock.tables.consumers import subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import expiring, purging
-from waterclock.tables.model.texts import KEPT_AT_EACH_END, storable
+from waterclock.tables.messages.finishing import expiring
+from waterclock.tables.messages.upkeep import purging
+from waterclock.tables.model.values.texts import KEPT_AT_EACH_END, storable
 
 from .conftest import MovableClock
 

@@ -15,8 +15,8 @@ from tests.moments import ReadFrom
 from tests.services import Service
 from tests.tables.conftest import MovableClock
 
+from waterclock._support.moments import replaced
 from waterclock.connection import Database, connect
-from waterclock.moments import replaced
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 

@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from tests.moments import SteppedHeartbeat, later_each_time
 from tests.statements import statements_of
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database, connect
 from waterclock.errors import ForbiddenError, InvalidArgumentError, NotFoundError, RefusedError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.scheduling import tick
-from waterclock.tables.model.cron import MOST, ON_TIME, Ticks
+from waterclock.tables.messages.putting.scheduling import tick
+from waterclock.tables.model.timing.cron import MOST, ON_TIME, Ticks
 from waterclock.time import MAX_NS, format_time, to_duration, to_time
 
 from .conftest import MovableClock

@@ -22,7 +22,7 @@ from waterclock.tables.consumers.delivery import Delivery
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 SOURCES = Path(waterclock.__file__).parent
-CLOCKS = {SOURCES / "moments.py", SOURCES / "time.py"}
+CLOCKS = {SOURCES / "_support" / "moments.py", SOURCES / "time.py"}
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # not functions since Python 3.12
 
 WARM = 5

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.stats import TableStats
+from waterclock.tables.messages.inspecting.stats import TableStats
 
 from .callers import Open, ways
 from .received import payloads

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.statements import statements_of
 
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import unique_keys
+from waterclock.database.schema.table_catalogue import unique_keys
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.message_table import MessageTable
 

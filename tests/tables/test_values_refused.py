@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.json_values import check_json
-from waterclock.tables.model.texts import check_text, storable
+from waterclock.tables.model.values.json_values import check_json
+from waterclock.tables.model.values.texts import check_text, storable
 
 NUL, HALF = "a\0b", "a\ud800b"
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
+from waterclock._support.moments import Moments, replaced
 from waterclock.connection import Database
-from waterclock.moments import Moments, replaced
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers import receiving, subscription
 from waterclock.tables.consumers.receiving import LONGEST_PAUSE, pause_after

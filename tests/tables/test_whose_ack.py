@@ -12,7 +12,7 @@ from waterclock.connection import Database
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking
+from waterclock.tables.messages.finishing import acking
 
 from .conftest import MovableClock
 from .plain_sql import catch_up, run

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from pyarrow import fs
 
 from waterclock.message import Message, Position
-from waterclock.topics.ledger_files import MARKER, LedgerFiles
-from waterclock.topics.storage import Storage
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.store.ledger_files import MARKER, LedgerFiles
 from waterclock.topics.topic import Topic
 
 FORMS = [

@@ -29,9 +29,10 @@ import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401  # likewise
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import expiring, pending_files, relocating, retention, sweeping
-from waterclock.topics.producers import read_producer
+from waterclock.topics.catalogue import pending_files
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import expiring, relocating, retention, sweeping
+from waterclock.topics.writing.producers import read_producer
 
 _PR_SET_PDEATHSIG = 1
 TOPIC = "killed"

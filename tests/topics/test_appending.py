@@ -19,12 +19,12 @@ from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import entries, topics
+from waterclock.database.schema.topic_catalogue import entries, topics
 from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import entries as topic_entries
-from waterclock.topics.appending import Appended
+from waterclock.topics.format import entries as topic_entries
 from waterclock.topics.topic import Topic
+from waterclock.topics.writing.appending import Appended
 
 
 def test_what_is_appended_is_read_back_field_by_field(topic: Topic) -> None:

@@ -8,13 +8,14 @@ from tests.topics.flows import CountedStatements, append_ledgers
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
-from waterclock.topics import ledgers as listing
-from waterclock.topics import planning, positions, sealed_file
-from waterclock.topics.positions import position_of
-from waterclock.topics.pruning import Wanted
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.catalogue import ledgers as listing
+from waterclock.topics.catalogue.topic_info import list_topics, smallest
+from waterclock.topics.reading import planning, positions
+from waterclock.topics.reading.positions import position_of
+from waterclock.topics.reading.pruning import ReadFilter
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
-from waterclock.topics.topic_info import list_topics, smallest
 
 FLOW = [[[0, 1], [2], [3, 4, 5]], [[6, 7]], [[8], [9, 10, 11]], [[12], [13]]]
 
@@ -156,7 +157,7 @@ def test_a_plan_looks_only_into_ledgers_that_have_to_be_cut(
     read: list[str] = []
     parse = planning.checked_row_groups
     monkeypatch.setattr(planning, "checked_row_groups", lambda row: read.append(row["row_groups"]) or parse(row))
-    parts = topic.plan(start, stop, wanted=Wanted(wanted))
+    parts = topic.plan(start, stop, wanted=ReadFilter(wanted))
     assert len(read) == looked_into
     assert len(parts) == (1 if compacted else 2 if stop == Position(3, 0, 0) else 4)
 

@@ -12,14 +12,16 @@ from tests.killed import Killed, killing
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, published
 
-from waterclock.database.topic_catalogue import files
+from waterclock.database.schema.topic_catalogue import files
 from waterclock.errors import UnavailableError
 from waterclock.message import Position
-from waterclock.topics import compacting, pending_files, retention, sealed_file, sweeping
-from waterclock.topics.positions import place_of, position_of
-from waterclock.topics.pruning import Wanted
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.catalogue import pending_files
+from waterclock.topics.reading.positions import place_of, position_of
+from waterclock.topics.reading.pruning import ReadFilter
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import compacting, retention, sweeping
 
 FLOW = [[[0, 9], [2]], [[3, 4, 5]], [[6], [1, 8]], [[7]], [[10, 11]]]
 STEPS = ("_begin", "_write", "_commit")
@@ -127,7 +129,7 @@ def test_a_slice_spans_ledgers_that_share_a_file(sealed: Topic) -> None:
 
 def test_row_groups_without_a_wanted_source_are_left_out(sealed: Topic) -> None:
     sealed.compact()
-    assert [part.start.ledger for part in sealed.plan(wanted=Wanted(sources=["unknown"]))] == [4]
+    assert [part.start.ledger for part in sealed.plan(wanted=ReadFilter(sources=["unknown"]))] == [4]
 
 
 def test_a_file_goes_when_the_last_ledger_in_it_is_deleted(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock.topics.fingerprints import fingerprint
+from waterclock.topics.format.fingerprints import fingerprint
 
 SCHEMA = pa.schema(
     [("number", pa.int64()), ("text", pa.string()), ("data", pa.binary()), ("map", pa.map_(pa.string(), pa.string()))]

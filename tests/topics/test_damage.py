@@ -16,14 +16,16 @@ from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_path, on_counting_files, pseudo_random, published
 
 from waterclock.arrow import from_arrow
-from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.database.schema.topic_catalogue import entries, ledgers
 from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import compacting, footers, sealed_file
-from waterclock.topics.file_checksums import FileChecksums
-from waterclock.topics.ledger_files import LostFileError
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.format.file_checksums import FileChecksums
+from waterclock.topics.reading import footers
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store import sealed_file
+from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import compacting
 
 FLIPS = 150
 FLOW = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]], [[12, 13]], [[14]]]
@@ -424,7 +426,7 @@ def test_a_subscription_that_can_read_nothing_of_what_is_left_stands_at_the_end(
 
 
 def test_slices_pass_over_damage_too(damaged: tuple[Topic, set[int], str], caplog: pytest.LogCaptureFixture) -> None:
-    from waterclock.topics.damage import Damage  # noqa: PLC0415
+    from waterclock.topics.catalogue.damage_policy import Damage  # noqa: PLC0415
 
     topic, gone, name = damaged
     left = [time for time in range(15) if time not in gone]
@@ -499,7 +501,7 @@ def test_compaction_leaves_a_bad_ledger_and_joins_the_others_around_it(
 def test_a_file_stays_as_long_as_a_bad_ledger_needs_it(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from waterclock.topics import retention  # noqa: PLC0415
+    from waterclock.topics.upkeep import retention  # noqa: PLC0415
 
     monkeypatch.setattr(retention, "GRACE", -1)
     monkeypatch.setattr(compacting, "SHARED_GROUP_MESSAGES", 1)  # a row group for each ledger

@@ -16,9 +16,9 @@ from waterclock.arrow import MESSAGE_SCHEMA, from_arrow, to_arrow, to_ipc
 from waterclock.checksum import FRAME_BYTES, framed
 from waterclock.errors import DamagedError, InvalidArgumentError, WaterclockError
 from waterclock.message import Message
-from waterclock.topics import packed_entries
-from waterclock.topics.contents import checksum_of_columns, checksum_of_messages
-from waterclock.topics.entries import PLACED_SCHEMA, decode_entries, encode_entry
+from waterclock.topics.format import packed_entries
+from waterclock.topics.format.content_checksum import checksum_of_columns, checksum_of_messages
+from waterclock.topics.format.entries import PLACED_SCHEMA, decode_entries, encode_entry
 
 times = st.integers(-(2**63), 2**63 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

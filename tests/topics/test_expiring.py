@@ -7,10 +7,10 @@ from tests.topics.flows import append_ledgers, ledger_path, published
 
 from waterclock.errors import UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import expiring
-from waterclock.topics.expiring import Expired
-from waterclock.topics.positions import Place
+from waterclock.topics.reading.positions import Place
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import expiring
+from waterclock.topics.upkeep.expiring import Expired
 
 DAY = 86_400_000_000_000
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from tests.topics.flows import append_ledgers, first_at_or_after
 
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import ledgers
-from waterclock.topics import sealed_file
-from waterclock.topics.finding import Found
+from waterclock.database.schema.topic_catalogue import ledgers
+from waterclock.topics.reading.finding import Found
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
 
 TIMES = st.integers(0, 12)

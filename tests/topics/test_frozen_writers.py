@@ -18,7 +18,7 @@ from tests.frozen import frozen
 
 from waterclock.connection import Database
 from waterclock.message import Message, Position
-from waterclock.topics.storage import Storage
+from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.topic import Topic
 
 VERBS: dict[str, Callable[[Topic], object]] = {
@@ -75,7 +75,7 @@ PROGRAM = """
 import os, signal, sys
 import waterclock as wc
 from tests.topics.test_frozen_writers import VERBS
-from waterclock.topics.storage import Storage
+from waterclock.topics.catalogue.storage import Storage
 
 topic = wc.connect(sys.argv[1], sys.argv[2]).topic(sys.argv[3])
 present = Storage.present

@@ -20,7 +20,7 @@ from tests.topics.conftest import MakeTopic
 from tests.topics.flows import published
 
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
+from waterclock.database.driver_fast_path import Direct
 from waterclock.errors import (
     ConstraintError,
     InvalidArgumentError,
@@ -29,11 +29,11 @@ from waterclock.errors import (
     UnavailableError,
 )
 from waterclock.message import Message, Position
-from waterclock.topics import appending, group_commit
-from waterclock.topics.appending import Appended
-from waterclock.topics.group_commit import Line, Waiting, line_of
-from waterclock.topics.producers import take_over
 from waterclock.topics.topic import Topic
+from waterclock.topics.writing import appending, group_commit
+from waterclock.topics.writing.appending import Appended
+from waterclock.topics.writing.group_commit import Line, Waiting, line_of
+from waterclock.topics.writing.producers import take_over
 
 
 def messages(times: Sequence[int]) -> list[Message]:

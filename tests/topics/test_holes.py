@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import CountedStatements, append_ledgers
 
-from waterclock.database.topic_catalogue import entries, ledgers, topics
+from waterclock.database.schema.topic_catalogue import entries, ledgers, topics
 from waterclock.errors import DamagedError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics import succession
-from waterclock.topics.damage import Damage
-from waterclock.topics.positions import entry_boundary, position_of
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.catalogue.damage_policy import Damage
+from waterclock.topics.reading import contiguity
+from waterclock.topics.reading.positions import entry_boundary, position_of
+from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.topic import Topic
 
 SIX = [[[10 * ledger + entry * 2, 10 * ledger + entry * 2 + 1] for entry in range(5)] for ledger in range(6)]
@@ -125,7 +125,7 @@ def test_missing_entries_are_named_with_their_messages(
         topic.roll()
     lose_entries(topic, 5, *missing)
     for chunk in (4096, 1):
-        monkeypatch.setattr(succession, "CHUNK_ENTRIES", chunk)
+        monkeypatch.setattr(contiguity, "CHUNK_ENTRIES", chunk)
         with pytest.raises(DamagedError, match=name) as caught:
             list(topic.read())
         assert (caught.value.ledger, caught.value.entry) == (5, missing[0])
@@ -144,7 +144,7 @@ def test_missing_entries_are_named_with_their_messages(
 def test_a_reader_that_has_begun_notices_what_goes_missing_before_it(
     sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(succession, "CHUNK_ENTRIES", 1)
+    monkeypatch.setattr(contiguity, "CHUNK_ENTRIES", 1)
     append_ledgers(sqlite_topic, SIX)
     reader = sqlite_topic.read()
     assert next(reader).publish_time == 0

@@ -15,11 +15,12 @@ from tests.topics.flows import ledger_files_in
 from tests.topics.killable_workers import TOGETHER, TOPIC, KillableWorkers, batch, lines, shorten_leases
 
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import entries, files
+from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import expiring, pending_files, relocating, retention, sweeping
+from waterclock.topics.catalogue import pending_files
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import expiring, relocating, retention, sweeping
 
 OLD = 100  # messages at the start of the flow that are long expired
 PATIENCE = 60

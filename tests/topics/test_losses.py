@@ -13,13 +13,13 @@ from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, first_at_or_after, published
 
 from waterclock.checksum import framed
-from waterclock.database.topic_catalogue import entries, ledgers
+from waterclock.database.schema.topic_catalogue import entries, ledgers
 from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics.ledgers import LedgerState
-from waterclock.topics.losses import LOST, record_lost_entries, record_lost_ledger
-from waterclock.topics.positions import place_of, position_of
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.catalogue.ledgers import LedgerState
+from waterclock.topics.catalogue.tombstones import LOST, record_lost_entries, record_lost_ledger
+from waterclock.topics.reading.positions import place_of, position_of
+from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 9], [2, 3]], [[4, 30], [6, 7], [8]], [[5], [10, 11]], [[12, 13], [14]]]
@@ -277,7 +277,7 @@ def test_a_loss_with_a_flipped_bit_is_damage_again(sqlite_topic: Topic) -> None:
 def test_a_file_stays_though_the_first_ledger_in_it_that_is_left_is_lost(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from waterclock.topics import retention  # noqa: PLC0415
+    from waterclock.topics.upkeep import retention  # noqa: PLC0415
 
     monkeypatch.setattr(retention, "GRACE", -1)
     topic = make_sqlite_topic()

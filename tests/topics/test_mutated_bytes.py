@@ -19,10 +19,10 @@ from tests.topics.flows import pseudo_random
 from waterclock.arrow import from_arrow, to_arrow
 from waterclock.errors import DamagedError
 from waterclock.message import Message
-from waterclock.topics import sealed_file
-from waterclock.topics.entries import PLACED_SCHEMA, decode_entries, encode_entry
-from waterclock.topics.footers import parsed_footer
-from waterclock.topics.sealed_file import SealedFile, write_ledger
+from waterclock.topics.format.entries import PLACED_SCHEMA, decode_entries, encode_entry
+from waterclock.topics.reading.footers import parsed_footer
+from waterclock.topics.store import sealed_file
+from waterclock.topics.store.sealed_file import SealedFile, write_ledger
 
 SEED = 5
 AT_ONCE = 250  # mutations a child process

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
-from waterclock.topics.numbering import RANGES, REMEMBERED, Numbering, ProducerAppend, Range, Repeat, check_sequence
+from waterclock.topics.model.producer_state import (
+    RANGES,
+    REMEMBERED,
+    Numbering,
+    ProducerAppend,
+    Range,
+    Repeat,
+    check_sequence,
+)
 
 
 def appended(numbering: Numbering, first: int, last: int, checksum: int | None = 0) -> Numbering:

@@ -9,9 +9,9 @@ from tests.killed import Killed
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import CountedStatements, append_ledgers, first_at_or_after
 
-from waterclock.database.topic_catalogue import BOUNDED, ledgers, topics
+from waterclock.database.schema.topic_catalogue import BOUNDED, ledgers, topics
 from waterclock.message import Message, Position
-from waterclock.topics import peaks
+from waterclock.topics.catalogue import running_max
 from waterclock.topics.topic import Topic
 
 WILD = 10**18
@@ -89,7 +89,7 @@ def test_lowering_ends_where_a_ledger_that_is_left_reaches_as_far(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_sqlite_topic()
-    monkeypatch.setattr(peaks, "_LEDGERS_AT_ONCE", 2)
+    monkeypatch.setattr(running_max, "_LEDGERS_AT_ONCE", 2)
     append_ledgers(topic, [[[time]] for time in (50, 10, 20, WILD, 30, 40, 41, 42, 43, 44)])
     topic.roll()
     written: list[int] = []
@@ -110,12 +110,12 @@ def test_lowering_that_is_killed_goes_on_where_it_was(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, deaths: int, *, trimmed_again: bool
 ) -> None:
     topic = make_sqlite_topic()
-    monkeypatch.setattr(peaks, "_LEDGERS_AT_ONCE", 2)
+    monkeypatch.setattr(running_max, "_LEDGERS_AT_ONCE", 2)
     # Two wild ledgers, so that what a second trimming leaves agrees before the place of the first death.
     wild = {0: WILD, 2: 500}
     placed = append_ledgers(topic, [[[wild.get(i, 10 * i)]] for i in range(14)])
     topic.roll()
-    lower = peaks._lower_some
+    lower = running_max._lower_some
     done = 0
 
     def die(*arguments: Any) -> int | None:
@@ -125,12 +125,12 @@ def test_lowering_that_is_killed_goes_on_where_it_was(
             raise Killed
         return lower(*arguments)
 
-    monkeypatch.setattr(peaks, "_lower_some", die)
+    monkeypatch.setattr(running_max, "_lower_some", die)
     with pytest.raises(Killed):
         topic.truncate(Position(1, 0, 0))
     for time in range(0, 150, 5):
         assert topic.find(time).position == (first_at_or_after(left(topic, placed), time) or topic.head)
-    monkeypatch.setattr(peaks, "_lower_some", lower)
+    monkeypatch.setattr(running_max, "_lower_some", lower)
     if trimmed_again:
         topic.truncate(Position(3, 0, 0))
     else:
@@ -158,7 +158,7 @@ def test_what_was_not_measured_keeps_its_place_and_is_measured_later(sqlite_topi
 def test_running_maxima_are_right_after_any_trimming(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peaks, "_LEDGERS_AT_ONCE", 3)
+    monkeypatch.setattr(running_max, "_LEDGERS_AT_ONCE", 3)
     dice = random.Random(7)  # noqa: S311  # not a secret
     for case in range(12):
         topic = make_sqlite_topic(f"topic {case}")

@@ -8,13 +8,13 @@ import sqlalchemy as sa
 from tests.topics.flows import published
 
 from waterclock.arrow import to_arrow
-from waterclock.database.topic_catalogue import producers
+from waterclock.database.schema.topic_catalogue import producers
 from waterclock.errors import InvalidArgumentError, ProducerFencedError
 from waterclock.message import Message, Position
-from waterclock.topics import appending, producing
-from waterclock.topics.appending import Appended
-from waterclock.topics.producers import forget_producers, take_over
 from waterclock.topics.topic import Topic
+from waterclock.topics.writing import appending, producing
+from waterclock.topics.writing.appending import Appended
+from waterclock.topics.writing.producers import forget_producers, take_over
 
 
 def times(topic: Topic) -> list[int | None]:

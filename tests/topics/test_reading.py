@@ -16,8 +16,9 @@ from tests.topics.flows import FORMS, append_ledgers, bring_to, ledger_path, on_
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics import looking_up, sealed_file, succession
-from waterclock.topics.entries import Decoded, decode_entries
+from waterclock.topics.format.entries import Decoded, decode_entries
+from waterclock.topics.reading import contiguity, looking_up
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
@@ -130,8 +131,8 @@ def test_the_largest_integer_is_a_limit_and_a_position(sqlite_topic: Topic) -> N
 
 
 def test_reading_in_small_pieces_gives_the_same(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "CHUNK_MESSAGES", 2)
-    monkeypatch.setattr(succession, "CHUNK_ENTRIES", 2)
+    monkeypatch.setattr(contiguity, "CHUNK_MESSAGES", 2)
+    monkeypatch.setattr(contiguity, "CHUNK_ENTRIES", 2)
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 4)
     placed = append_ledgers(topic, [[[i] for i in range(7)], [[7, 8, 9, 10, 11], [12], [13, 14]], [[15], [16]]])
     for _ in range(2):

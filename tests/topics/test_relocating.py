@@ -15,14 +15,14 @@ from tests.topics.conftest import SettableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import files, stores
+from waterclock.database.schema.topic_catalogue import files, stores
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.message import Position
-from waterclock.topics import relocating, sealing
-from waterclock.topics.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError
-from waterclock.topics.ledgers import sealed_paths
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.catalogue.ledgers import sealed_paths
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import relocating, sealing
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
 HOUR = 3_600_000_000_000

@@ -9,12 +9,13 @@ import sqlalchemy as sa
 from tests.topics.conftest import SettableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 
-from waterclock.database.topic_catalogue import entries, files
+from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.errors import NotFoundError
 from waterclock.message import Message, Position
-from waterclock.topics import retention, sealed_file, sealing
-from waterclock.topics.creating import topic_names
+from waterclock.topics.catalogue.creating import topic_names
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import retention, sealing
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
 HOUR = 3_600_000_000_000

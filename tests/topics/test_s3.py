@@ -15,11 +15,11 @@ from tests.topics.conftest import SettableClock
 from tests.topics.flows import append_ledgers, published
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import files
+from waterclock.database.schema.topic_catalogue import files
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.topics import roots
-from waterclock.topics.ledger_files import MARKER, LostFileError, StoreError
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store import roots
+from waterclock.topics.store.ledger_files import MARKER, LostFileError, StoreError
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]

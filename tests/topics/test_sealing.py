@@ -17,15 +17,17 @@ from tests.killed import Killed, killing
 from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 
+from waterclock._support.durable import durable_file
 from waterclock.connection import connect
 from waterclock.database.engines import sqlite as sqlite_engine
 from waterclock.database.engines.sqlite import PAGE_SIZE
-from waterclock.database.topic_catalogue import entries, files
-from waterclock.durable import durable_file
+from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
-from waterclock.topics import compacting, ledger_files, pending_files, sealed_file, sealing, sweeping
+from waterclock.topics.catalogue import pending_files
+from waterclock.topics.store import ledger_files, sealed_file
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import compacting, sealing, sweeping
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]
 STEPS = ("_begin", "_write", "_commit", "delete_rows")

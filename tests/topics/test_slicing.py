@@ -8,11 +8,12 @@ from tests.topics.flows import FORMS, append_ledgers, bring_to
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics import compacting, sealed_file
-from waterclock.topics.positions import place_of, position_of
-from waterclock.topics.pruning import Wanted
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.reading.positions import place_of, position_of
+from waterclock.topics.reading.pruning import ReadFilter
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import compacting
 
 FLOW = [[[0, 1], [2], [3, 4, 5]], [[6, 7]], [[8], [9, 10, 11]], [[12], [13]]]
 
@@ -47,7 +48,7 @@ def test_a_slice_holds_no_more_than_asked_for_unless_one_entry_does(flow: tuple[
 def test_pieces_whose_times_are_out_of_range_are_left_out(flow: tuple[Topic, list[Position]]) -> None:
     topic, positions = flow
     for first, last in ((0, 13), (4, 8), (9, 9), (14, 20)):
-        slices = topic.plan(max_messages=3, wanted=Wanted({"publish_time": (first, last)}))
+        slices = topic.plan(max_messages=3, wanted=ReadFilter({"publish_time": (first, last)}))
         read = [time for part in slices for b in read_slice(part) for time in b.column("publish_time").to_pylist()]
         inside = set(range(first, last + 1)) & set(range(len(positions)))
         assert inside <= set(read)

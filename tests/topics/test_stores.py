@@ -18,13 +18,14 @@ from tests.topics.conftest import MakeTopic, SettableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import entries, files, ledgers, topics
+from waterclock.database.schema.topic_catalogue import entries, files, ledgers, topics
 from waterclock.errors import AlreadyExistsError, DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Message
-from waterclock.topics import retention, sealing, stores
-from waterclock.topics.ledger_files import MARKER, LedgerFiles, StoreError, UnreachableStoreError
-from waterclock.topics.slicing import read_slice
+from waterclock.topics.catalogue import stores
+from waterclock.topics.reading.slicing import read_slice
+from waterclock.topics.store.ledger_files import MARKER, LedgerFiles, StoreError, UnreachableStoreError
 from waterclock.topics.topic import Topic
+from waterclock.topics.upkeep import retention, sealing
 
 DAY = 86_400_000_000_000
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]]]

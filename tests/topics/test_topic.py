@@ -11,10 +11,10 @@ from tests.topics.flows import published
 
 from waterclock.connection import connect
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import ledgers
+from waterclock.database.schema.topic_catalogue import ledgers
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics.creating import topic_names
+from waterclock.topics.catalogue.creating import topic_names
 from waterclock.topics.topic import Topic
 
 

@@ -9,10 +9,10 @@ from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_path, published
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import entries, files, ledgers, topics
+from waterclock.database.schema.topic_catalogue import entries, files, ledgers, topics
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.message import Message
-from waterclock.topics import sealed_file
+from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
 
 FLOW = [[[0, 1], [2]], [[3, 4, 5]], [[6], [7, 8]], [[9]]]  # two are sealed, one is closed, one is open

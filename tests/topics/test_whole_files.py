@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 import waterclock as wc
-from waterclock.database.topic_catalogue import ledgers
-from waterclock.topics.pending_files import ledgers_named, new_file
+from waterclock.database.schema.topic_catalogue import ledgers
+from waterclock.topics.catalogue.pending_files import ledgers_named, new_file
+from waterclock.topics.reading.whole_files import whole_files
 from waterclock.topics.topic import Topic
-from waterclock.topics.whole_files import whole_files
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 from tests.topics.conftest import MakeTopic, SettableClock
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.arrow import to_arrow
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
-from waterclock.topics.ahead import LOOK_EVERY, AheadLimit, ClockTimes
-from waterclock.topics.appending import Appended
-from waterclock.topics.places import LedgerRoot
+from waterclock.topics.model.clock_skew_limit import LOOK_EVERY, AheadLimit, ClockTimes
+from waterclock.topics.store.ledger_root import LedgerRoot
 from waterclock.topics.topic import Topic
+from waterclock.topics.writing.appending import Appended
 
 SECOND = 1_000_000_000
 

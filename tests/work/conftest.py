@@ -14,8 +14,8 @@ import pytest
 from waterclock.connection import Database
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
-from waterclock.work import intake
-from waterclock.work.lanes import Handling
+from waterclock.work.flow import fetcher
+from waterclock.work.flow.dispatch_queue import Handling
 from waterclock.work.worker import Worker
 
 PATIENCE = 60  # s; far more than is needed, where a machine is busy
@@ -104,7 +104,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Generator[WeakSet[Any]]:
         known.update((made, delivery.columns["mark"]))
         return made
 
-    monkeypatch.setattr(intake, "Handling", noted)
+    monkeypatch.setattr(fetcher, "Handling", noted)
     gc.disable()
     try:
         yield known

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from waterclock.connection import connect
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.stats import TableStats
+from waterclock.tables.messages.inspecting.stats import TableStats
 from waterclock.work.worker import Worker
 
 DEADLY = "deadly"

@@ -24,8 +24,8 @@ from waterclock.cli.app import run
 from waterclock.connection import connect
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.work.child import Ended
-from waterclock.work.outcomes import ACK
+from waterclock.work.ground.outcomes import ACK
+from waterclock.work.running.child import Ended
 
 
 def handle(delivery: Delivery) -> None:

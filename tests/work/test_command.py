@@ -15,12 +15,12 @@ from tests.forked import Forked
 from tests.work.conftest import Waiting, running, until
 from tests.work.shop import broken_mark
 
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 from waterclock.cli.work import work
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.work.counts import Counts
+from waterclock.work.ground.counts import Counts
 from waterclock.work.metrics import answering
 from waterclock.work.upkeep import Upkeep
 from waterclock.work.worker import Worker

@@ -19,9 +19,9 @@ import waterclock as wc
 from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.work import event_loop, watching
+from waterclock.work.flow.outcome_writer import Recorder
 from waterclock.work.metrics import answering
-from waterclock.work.recording import Recorder
+from waterclock.work.running import event_loop, supervisor
 
 MakeTable = Callable[..., MessageTable]
 
@@ -208,7 +208,7 @@ def test_a_thread_that_is_stuck_in_c_costs_no_slot_and_is_a_metric(make_table: M
 def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_attempt(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_STUCK_AFTER", 0)
+    monkeypatch.setattr(supervisor, "_STUCK_AFTER", 0)
     orders = make_table(max_attempts=1)
     orders.put_many([{"payload": number} for number in range(4)])
     go_on = threading.Event()

@@ -9,10 +9,10 @@ import pytest
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.message_table import MessageTable
-from waterclock.work.counts import Counter
-from waterclock.work.handlers import Handlers
-from waterclock.work.intake import Intake
-from waterclock.work.lanes import Lanes
+from waterclock.work.flow.dispatch_queue import Lanes
+from waterclock.work.flow.fetcher import Intake
+from waterclock.work.ground.counts import WorkCounts
+from waterclock.work.ground.handlers import Handlers
 
 
 def test_messages_of_an_exclusive_group_that_could_not_be_given_back_come_before_those_behind_them(
@@ -20,7 +20,7 @@ def test_messages_of_an_exclusive_group_that_could_not_be_given_back_come_before
 ) -> None:
     table = make_table(groups="exclusive", ack_wait="1h")
     table.put_many([{"payload": f"a{number}", "group": "a"} for number in range(5)])
-    lanes, counter = Lanes(1), Counter()
+    lanes, counter = Lanes(1), WorkCounts()
     with table.subscribe(consumer="x") as subscription:
         intake = Intake(table, Handlers(print), subscription, lanes, Mock(), counter, Mock())
         assert intake._take(3)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from waterclock import moments
-from waterclock.work.lanes import LONGEST_WAIT, Handling, Lanes
+from waterclock._support import moments
+from waterclock.work.flow.dispatch_queue import LONGEST_WAIT, Handling, Lanes
 
 INTAKE: Any = SimpleNamespace()
 

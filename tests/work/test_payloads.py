@@ -22,7 +22,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.payloads.comparing import is_same
 from waterclock.tables.payloads.reading import MisfitError, read_payload
 from waterclock.tables.payloads.writing import write_payload
-from waterclock.work.handlers import BoundHandler
+from waterclock.work.ground.handlers import BoundHandler
 
 if TYPE_CHECKING:
     from fractions import Fraction

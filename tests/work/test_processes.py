@@ -19,8 +19,8 @@ from tests.work.conftest import running, until
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
-from waterclock.work import processes
-from waterclock.work.grouped_process import GroupedProcess
+from waterclock.work.running import processes
+from waterclock.work.running.grouped_process import GroupedProcess
 
 MakeTable = Callable[..., MessageTable]
 

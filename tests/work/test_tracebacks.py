@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from waterclock.work.outcomes import outcome_of
-from waterclock.work.tracebacks import frames_of, traceback_of
+from waterclock.work.ground.outcomes import outcome_of
+from waterclock.work.ground.tracebacks import frames_of, traceback_of
 
 
 def _fail(depth: int, text: str = "deep") -> None:

@@ -11,7 +11,7 @@ from tests.tables.conftest import MovableClock
 
 import waterclock as wc
 from waterclock.connection import Database
-from waterclock.database.topic_catalogue import entries
+from waterclock.database.schema.topic_catalogue import entries
 from waterclock.message import Message
 from waterclock.work import upkeep
 from waterclock.work.upkeep import LEASE, Task, Upkeep

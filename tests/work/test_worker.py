@@ -17,7 +17,7 @@ from tests.work.conftest import PATIENCE, Waiting, running, until
 import waterclock as wc
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
-from waterclock.work import intake
+from waterclock.work.flow import fetcher
 
 MakeTable = Callable[..., MessageTable]
 
@@ -348,7 +348,7 @@ def test_new_columns_new_kinds_and_a_newer_catalogue_come_while_a_worker_runs(
 def test_a_group_waits_for_a_worker_that_knows_the_kind_of_its_first_message(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "UNKNOWN_FOR", "200ms")
+    monkeypatch.setattr(fetcher, "UNKNOWN_FOR", "200ms")
     orders = make_table(groups="sequenced")
     for group, kind in (("a", "old"), ("a", "new"), ("a", "old"), ("b", "old")):
         orders.put(kind, headers={"kind": kind}, group=group)

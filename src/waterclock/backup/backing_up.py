@@ -20,18 +20,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from waterclock._support.durable import durable_file, make_folder
+from waterclock._support.quoting import quoted
+from waterclock._support.urls import without_secrets
 from waterclock.backup import manifest as manifests
 from waterclock.backup.copying import Report, copy, measure, no_report
 from waterclock.backup.manifest import Kept, Manifest, read_manifest, write_manifest
 from waterclock.backup.snapshot import Named, database_file, named_files, take_snapshot
 from waterclock.database.backend import Backend
-from waterclock.durable import durable_file, make_folder
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from waterclock.quoting import quoted
-from waterclock.topics.creating import open_topic
-from waterclock.topics.ledger_files import LedgerFiles, LostFileError
-from waterclock.topics.places import LedgerRoot
-from waterclock.urls import without_secrets
+from waterclock.topics.catalogue.creating import open_topic
+from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics.store.ledger_root import LedgerRoot
 
 LOCK = "waterclock-backup.lock"
 """The file in the folder that marks it as one for backups, and that is locked while one is made."""

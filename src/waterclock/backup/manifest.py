@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from waterclock._support.durable import durable_file
 from waterclock.checksum import checksum
-from waterclock.durable import durable_file
 from waterclock.errors import DamagedError, NotFoundError, SchemaError, UnavailableError
 
 NAME = "waterclock-backup.json"

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from waterclock.backup.snapshot import Named, named_files
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import stores, topics
+from waterclock.database.schema.topic_catalogue import stores, topics
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.topics.ledger_files import LedgerFiles, LostFileError
-from waterclock.topics.stores import place_columns
+from waterclock.topics.catalogue.stores import place_columns
+from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 
 
 def found_store(backend: Backend, files: LedgerFiles) -> None:

@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from waterclock._support.closing import closing_writer
+from waterclock._support.durable import make_folder, sync, unfinished
 from waterclock.backup import manifest as manifests
 from waterclock.backup.copying import Report, check, copy_checked, no_report
 from waterclock.backup.manifest import Kept, Manifest, read_manifest
 from waterclock.backup.new_store import found_store
 from waterclock.backup.snapshot import database_file
-from waterclock.closing import closing_writer
 from waterclock.database.backend import Backend
-from waterclock.durable import make_folder, sync, unfinished
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.topics.ledger_files import LedgerFiles
-from waterclock.topics.places import ledgers_beside
+from waterclock.topics.store.ledger_files import LedgerFiles
+from waterclock.topics.store.ledger_root import ledgers_beside
 
 _BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take the remains of another database for this one's
 

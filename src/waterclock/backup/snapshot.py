@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from waterclock._support.durable import sync
+from waterclock._support.urls import shown
 from waterclock.backup.copying import Report
 from waterclock.database.backend import Backend
-from waterclock.database.topic_catalogue import ledgers, topics
-from waterclock.durable import sync
+from waterclock.database.schema.topic_catalogue import ledgers, topics
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.urls import shown
 
 _PAGES = 256  # copied in one step; 4 MiB
 _WITHOUT_SYNC = ("PRAGMA journal_mode=OFF", "PRAGMA synchronous=OFF")

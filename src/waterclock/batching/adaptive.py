@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.time import Duration, to_duration
 
 _SECOND = 1_000_000_000

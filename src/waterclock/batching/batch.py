@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.batching.facts import moment, parsed, read_as, text
 from waterclock.checksum import has_trailer, trailer, without_trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
-from waterclock.quoting import quoted
 
 CloseReason = Literal["timeout", "conflict", "complete", "slots", "gap", "start", "stall", "flush"]
 """Why a batch closed."""

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.lanes import RateLanes
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.lanes import RateLanes
 from waterclock.batching.stats import BatcherStats
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Message
-from waterclock.quoting import quoted
 from waterclock.time import Duration, Time, to_duration, to_time
 
 _by_closing = attrgetter("closed_at", "source", "start")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import DamagedError, InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS
 
 _T = TypeVar("_T")

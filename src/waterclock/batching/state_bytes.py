@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import batches_from_ipc, check_messages, to_arrow, to_ipc
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
-from waterclock.quoting import quoted
 
 _LARGEST_RUN = 256 << 20
 """Characters and bytes of messages in one record batch: Arrow counts the bytes of a column, up to four a character,

@@ -16,12 +16,12 @@ from types import TracebackType
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
-from waterclock.cli.extras import install_command
-from waterclock.cli.output import Output, without_controls, writing
+from waterclock._support.quoting import quoted, unknown_name
+from waterclock._support.urls import redacted, shown
+from waterclock.cli.terminal.extras import install_command
+from waterclock.cli.terminal.output import Output, without_controls, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.quoting import quoted, unknown_name
 from waterclock.time import UnitWarning
-from waterclock.urls import redacted, shown
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -67,11 +67,11 @@ COMMANDS = {
     "doctor": ("doctor:doctor", _DOCTOR),
     "init": ("catalogue:init", _INIT),
     "db": ("catalogue:app", "The catalogue of a database."),
-    "topic": ("topic:app", "Logs of messages that can be searched by time."),
-    "subscription": ("subscription:app", "Durable reading positions in topics."),
-    "table": ("table_settings:app", "Message tables: queues in ordinary SQL tables."),  # what `table` has, and more
-    "group": ("group:app", _GROUP),
-    "schedule": ("schedule:app", "Messages that are put again and again, at times that a rule of cron gives."),
+    "topic": ("topics.topic:app", "Logs of messages that can be searched by time."),
+    "subscription": ("topics.subscription:app", "Durable reading positions in topics."),
+    "table": ("tables.table_settings:app", "Message tables: queues in ordinary SQL tables."),
+    "group": ("tables.group:app", _GROUP),
+    "schedule": ("tables.schedule:app", "Messages that are put again and again, at times that a rule of cron gives."),
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
     "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
@@ -99,7 +99,7 @@ _TAKE_A_UNIT = (["topic", "append"], ["table", "put"], ["batch"])
 
 _WITH_VALUE = ("--url", "--ledgers")
 _EVERYWHERE = (*_WITH_VALUE, "--json", "--yes", "-y", "--quiet", "-q", "--verbose", "-v")
-"""The options of `waterclock.cli.common.Common`, which may stand before the command."""
+"""The options of `waterclock.cli.terminal.common.Common`, which may stand before the command."""
 
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 

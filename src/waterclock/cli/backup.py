@@ -10,16 +10,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from waterclock._support.urls import without_secrets
 from waterclock.backup.backing_up import holds_backup
 from waterclock.backup.copying import Report, no_report
 from waterclock.backup.new_store import make_independent
 from waterclock.backup.restoring import check_backup
 from waterclock.backup.restoring import restore as restore_backup
 from waterclock.backup.snapshot import database_file
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import format_time
-from waterclock.urls import without_secrets
 
 
 def backup(destination: str, /, *, common: Common = Common()) -> int:

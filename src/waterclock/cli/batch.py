@@ -11,15 +11,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
 from waterclock.ingest.files import CHUNK, MAX_PAYLOAD, MessageFile, Progress
 from waterclock.message import Message
-from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, TimeUnit, format_time
 
 _COLUMNS = ("id", "start", "end", "closed_at", "reason", "messages", "streams")

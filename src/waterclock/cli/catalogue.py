@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from cyclopts import App
 
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 from waterclock.errors import SchemaError
 
 app = App(name="db")

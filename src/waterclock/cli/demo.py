@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from waterclock.cli.common import Common
-from waterclock.cli.output import without_controls
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import without_controls
 
 if TYPE_CHECKING:
     from waterclock.demo.main_job import ProgressReport

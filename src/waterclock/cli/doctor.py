@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from waterclock.cli.common import Common
-from waterclock.cli.extras import install_command
+from waterclock._support.urls import redacted, shown
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.extras import install_command
 from waterclock.errors import NotFoundError, WaterclockError
 from waterclock.spark.session.class_archive import SWITCH, find_archive, is_wanted
 from waterclock.spark.session.java import Java, find_java
-from waterclock.urls import redacted, shown
 
 OLDEST_SQLITE = (3, 35)
 """The first SQLite whose UPDATE returns rows, which a claim needs."""
@@ -92,8 +92,8 @@ def _database(common: Common) -> Finding:
     try:
         import sqlalchemy as sa
 
-        from waterclock.database.table_catalogue import message_tables
-        from waterclock.database.topic_catalogue import topics
+        from waterclock.database.schema.table_catalogue import message_tables
+        from waterclock.database.schema.topic_catalogue import topics
 
         with common.connect() as database, database.backend.snapshot() as connection:
             there = [

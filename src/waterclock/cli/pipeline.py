@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from waterclock.cli.common import Common
+from waterclock._support.quoting import quoted, unknown_name
+from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.quoting import quoted, unknown_name
 from waterclock.time import system_clock, to_time
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def run(
         File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
-    from waterclock.spark.pipeline.places import check_places
+    from waterclock.spark.pipeline.preflight import check_places
     from waterclock.spark.pipeline.reporting import Reporter
     from waterclock.spark.pipeline.running import run_pipelines
 
@@ -111,7 +111,7 @@ def replay(
         File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
-    from waterclock.spark.pipeline.places import check_places
+    from waterclock.spark.pipeline.preflight import check_places
     from waterclock.spark.pipeline.running import replay_pipeline
 
     settings = _settings(conf)

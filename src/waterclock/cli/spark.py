@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from waterclock.cli.common import Common
+from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.session.class_archive import SWITCH, archive_folder, find_archive, is_wanted
 from waterclock.spark.session.java import find_java

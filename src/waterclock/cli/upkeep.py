@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from waterclock.cli.common import Common
-from waterclock.cli.output import span
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import span
 from waterclock.time import format_time, to_duration
 
 if TYPE_CHECKING:
-    from waterclock.cli.output import Output
+    from waterclock.cli.terminal.output import Output
     from waterclock.work.upkeep import Task
 
 app = App(name="upkeep")
@@ -31,7 +31,7 @@ def run(*, every: str | None = None, common: Common = Common()) -> int:
     every
         Do what is due again and again, with this pause, for example 1m; without it everything, once.
     """
-    from waterclock.work.signals import stopping_at_signals
+    from waterclock.work.running.signals import stopping_at_signals
     from waterclock.work.upkeep import Upkeep
 
     pause = None if every is None else to_duration(every, "every", minimum=_SECOND)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from waterclock.cli.common import Common, log_to_stderr
-from waterclock.cli.output import Output
+from waterclock._support.quoting import in_a_line, quoted, said_of
+from waterclock.cli.terminal.common import Common, log_to_stderr
+from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.quoting import in_a_line, quoted, said_of
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
@@ -138,7 +138,7 @@ def _ending_in_time(worker: Worker) -> Generator[None]:
 
     Python would wait for such threads, and no other thread can end what the main one is in.
     """
-    from waterclock import moments
+    from waterclock._support import moments
 
     over, failed = threading.Event(), threading.Event()
 
@@ -208,7 +208,7 @@ def _keeping_up(database: Database, output: Output, *, wanted: bool) -> Generato
     if not wanted:
         yield
         return
-    from waterclock import moments
+    from waterclock._support import moments
     from waterclock.cli.upkeep import tell
     from waterclock.work.upkeep import Upkeep
 
@@ -239,7 +239,7 @@ def _answering(worker: Worker, address: str | None, output: Output) -> Generator
 @contextmanager
 def _saying(worker: Worker, output: Output) -> Generator[None]:
     """Say meanwhile how far it is: on a terminal on a line that changes."""
-    from waterclock import moments
+    from waterclock._support import moments
 
     ended = threading.Event()
 

@@ -16,10 +16,12 @@ from typing import Any, TypeVar, cast, overload
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock import moments
-from waterclock.database.alike import COMPILED
+from waterclock._support import moments
+from waterclock._support.pickling import warn_of_secret
+from waterclock._support.quoting import quoted
+from waterclock._support.urls import redacted, shown
 from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, watch_pool
-from waterclock.database.direct import DirectPool
+from waterclock.database.driver_fast_path import DirectPool
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.database.engines.mariadb import MariadbDialect
 from waterclock.database.engines.postgresql import PostgresqlDialect
@@ -27,8 +29,9 @@ from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.database.failures import failure
 from waterclock.database.forking import Calls, prepare_for_forks
-from waterclock.database.kept import note_closed
 from waterclock.database.migrating import HEAD, catalogue_version, check_version, migrate
+from waterclock.database.per_database_cache import note_closed
+from waterclock.database.shared_compile_cache import COMPILED
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.wrapping import UNWRITABLE, wrap_unwritable, wrapped
 from waterclock.errors import (
@@ -39,10 +42,7 @@ from waterclock.errors import (
     UnavailableError,
     WaterclockError,
 )
-from waterclock.pickling import warn_of_secret
-from waterclock.quoting import quoted
 from waterclock.time import Clock, system_clock
-from waterclock.urls import redacted, shown
 
 TIMEOUT = 30.0
 """Seconds for which a call waits for a database that is busy, away or silent, unless `waterclock.connect` sets them."""

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from waterclock import moments
+from waterclock._support import moments
 
 _OPENING = 10.0  # s for opening a connection, and for the ping before it is lent
 _SHORTEST_OPENING = 2.0

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.errors import UnavailableError
 
 LONGEST_PAUSE = 5.0

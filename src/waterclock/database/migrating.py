@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.errors import SchemaError
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.theme import REJECTED
 from waterclock.message import Message
-from waterclock.quoting import quoted
 
 _SECOND = 1_000_000_000
 

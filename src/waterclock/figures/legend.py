@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from waterclock.batching.batch import Batch, Rejection
-from waterclock.figures.marks import CUT, GLYPHS, bars, box, dots, torn_box
+from waterclock.figures.glyphs import CUT, GLYPHS, bars, box, dots, torn_box
 from waterclock.figures.svg import add, path, text_width
 from waterclock.figures.theme import REJECTED
 

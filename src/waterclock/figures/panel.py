@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.svg import add, picture, shorten, to_text
 from waterclock.figures.theme import style_sheet
-from waterclock.quoting import quoted
 
 MARGIN = 18
 HEADER = 68

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
-from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, Time
 
 _SECOND = 1_000_000_000

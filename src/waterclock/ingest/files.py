@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import as_message_columns, from_arrow
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError, WaterclockError
 from waterclock.message import Message
-from waterclock.quoting import quoted
 from waterclock.time import TimeUnit, format_time, in_nanoseconds
-from waterclock.topics.names import check_size
+from waterclock.topics.model.names import check_size
 
 CHUNK = 1_000
 """Messages that are read from a file at a time: few enough to keep in memory, enough to make one good entry."""

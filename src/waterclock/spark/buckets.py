@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
+from waterclock._support.quoting import quoted
 from waterclock.checksum import checksum
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed
 from waterclock.spark.packing import ROWS, clock_of, columns_of, encoded, together
 

@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from waterclock._support.quoting import quoted
+from waterclock._support.urls import represented
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.quoting import quoted
-from waterclock.urls import represented
 
 
 @dataclass(frozen=True, repr=False)

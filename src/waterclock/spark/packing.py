@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted
 from waterclock.spark.records import (
     PLAIN,
     POSITIONED,

@@ -14,19 +14,19 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from waterclock.archiving import archive_table
+from waterclock._support.urls import represented
+from waterclock.archive_to_topic import archive_table
 from waterclock.connection import connect
 from waterclock.database.backend import Backend
 from waterclock.spark.session.describing import described
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
-from waterclock.topics.compacting import FILE_BYTES, Run, compact_run, runs_to_compact
-from waterclock.topics.ledger_files import LedgerFiles
-from waterclock.topics.sealing import ledgers_to_seal, try_to_seal
-from waterclock.topics.storage import Storage
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.store.ledger_files import LedgerFiles
 from waterclock.topics.topic import Topic
-from waterclock.topics.undone import Done, total
-from waterclock.urls import represented
+from waterclock.topics.upkeep.compacting import FILE_BYTES, Run, compact_run, runs_to_compact
+from waterclock.topics.upkeep.partial_failure import Done, total
+from waterclock.topics.upkeep.sealing import ledgers_to_seal, try_to_seal
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -86,7 +86,7 @@ def archive_tables(
 ) -> int:
     """Move acked messages of some tables into a topic, each exactly once, a table a task; give how many.
 
-    The tables may be the shards of one, in several databases. `waterclock.archiving.archive_table` says what an
+    The tables may be the shards of one, in several databases. `waterclock.archive_to_topic.archive_table` says what an
     archived message looks like. Appends to one topic take turns, so it is the reading and deleting that gains.
 
     Parameters

@@ -7,18 +7,18 @@ from typing import Protocol
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted, unknown_name
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.quoting import quoted, unknown_name
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.groups.heads import UNGROUPED
+from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.groups.info import GroupInfo, first_names, list_groups, seen_locked
-from waterclock.tables.messages import group_commands, group_moving
-from waterclock.tables.messages.group_commands import GroupChange
-from waterclock.tables.messages.process_heartbeat import changing
-from waterclock.tables.model.arguments import check_consumer
+from waterclock.tables.messages.group_admin import group_commands, group_moving
+from waterclock.tables.messages.group_admin.group_commands import GroupChange
+from waterclock.tables.messages.rows.process_heartbeat import changing
 from waterclock.tables.model.options import check_count
-from waterclock.tables.model.texts import check_text
+from waterclock.tables.model.values.arguments import check_consumer
+from waterclock.tables.model.values.texts import check_text
 from waterclock.time import MAX_NS, Time, to_time
 
 Group = str | None

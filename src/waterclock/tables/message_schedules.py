@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.messages import scheduling
-from waterclock.tables.messages.putting import MessageId
-from waterclock.tables.messages.scheduling import Schedule, check_name
-from waterclock.tables.model.arguments import many
+from waterclock.tables.messages.putting import scheduling
+from waterclock.tables.messages.putting.putting import MessageId
+from waterclock.tables.messages.putting.scheduling import Schedule, check_name
+from waterclock.tables.model.values.arguments import many
 
 _T = TypeVar("_T")
 

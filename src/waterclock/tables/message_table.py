@@ -11,10 +11,10 @@ from typing import Any, Literal, Self, Unpack
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import message_tables
+from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.adopting import adopt as adopt_table
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -29,27 +29,41 @@ from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
 from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.subscription import Subscription
-from waterclock.tables.groups.heads import settle_exhausted
+from waterclock.tables.groups.group_state import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.message_schedules import MessageSchedules
-from waterclock.tables.messages import acking
-from waterclock.tables.messages.cancelling import cancel, cancel_for_caller
-from waterclock.tables.messages.dead_letters import list_dead_letters, redrive
-from waterclock.tables.messages.expiring import expire_some
-from waterclock.tables.messages.explaining import Explanation, explain_message
-from waterclock.tables.messages.peeking import Peeked, peek
-from waterclock.tables.messages.process_heartbeat import changing
-from waterclock.tables.messages.purging import purge_some
-from waterclock.tables.messages.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
-from waterclock.tables.messages.scheduling import Overlap, remove_schedule, set_schedule, tick
-from waterclock.tables.messages.stats import TableStats, table_stats
-from waterclock.tables.messages.unique_keys import prepare_keys, purge_keys, put_keyed
-from waterclock.tables.model.arguments import check_consumer, check_epoch, check_group, check_reason, many, one_or_many
-from waterclock.tables.model.cron import CatchUp
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.messages.finishing.cancelling import cancel, cancel_for_caller
+from waterclock.tables.messages.finishing.dead_letters import list_dead_letters, redrive
+from waterclock.tables.messages.finishing.expiring import expire_some
+from waterclock.tables.messages.inspecting.explaining import Explanation, explain_message
+from waterclock.tables.messages.inspecting.peeking import Peeked, peek
+from waterclock.tables.messages.inspecting.stats import TableStats, table_stats
+from waterclock.tables.messages.putting.putting import (
+    MessageId,
+    PreparedRows,
+    PutIds,
+    check_id,
+    prepare_rows,
+    put_rows,
+)
+from waterclock.tables.messages.putting.scheduling import Overlap, remove_schedule, set_schedule, tick
+from waterclock.tables.messages.putting.unique_keys import prepare_keys, purge_keys, put_keyed
+from waterclock.tables.messages.rows.process_heartbeat import changing
+from waterclock.tables.messages.upkeep.purging import purge_some
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count, check_rate
-from waterclock.tables.model.rate import Rate
 from waterclock.tables.model.schema import user_column_names
+from waterclock.tables.model.timing.cron import CatchUp
+from waterclock.tables.model.timing.rate import Rate
+from waterclock.tables.model.values.arguments import (
+    check_consumer,
+    check_epoch,
+    check_group,
+    check_reason,
+    many,
+    one_or_many,
+)
 from waterclock.time import MAX_NS, Duration, Time, to_duration, to_time
 
 

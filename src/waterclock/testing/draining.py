@@ -12,24 +12,24 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, LeaseLostError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import make_selection, select_on
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import acking
-from waterclock.tables.messages.claiming import claim_within
-from waterclock.tables.messages.dead_letters import bury_leased
-from waterclock.tables.messages.expiring import expire_claimed
-from waterclock.tables.model.claim import Wanted
+from waterclock.tables.messages.claiming.claiming import claim_within
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.messages.finishing.dead_letters import bury_leased
+from waterclock.tables.messages.finishing.expiring import expire_claimed
+from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.options import check_count
 from waterclock.time import to_duration
-from waterclock.work.forks import ending_forks
-from waterclock.work.handlers import BoundHandler, Handlers, handlers_of, is_factory
-from waterclock.work.intake import UNKNOWN_FOR
-from waterclock.work.outcomes import HandlerSays, Outcome, outcome_of
+from waterclock.work.flow.fetcher import UNKNOWN_FOR
+from waterclock.work.ground.handlers import BoundHandler, Handlers, handlers_of, is_factory
+from waterclock.work.ground.outcomes import HandlerSays, Outcome, outcome_of
+from waterclock.work.running.forks import ending_forks
 
 CONSUMER = "waterclock.testing"
 """By this name messages are taken."""

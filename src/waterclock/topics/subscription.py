@@ -9,23 +9,23 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from waterclock._support.closing import Closing
+from waterclock._support.pickling import refuse_pickling
 from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
-from waterclock.closing import Closing
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.message import Message, Position
-from waterclock.pickling import refuse_pickling
 from waterclock.time import Duration, Time, to_duration
-from waterclock.topics import subscription_rows as rows
-from waterclock.topics.bounds import time_column
-from waterclock.topics.counter import Counter
-from waterclock.topics.damage import Damage, OnDamage
-from waterclock.topics.expiring import Expired, expire_subscription
-from waterclock.topics.finding import check_by, place_at
-from waterclock.topics.names import new_holder
-from waterclock.topics.positions import Place
-from waterclock.topics.reading import check_limit, positioned, read_chunks
-from waterclock.topics.storage import Storage
-from waterclock.topics.subscription_rows import NotBefore, SubscriptionInfo
+from waterclock.topics.catalogue.damage_policy import Damage, OnDamage
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.model.bounds import time_column
+from waterclock.topics.model.counter import Counter
+from waterclock.topics.model.names import new_holder
+from waterclock.topics.reading import subscription_rows as rows
+from waterclock.topics.reading.finding import check_by, place_at
+from waterclock.topics.reading.positions import Place
+from waterclock.topics.reading.reading import check_limit, positioned, read_chunks
+from waterclock.topics.reading.subscription_rows import NotBefore, SubscriptionInfo
+from waterclock.topics.upkeep.expiring import Expired, expire_subscription
 
 _PIECE = 4096  # messages that are turned from columns into objects at once
 

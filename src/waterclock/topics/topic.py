@@ -14,41 +14,47 @@ from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
-from waterclock.topics import subscription_rows
-from waterclock.topics.altering import alter_topic, rename_topic
-from waterclock.topics.appending import Appended, append_entry
-from waterclock.topics.bounds import Bounds
-from waterclock.topics.choices import OnAhead
-from waterclock.topics.compacting import FILE_BYTES, compact_topic
-from waterclock.topics.creating import create_topic, open_topic
-from waterclock.topics.damage import Damage, OnDamage, check_on_damage
-from waterclock.topics.entries import encode_entry
-from waterclock.topics.expiring import Expired, expire_topic
-from waterclock.topics.faults import Repaired, Verified
-from waterclock.topics.finding import Found, check_by, find_first, find_newest, find_start, place_at
-from waterclock.topics.ledgers import LedgerInfo, list_files, list_ledgers, roll
-from waterclock.topics.looking_up import look_up
-from waterclock.topics.names import check_integer, check_name, check_size
-from waterclock.topics.places import LedgerRoot
-from waterclock.topics.planning import plan_slices
-from waterclock.topics.positions import entry_boundary, place_of, position_of
-from waterclock.topics.producers import numbered
-from waterclock.topics.producing import Producer
-from waterclock.topics.pruning import ALL, Wanted
-from waterclock.topics.reading import check_columns, check_limit, check_position, positioned, read_chunks
-from waterclock.topics.relocating import Progress, Relocated, relocate_topic
-from waterclock.topics.removing import remove_topic
-from waterclock.topics.repairing import repair_topic
-from waterclock.topics.retention import delete_before, end_of_older, enforce_retention
-from waterclock.topics.sealing import seal_ledgers
-from waterclock.topics.slicing import Slice
-from waterclock.topics.storage import Storage
+from waterclock.topics.catalogue.altering import alter_topic, rename_topic
+from waterclock.topics.catalogue.creating import create_topic, open_topic
+from waterclock.topics.catalogue.damage_policy import Damage, OnDamage, check_on_damage
+from waterclock.topics.catalogue.ledgers import LedgerInfo, list_files, list_ledgers, roll
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.catalogue.topic_info import TopicInfo, bounds_of_topic, topic_info
+from waterclock.topics.format.entries import encode_entry
+from waterclock.topics.model.bounds import Bounds
+from waterclock.topics.model.literals import OnAhead
+from waterclock.topics.model.names import check_integer, check_name, check_size
+from waterclock.topics.model.topic_options import TopicChanges, TopicOptions
+from waterclock.topics.reading import subscription_rows
+from waterclock.topics.reading.finding import Found, check_by, find_first, find_newest, find_start, place_at
+from waterclock.topics.reading.looking_up import look_up
+from waterclock.topics.reading.planning import plan_slices
+from waterclock.topics.reading.positions import entry_boundary, place_of, position_of
+from waterclock.topics.reading.pruning import ALL, ReadFilter
+from waterclock.topics.reading.reading import (
+    check_columns,
+    check_limit,
+    check_position,
+    positioned,
+    read_chunks,
+)
+from waterclock.topics.reading.slicing import Slice
+from waterclock.topics.reading.subscription_rows import SubscriptionInfo
+from waterclock.topics.store.ledger_root import LedgerRoot
 from waterclock.topics.subscription import Subscription
-from waterclock.topics.subscription_rows import SubscriptionInfo
-from waterclock.topics.sweeping import sweep
-from waterclock.topics.topic_info import TopicInfo, bounds_of_topic, topic_info
-from waterclock.topics.topic_options import TopicChanges, TopicOptions
-from waterclock.topics.verifying import verify_topic
+from waterclock.topics.upkeep.compacting import FILE_BYTES, compact_topic
+from waterclock.topics.upkeep.expiring import Expired, expire_topic
+from waterclock.topics.upkeep.faults import Repaired, Verified
+from waterclock.topics.upkeep.relocating import Progress, Relocated, relocate_topic
+from waterclock.topics.upkeep.removing import remove_topic
+from waterclock.topics.upkeep.repairing import repair_topic
+from waterclock.topics.upkeep.retention import delete_before, end_of_older, enforce_retention
+from waterclock.topics.upkeep.sealing import seal_ledgers
+from waterclock.topics.upkeep.sweeping import sweep
+from waterclock.topics.upkeep.verifying import verify_topic
+from waterclock.topics.writing.appending import Appended, append_entry
+from waterclock.topics.writing.producers import numbered
+from waterclock.topics.writing.producing import Producer
 
 _MESSAGES_AT_ONCE = 4096
 
@@ -593,7 +599,7 @@ class Topic:
         stop: Position | None = None,
         *,
         max_messages: int = 1_000_000,
-        wanted: Wanted = ALL,
+        wanted: ReadFilter = ALL,
         on_damage: OnDamage = "raise",
     ) -> list[Slice]:
         """Cut a range into slices that other processes can read, each on its own, with `slicing.read_slice`.

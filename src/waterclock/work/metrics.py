@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.quoting import quoted
-from waterclock.work.counts import Counts
+from waterclock.work.ground.counts import Counts
 
 _PREFIX = "waterclock_worker_"
 _HERE = "127.0.0.1"

@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
-from waterclock import moments
+from waterclock._support import moments
+from waterclock._support.pickling import refuse_pickling
+from waterclock._support.quoting import in_a_line, said_of
+from waterclock._support.urls import redacted
 from waterclock.connection import Database
-from waterclock.database.upkeep_catalogue import Kind, upkeep
+from waterclock.database.schema.upkeep_catalogue import Kind, upkeep
 from waterclock.errors import NotFoundError, WaterclockError
-from waterclock.pickling import refuse_pickling
-from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.context import table_dialect
-from waterclock.tables.messages.healing import heal_all
+from waterclock.tables.messages.upkeep.reconcile import heal_all
 from waterclock.time import format_duration
-from waterclock.urls import redacted
 
 LEASE = 600_000_000_000
 """How long a runner that is silent keeps others from its task, ns."""

@@ -9,30 +9,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from typing import Any, NoReturn
 
-from waterclock import moments
+from waterclock._support import moments
+from waterclock._support.pickling import refuse_pickling
+from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
-from waterclock.pickling import refuse_pickling
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.changes import Stop
-from waterclock.tables.model.arguments import check_consumer
 from waterclock.tables.model.options import check_count, check_rate
+from waterclock.tables.model.values.arguments import check_consumer
 from waterclock.time import Duration, to_duration
-from waterclock.work.calling import Caller
-from waterclock.work.child import HandledTable
-from waterclock.work.counts import Counter, Counts
-from waterclock.work.event_loop import EventLoop
-from waterclock.work.handlers import Handlers, entered, is_factory
-from waterclock.work.intake import Intake
-from waterclock.work.lanes import Lanes
-from waterclock.work.processes import Processes
-from waterclock.work.recording import Recorder
-from waterclock.work.signals import stopping_at_signals
-from waterclock.work.sources import AnyTable, sources_of, tables_of
-from waterclock.work.threads import Threads
-from waterclock.work.watching import Watch, give_back
+from waterclock.work.flow.dispatch_queue import Lanes
+from waterclock.work.flow.fetcher import Intake
+from waterclock.work.flow.outcome_writer import Recorder
+from waterclock.work.ground.counts import Counts, WorkCounts
+from waterclock.work.ground.handlers import Handlers, entered, is_factory
+from waterclock.work.ground.sources import AnyTable, sources_of, tables_of
+from waterclock.work.running.calling import Caller
+from waterclock.work.running.child import HandledTable
+from waterclock.work.running.event_loop import EventLoop
+from waterclock.work.running.processes import Processes
+from waterclock.work.running.signals import stopping_at_signals
+from waterclock.work.running.supervisor import Watch, give_back
+from waterclock.work.running.threads import Threads
 
 _SECOND = 1_000_000_000
 _LOOK_EVERY = 0.05  # s, while there is something to look at
@@ -143,7 +143,7 @@ class Worker:
         self._error: BaseException | None = None
         self._has_run = self._was_signalled = False
         self._lanes = Lanes(0 if self._child_count else self._slots)  # of processes, each brings its own
-        self._counter = Counter()
+        self._counter = WorkCounts()
         self._recorders: dict[Backend, Recorder] = {}
         self._caller = Caller(self._lanes, self._counter, around, self._timeout, self._note_ended)
         self._watch = Watch(self._lanes, self._counter, self._caller)

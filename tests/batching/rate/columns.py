@@ -8,8 +8,8 @@ import numpy as np
 from tests.batching.rate.traffic import frozen
 
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.columns import RateBatches
+from waterclock.batching.rate.by_column.columns import RateBatches
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 
 Described = tuple[int, int, int, str, list[int]]

@@ -18,7 +18,7 @@ from typing import Any
 from tests.batching.rate.traffic import SECOND, at, message
 
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 
 FOLDER = Path(__file__).parents[2] / "scenarios" / "rate"

@@ -6,7 +6,7 @@ import pytest
 from tests.batching.rate.traffic import SECOND, T0, by_time
 
 from waterclock.batching.by_source import BySource
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 

@@ -16,8 +16,8 @@ from tests.batching.rate.columns import NAMES, Described, described, described_c
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
 
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.columns import RateAwareColumns
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.batching.rate.traffic import SECOND, T0, YEAR, by_time, calls, frozen, message, options, pulses
 
 from waterclock.batching.batch import Batch
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 
 # Calls drawn at random bring anything.

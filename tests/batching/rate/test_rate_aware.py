@@ -14,7 +14,7 @@ from tests.batching.rate.traffic import SECOND, T0, at, by_time, feed, frozen, m
 
 from waterclock.arrow import from_ipc, to_ipc
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES, framed
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
@@ -239,7 +239,7 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
         RateAwareBatcher.restore(framed(b"WCR1", to_ipc(columns.replace_schema_metadata({key: bomb}))))
     bomb = zlib.compress(bytes(10**6))
     with (
-        patch("waterclock.batching.rate.state._MOST_FACTS", 100),
+        patch("waterclock.batching.rate.by_message.state._MOST_FACTS", 100),
         pytest.raises(DamagedError, match="cut short"),
     ):
         RateAwareBatcher.restore(framed(b"WCR1", to_ipc(columns.replace_schema_metadata({key: bomb}))))

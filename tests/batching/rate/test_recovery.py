@@ -27,9 +27,9 @@ from tests.batching.rate.traffic import HOUR, SECOND, YEAR, at, frozen, message,
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.columns import RateAwareColumns
-from waterclock.batching.rate.starts import MOST_RUNS, Run, Starts
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.batching.rate.starts import MOST_RUNS, StartRun, Starts
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
 from waterclock.time import MIN_NS
@@ -217,7 +217,7 @@ def test_a_clock_that_stands_still_hides_nothing_however_much_it_sends(offset: i
 
 @pytest.mark.parametrize("event_time", [at(0), at(0) + 43 * YEAR, at(0) - 43 * YEAR])
 def test_what_is_buffered_is_bounded_where_every_clock_stands_still(event_time: int) -> None:
-    with patch("waterclock.batching.rate.stall.MOST_UNMOVED", 100):
+    with patch("waterclock.batching.rate.by_message.stall.MOST_UNMOVED", 100):
         batcher = RateAwareBatcher(clock=frozen)
         batcher.add(pulses("det", 14, -1, 0))
         batches: list[Batch] = []
@@ -268,13 +268,13 @@ def test_of_too_many_runs_the_earliest_become_one_in_which_nothing_is_free() -> 
     for k in range(MOST_RUNS + 1):
         starts.begin(100 * k, 7 + k)
     assert len(starts.runs) == MOST_RUNS
-    assert starts.runs[0] == Run(MIN_NS, 100, 1)
+    assert starts.runs[0] == StartRun(MIN_NS, 100, 1)
     assert starts.free(-(10**15)) == 101
     assert starts.free(200) == 201
 
 
 def test_where_steps_are_so_short_that_nothing_is_free_a_window_begins_behind_all() -> None:
-    starts = Starts(10**9, [Run(0, 10**9, 2), Run(1, 10**9, 2)])
+    starts = Starts(10**9, [StartRun(0, 10**9, 2), StartRun(1, 10**9, 2)])
     assert starts.free(5) == 10**9 + 1
 
 

@@ -7,8 +7,11 @@ import math
 import pytest
 from tests.batching.rate.traffic import SECOND, T0, YEAR, at, by_time, feed, frozen, message, pulses
 
-from waterclock.batching.rate.batcher import RateAwareBatcher
-from waterclock.batching.rate.pile import Pile
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.pile import Pile
+from waterclock.batching.rate.by_message.stall import StallWatch
+from waterclock.batching.rate.by_message.stream import Track
+from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.pulse_grid import PulseGrid
 from waterclock.batching.rate.rule import (
     MOST_ERAS,
@@ -18,9 +21,6 @@ from waterclock.batching.rate.rule import (
     placed,
     plausible_range,
 )
-from waterclock.batching.rate.stall import StallWatch
-from waterclock.batching.rate.stream import Track
-from waterclock.batching.rate.window import Assembly
 from waterclock.time import MAX_NS, MIN_NS
 
 RULE = RateRule.checked("1s", None)

@@ -11,7 +11,7 @@ from tests.batching.rate.traffic import SECOND, at, calls, frozen, message, opti
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource
-from waterclock.batching.rate.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 

@@ -11,7 +11,7 @@ from tests.services import Service
 from tests.tables.conftest import MovableClock
 
 import waterclock as wc
-from waterclock.tables.messages.putting import MessageId
+from waterclock.tables.messages.putting.putting import MessageId
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_table import ShardedTable
 

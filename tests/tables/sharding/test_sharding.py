@@ -12,7 +12,7 @@ from tests.services import Service
 from tests.tables.conftest import MovableClock
 
 import waterclock as wc
-from waterclock.tables.messages import drawing_ids
+from waterclock.tables.messages.putting import drawing_ids
 from waterclock.tables.model.keyspace import keyspace_id
 from waterclock.tables.sharding import sharded_putting
 from waterclock.tables.sharding.sharded_database import ShardedDatabase

@@ -9,7 +9,7 @@ from tests.tables.conftest import MovableClock
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import scheduling
+from waterclock.tables.messages.putting import scheduling
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
 from waterclock.tables.sharding.sharded_table import ShardedTable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from heapq import heapreplace
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, CloseReason, Rejection
 from waterclock.batching.event_time.given_out import GivenOut
 from waterclock.batching.event_time.open_windows import OpenWindows
@@ -15,7 +16,6 @@ from waterclock.batching.event_time.window import Window
 from waterclock.batching.stats import BatcherStats
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
-from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
 
 _BEFORE_ALL = MIN_NS - 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import RejectReason
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.time import Duration, to_duration
 
 OnConflict = Literal["split", "replace", "isolate"]

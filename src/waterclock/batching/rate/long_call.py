@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.rate.rule import ERA
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
-from waterclock.quoting import quoted
 from waterclock.time import format_duration
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.time import MAX_NS, MIN_NS, Duration, format_duration, to_duration
 
 # The kernel compiles these numbers in: after a change of one, save `kernel.py` too.

@@ -16,7 +16,7 @@ MOST_RUNS = 64
 
 
 @dataclass(slots=True)
-class Run:
+class StartRun:
     """Starts of windows, ns: ``first``, then every ``step`` up to ``last``."""
 
     first: int
@@ -37,7 +37,7 @@ class Starts:
 
     __slots__ = ("furthest", "runs")
 
-    def __init__(self, furthest: int, runs: list[Run]) -> None:
+    def __init__(self, furthest: int, runs: list[StartRun]) -> None:
         self.furthest = furthest
         self.runs = runs
 
@@ -60,13 +60,13 @@ class Starts:
             if run.step == step and start > run.last and not (start - run.last) % step:
                 run.last = start
                 return
-        self.runs.append(Run(start, start, step))
+        self.runs.append(StartRun(start, start, step))
         if len(self.runs) > MOST_RUNS:
             self._forget()
 
     def remember(self, start: int) -> None:
         """Take note of a batch that began at ``start`` (ns) before the first window."""
-        self.runs.insert(0, Run(start, start, 1))
+        self.runs.insert(0, StartRun(start, start, 1))
 
     def _forget(self) -> None:
         last = MIN_NS
@@ -74,4 +74,4 @@ class Starts:
             earliest = min(self.runs, key=lambda run: run.last)
             self.runs.remove(earliest)
             last = earliest.last
-        self.runs.insert(0, Run(MIN_NS, last, 1))
+        self.runs.insert(0, StartRun(MIN_NS, last, 1))

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock.database.direct import Frame
+from waterclock.database.driver_fast_path import Frame
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.turns import Turns
+from waterclock.database.writer_queue import Turns
 
 FULL = "its disk is full, or it has reached its largest size"
 READ_ONLY = "it is read-only"

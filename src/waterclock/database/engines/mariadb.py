@@ -10,7 +10,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.direct import Frame
+from waterclock.database.driver_fast_path import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.mariadb_packets import PACKET_TOO_LARGE, refuse_oversized
 from waterclock.database.engines.pool import ping_after_idling

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock import moments
+from waterclock._support import moments
 
 _IDLE = 0.1  # seconds; looking costs a round trip, which would be a fifth of a small append
 _RETURNED = "waterclock_returned_at"

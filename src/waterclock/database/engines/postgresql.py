@@ -10,14 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.direct import Frame
+from waterclock._support.quoting import quoted
+from waterclock.database.driver_fast_path import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.statement_size import largest_set
 from waterclock.errors import UnavailableError
-from waterclock.quoting import quoted
 
 # The driver need not be there for other databases.
 _IDLE = 0  # psycopg's TransactionStatus.IDLE

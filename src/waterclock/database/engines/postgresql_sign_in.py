@@ -7,7 +7,7 @@ import select
 import tempfile
 from typing import Any
 
-from waterclock import moments
+from waterclock._support import moments
 
 _SECONDS = 5.0
 _CODE = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')

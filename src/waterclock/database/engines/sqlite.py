@@ -9,14 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.direct import Frame
+from waterclock._support.quoting import quoted
+from waterclock._support.urls import shown
+from waterclock.database.driver_fast_path import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
 from waterclock.database.engines.sqlite_file import file_of, open_also_read_only
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.turns import Turns
+from waterclock.database.writer_queue import Turns
 from waterclock.errors import InvalidArgumentError, UnavailableError
-from waterclock.quoting import quoted
-from waterclock.urls import shown
 
 PAGE_SIZE = 16_384
 """Bytes a page: entries are large, and 16 KiB pages write them 1.5 to 2 times as fast as the default 4 KiB."""

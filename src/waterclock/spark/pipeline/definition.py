@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from waterclock.topics.damage import OnDamage
+from waterclock.topics.catalogue.damage_policy import OnDamage
 
 By = Literal["event_time", "rate"]
 What = Literal["batches", "rejected"]
@@ -17,7 +17,7 @@ AVAILABLE_NOW = "available now"
 
 
 @dataclass(frozen=True)
-class Source:
+class PipelineSource:
     """What is read.
 
     Attributes
@@ -48,7 +48,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Output:
+class PipelineOutput:
     """What is written where.
 
     Attributes
@@ -95,10 +95,10 @@ class Pipeline:
     """
 
     name: str
-    source: Source
+    source: PipelineSource
     by: By
     rule: Mapping[str, Any]
-    outputs: tuple[Output, ...]
+    outputs: tuple[PipelineOutput, ...]
     checkpoint: str
     trigger: str
     state_partitions: int | None

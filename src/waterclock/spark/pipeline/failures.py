@@ -13,9 +13,9 @@ from py4j.protocol import Py4JError
 from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 
+from waterclock._support.quoting import cut
+from waterclock._support.urls import redacted
 from waterclock.errors import WaterclockError
-from waterclock.quoting import cut
-from waterclock.urls import redacted
 
 _OURS = re.compile(r"\bwaterclock(?:\.\w+)+Error: (.*)")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import RateRule
-from waterclock.batching.rate.silence import checked_silence
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.message import Position
-from waterclock.quoting import quoted
 from waterclock.spark.buckets import checked_buckets
-from waterclock.spark.pipeline.definition import AVAILABLE_NOW, By, Kind, Output, Pipeline, Source, What
+from waterclock.spark.pipeline.definition import AVAILABLE_NOW, By, Kind, Pipeline, PipelineOutput, PipelineSource, What
 from waterclock.spark.pipeline.toml_lines import TomlLines
 from waterclock.spark.pipeline.toml_table import TomlTable
 from waterclock.time import is_duration, to_duration, to_time
-from waterclock.topics.damage import OnDamage, check_on_damage
-from waterclock.topics.names import check_name
+from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
+from waterclock.topics.model.names import check_name
 
 _TARGETS: tuple[Kind, ...] = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[Kind, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
@@ -180,7 +180,7 @@ def _pipeline(
     if not isinstance(given, list) or not given:
         line = lines.find("output", pipeline=number)
         raise InvalidArgumentError(f"{path}, line {line}: there is no [[output]]; write at least one")
-    outputs: list[Output] = []
+    outputs: list[PipelineOutput] = []
     for place, values in enumerate(cast("list[object]", given)):
         written = TomlTable(path, lines, "output", values, place, number)
         output = _output(written, source)
@@ -207,12 +207,12 @@ def _pipeline(
     return Pipeline(name, source, by, rule, tuple(outputs), checkpoint, trigger, state_partitions, state_buckets)
 
 
-def _source(table: TomlTable) -> Source:
+def _source(table: TomlTable) -> PipelineSource:
     url, topic = table.url("url"), table.text("topic")
     if url is None:
         raise table.wrong("url", "source.url is missing")
     table.check("topic", lambda: check_name(topic))
-    source = Source(
+    source = PipelineSource(
         url,
         table.optional("ledgers"),
         topic,
@@ -287,7 +287,7 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
     return rule
 
 
-def _output(table: TomlTable, source: Source) -> Output:
+def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
     what = table.text("what")
     if what not in _TARGETS_OF:
         raise table.wrong("what", f"output.what: {quoted(what)} is none; there are {', '.join(_TARGETS_OF)}")
@@ -308,4 +308,4 @@ def _output(table: TomlTable, source: Source) -> Output:
         raise table.wrong("ledgers", "output.ledgers belongs to output.url, which is missing")
     table.end()
     place = (source.url, source.ledgers) if url is None else (url, ledgers)
-    return Output(name or target, what, cast("Any", kind), target, *place)
+    return PipelineOutput(name or target, what, cast("Any", kind), target, *place)

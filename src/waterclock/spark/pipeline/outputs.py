@@ -8,10 +8,10 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from waterclock._support.quoting import quoted
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
-from waterclock.spark.pipeline.definition import Output, Pipeline, Source, What, place_options
+from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource, What, place_options
 from waterclock.spark.session.describing import described
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
@@ -86,25 +86,25 @@ def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batc
         )
 
 
-def _elsewhere(output: Output, source: Source) -> dict[str, str]:
+def _elsewhere(output: PipelineOutput, source: PipelineSource) -> dict[str, str]:
     """Say where the payloads are, if that is not the output's own database."""
     if (output.url, output.ledgers) == (source.url, source.ledgers):
         return {}
     return place_options(source.url, source.ledgers, "payloadsUrl", "payloadsLedgers")
 
 
-def _run_folder(output: Output, run: str, micro_batch: int) -> str:
+def _run_folder(output: PipelineOutput, run: str, micro_batch: int) -> str:
     """Name a folder of the run's own, which a repeat replaces; Spark reads all of them as one table."""
     return f"{output.target.rstrip('/')}/run={run}-{micro_batch:010d}"
 
 
-def _write_parquet(rows: DataFrame, source: Source, folder: str, *, what: What) -> None:
+def _write_parquet(rows: DataFrame, source: PipelineSource, folder: str, *, what: What) -> None:
     if what == "batches":
         rows = by_position(rows).mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
     rows.write.mode("overwrite").parquet(folder)
 
 
-def _encode(batches: Iterator[pa.RecordBatch], source: Source) -> Iterator[pa.RecordBatch]:
+def _encode(batches: Iterator[pa.RecordBatch], source: PipelineSource) -> Iterator[pa.RecordBatch]:
     with connect(source.url, source.ledgers) as database:
         topic = database.topic(source.topic)
         payloads = Payloads.to_write(topic, fail_on_data_loss=source.fail_on_data_loss, on_damage=source.on_damage)

@@ -16,7 +16,7 @@ from pyspark.sql.utils import is_remote
 from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
 from waterclock.message import Position
-from waterclock.spark.pipeline.definition import Source
+from waterclock.spark.pipeline.definition import PipelineSource
 from waterclock.spark.streaming.stateful import OPEN_BATCHES
 
 OUTCOMES = "outcomes"
@@ -143,7 +143,7 @@ class Progress:
             self.state_rows = state.numRowsTotal
             self.state_bytes = state.memoryUsedBytes
 
-    def lag_seconds(self, source: Source) -> float | None:
+    def lag_seconds(self, source: PipelineSource) -> float | None:
         """Say how long the first message that is not read has been in the topic; None where that is not known yet."""
         if not self.lag or self.position is None:
             return None if self.lag is None else 0.0

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.connection import connect
 from waterclock.message import Position
-from waterclock.quoting import quoted
-from waterclock.spark.pipeline.definition import Pipeline, Source, place_options
+from waterclock.spark.pipeline.definition import Pipeline, PipelineSource, place_options
 from waterclock.spark.pipeline.rules import named_rule
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes, unsynchronised_sources
 from waterclock.time import MIN_NS, format_time, to_duration
-from waterclock.topics.finding import find_start
-from waterclock.topics.positions import beginning
-from waterclock.topics.pruning import Wanted
+from waterclock.topics.reading.finding import find_start
+from waterclock.topics.reading.positions import beginning
+from waterclock.topics.reading.pruning import ReadFilter
 from waterclock.topics.topic import Topic
 
 _SILENT_NS = 3_600_000_000_000
@@ -99,7 +99,7 @@ def _start(
     return begin.position, whole
 
 
-def _begin(topic: Topic, source: Source) -> _Begin:
+def _begin(topic: Topic, source: PipelineSource) -> _Begin:
     """Find where the stream of a pipeline begins: at its ``start`` if that is fixed, else at the first message left."""
     first, ordinal = beginning(topic.storage)
     options = TopicReadOptions.checked({**place_options(source.url, None), "topic": source.topic, **source.start})
@@ -113,9 +113,9 @@ def _begin(topic: Topic, source: Source) -> _Begin:
     return _Begin(first, follows_deleted=ordinal > 0)
 
 
-def _stop(topic: Topic, source: Source, start: Position, last: int) -> Position:
+def _stop(topic: Topic, source: PipelineSource, start: Position, last: int) -> Position:
     """Find the position behind the last message that was received at ``last`` or before."""
-    wanted = Wanted({"receive_time": (MIN_NS, last)})
+    wanted = ReadFilter({"receive_time": (MIN_NS, last)})
     slices = topic.plan(start, wanted=wanted, on_damage=source.on_damage)
     return slices[-1].stop if slices else start
 
@@ -134,7 +134,7 @@ def _event_time_rule(pipeline: Pipeline) -> EventTimeRule:
     return EventTimeRule.checked(**{name: named[name] for name in EventTimeRule._fields})
 
 
-def _packed(spark: SparkSession, source: Source, start: Position, stop: Position | None) -> DataFrame:
+def _packed(spark: SparkSession, source: PipelineSource, start: Position, stop: Position | None) -> DataFrame:
     options = {"topic": source.topic, "onDamage": source.on_damage, "packed": "true", "startingPosition": str(start)}
     if stop is not None:
         options["endingPosition"] = str(stop)

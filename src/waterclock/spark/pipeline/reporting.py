@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from waterclock import moments
+from waterclock._support import moments
+from waterclock._support.quoting import in_a_line, quoted
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
-from waterclock.quoting import in_a_line, quoted
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.outputs import refuse_written, write_outcomes
-from waterclock.spark.pipeline.places import check_places
+from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import named_rule, refuse_changed_rule

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from waterclock._support.quoting import quoted
 from waterclock.database.backend import parse_url
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.quoting import quoted
 from waterclock.spark.pipeline.toml_lines import TomlLines
 
 _MOST = 2**31 - 1

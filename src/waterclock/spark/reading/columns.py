@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 
 METADATA_COLUMNS = ("source", "stream", "event_time", "receive_time", "ledger", "entry", "index")
 """What batching needs of a message. The option ``packed`` gives just this, and payloads stay where they are."""

@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import BinaryType, StringType
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.spark.reading.column_types import time_problem
 
 Expression = str | Column

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from waterclock.message import Position
 from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS
 from waterclock.time import MAX_NS, MIN_NS
-from waterclock.topics.pruning import Wanted
+from waterclock.topics.reading.pruning import ReadFilter
 
 _TIMES = ("event_time", "publish_time", "receive_time")
 _NUMBERS = (*_TIMES, "ledger", "entry", "index")
@@ -68,14 +68,14 @@ def passing(batch: pa.RecordBatch, tests: Iterable[Test]) -> pa.RecordBatch:
     return batch.filter(reduce(lambda one, other: pc.call_function("and", [one, other]), masks)) if masks else batch
 
 
-def wanted_by(filters: Sequence[Filter]) -> Wanted:
+def wanted_by(filters: Sequence[Filter]) -> ReadFilter:
     """Say within which times, and of which sources, rows that pass all the filters can be."""
     times = {name: _range(filters, name) for name in _TIMES}
     for timestamp, name in TIMESTAMPS.items():
         times[name] = _both(times[name], _range(filters, timestamp))
     named = [set(_values(given)) for given in filters if isinstance(given, EqualTo | In) and _column(given) == "source"]
     sources = sorted(set[str].intersection(*named)) if named else None
-    return Wanted({name: limits for name, limits in times.items() if limits != _ANY}, sources)
+    return ReadFilter({name: limits for name, limits in times.items() if limits != _ANY}, sources)
 
 
 def positions_by(filters: Sequence[Filter]) -> tuple[Position | None, Position | None]:

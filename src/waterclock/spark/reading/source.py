@@ -18,17 +18,17 @@ from waterclock.spark.reading.pushdown import Test, exact_test, passing, positio
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired
 from waterclock.spark.records import POSITIONED
 from waterclock.spark.session.workers import freeze_imports
-from waterclock.topics.damage import Damage
-from waterclock.topics.finding import find_first, find_start
-from waterclock.topics.pruning import ALL
-from waterclock.topics.slicing import Slice, read_slice
+from waterclock.topics.catalogue.damage_policy import Damage
+from waterclock.topics.reading.finding import find_first, find_start
+from waterclock.topics.reading.pruning import ALL
+from waterclock.topics.reading.slicing import Slice, read_slice
 from waterclock.topics.topic import Topic
 
 SLICE_MESSAGES = 500_000
 """Messages a task reads, at the most, where a row group is no larger: some 20 MB of metadata."""
 
 
-class Part(InputPartition):
+class SlicePartition(InputPartition):
     """What one task reads: a slice, or nothing."""
 
     def __init__(self, value: Slice | None) -> None:
@@ -65,7 +65,7 @@ class TopicReader(DataSourceReader):
             slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted, on_damage=damage)
             refuse_expired(topic, self._options.start)
         freeze_imports()
-        return [Part(part) for part in slices] or [Part(None)]
+        return [SlicePartition(part) for part in slices] or [SlicePartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice as record batches."""

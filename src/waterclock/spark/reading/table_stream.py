@@ -22,15 +22,15 @@ import sqlalchemy as sa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.connection import Database
-from waterclock.database.table_catalogue import message_tables
+from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.errors import NotFoundError, WaterclockError
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.table_read_options import TableReadOptions
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages import extending
+from waterclock.tables.messages.finishing import extending
 
 Offset = dict[str, Any]
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.quoting import quoted
 from waterclock.spark.buckets import checked_buckets
 from waterclock.spark.options import Opening, known_only, needed, number, truth
 from waterclock.spark.reading.columns import METADATA_COLUMNS, check_columns
 from waterclock.time import is_duration, to_duration, to_time
-from waterclock.topics.choices import By
-from waterclock.topics.damage import OnDamage, check_on_damage
-from waterclock.topics.finding import check_by
-from waterclock.topics.positions import beginning
+from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
+from waterclock.topics.model.literals import By
+from waterclock.topics.reading.finding import check_by
+from waterclock.topics.reading.positions import beginning
 from waterclock.topics.topic import Topic
 
 _KNOWN = (

@@ -31,12 +31,12 @@ from waterclock.connection import Database
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.options import plainly
-from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
+from waterclock.spark.reading.source import SLICE_MESSAGES, SlicePartition, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_end
 from waterclock.spark.session.workers import freeze_imports
-from waterclock.topics.damage import Damage
-from waterclock.topics.finding import FINDABLE, find_start, place_at
-from waterclock.topics.positions import Place, beginning, entry_boundary, place_of
+from waterclock.topics.catalogue.damage_policy import Damage
+from waterclock.topics.reading.finding import FINDABLE, find_start, place_at
+from waterclock.topics.reading.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
 Offset = dict[str, Any]
@@ -110,7 +110,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             slices = self._topic.plan(begin, stop, max_messages=SLICE_MESSAGES, on_damage=damage)
             # Checked afterwards: messages are deleted from the start of a topic on, so the plan was whole.
             self._refuse_loss(start)
-            return [Part(part) for part in slices]
+            return [SlicePartition(part) for part in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one slice as record batches."""

@@ -22,22 +22,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Position
-from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS, check_columns, spark_schema
-from waterclock.spark.reading.source import SLICE_MESSAGES, Part, read_part
+from waterclock.spark.reading.source import SLICE_MESSAGES, SlicePartition, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.time import Time
-from waterclock.topics.choices import By
-from waterclock.topics.finding import check_by, find_first, find_start
-from waterclock.topics.ledger_files import LedgerFiles, LostFileError
-from waterclock.topics.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
-from waterclock.topics.slicing import Slice
+from waterclock.topics.model.literals import By
+from waterclock.topics.reading.finding import check_by, find_first, find_start
+from waterclock.topics.reading.slicing import Slice
+from waterclock.topics.reading.whole_files import whole_files
+from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
+from waterclock.topics.store.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
 from waterclock.topics.topic import Topic
-from waterclock.topics.whole_files import whole_files
 
 _LOOKS_AT_ONCE = 8
 _READERS = "spark.sql.sources.useV1SourceList"
@@ -206,7 +206,7 @@ def _read(
     with plainly():
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield from read_part(Part(slices[number]), options)
+                yield from read_part(SlicePartition(slices[number]), options)
 
 
 def _checked_root(files: str) -> str:

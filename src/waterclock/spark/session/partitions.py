@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.spark.buckets import BUCKETS, MOST_BUCKETS
 
 PARTITIONS = "spark.sql.shuffle.partitions"

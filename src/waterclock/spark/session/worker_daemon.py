@@ -21,7 +21,7 @@ _FOR_TASKS = (
     "pandas",
     "pyspark.worker",
     "waterclock.batching.event_time.kernel",
-    "waterclock.batching.rate.kernel",
+    "waterclock.batching.rate.by_column.kernel",
     "waterclock.spark.packing_kernel",
     "waterclock.spark.batch_bytes_kernel",
     "waterclock.spark.streaming.judging",

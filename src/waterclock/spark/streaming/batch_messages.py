@@ -21,9 +21,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from waterclock._support.quoting import quoted
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.spark.options import Opening, plainly
 from waterclock.spark.packing import row_counts
 from waterclock.spark.session.workers import freezing_imports

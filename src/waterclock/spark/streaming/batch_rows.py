@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import POSITION_FIELDS, POSITIONED_SCHEMA
 from waterclock.errors import (
     DamagedError,
@@ -20,14 +21,13 @@ from waterclock.errors import (
     UnavailableError,
     WaterclockError,
 )
-from waterclock.quoting import quoted
 from waterclock.spark.batch_bytes import encode_batches
 from waterclock.spark.pace import FIRST_LOOK, MESSAGES_AT_ONCE, MOST_BYTES, Pace
 from waterclock.spark.packing import row_counts, unpack
 from waterclock.time_columns import as_nanoseconds
-from waterclock.topics.damage import OnDamage
-from waterclock.topics.ledger_files import LostFileError
-from waterclock.topics.looking_up import TooManyBytesError, look_up
+from waterclock.topics.catalogue.damage_policy import OnDamage
+from waterclock.topics.reading.looking_up import TooManyBytesError, look_up
+from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
 
 POSITION = tuple(field.name for field in POSITION_FIELDS)

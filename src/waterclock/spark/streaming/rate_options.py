@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
-from waterclock.batching.rate.silence import checked_silence
 from waterclock.time import Duration
 
 

@@ -11,25 +11,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.facts import count, each, parsed, read_as
-from waterclock.batching.rate.columns import compiled, long_calls
+from waterclock.batching.rate.by_column.columns import compiled, long_calls
+from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
+from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.long_call import warn
-from waterclock.batching.rate.many import ManyBatches, RateAwareMany
-from waterclock.batching.rate.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.rule import RateRule, gate_chooser
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.spark.packing import encoded, local_streams
 from waterclock.spark.records import POSITIONED, cells_of_records
 from waterclock.spark.streaming.event_time_rows import begins
-from waterclock.spark.streaming.lives import Lives
 from waterclock.spark.streaming.outcome_rows import OUTCOMES, REASONS, batch_structs
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.slices import slices
+from waterclock.spark.streaming.source_sessions import Lives
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
 from waterclock.time import MAX_NS, MIN_NS
 

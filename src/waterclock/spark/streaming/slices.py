@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.closing import closing_writer
+from waterclock._support.closing import closing_writer
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.spark.many_sources import ManySources, from_packed
 from waterclock.spark.packing import ROWS, encoded, reading_order, renumbered
 from waterclock.spark.records import POSITIONED, Records, cells_of_records
@@ -33,7 +33,7 @@ _IN_MEMORY = 2**16
 _Position = tuple[int, int, int]
 
 
-class Slice(NamedTuple):
+class StreamSlice(NamedTuple):
     """Packed rows to be judged at once.
 
     Attributes
@@ -51,7 +51,7 @@ class Slice(NamedTuple):
     ends: bool
 
 
-def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[Slice]:
+def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[StreamSlice]:
     """Cut rows between sources, and where a source has very many messages, between these; such sources come last.
 
     Parameters
@@ -77,7 +77,7 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
         with closing_writer(pa.ipc.new_stream(file, ROWS)) as writer:
             for rows, begun, ends in _cut(batches, sliced=sliced, by_entry=by_entry):
                 if ends and not begun:
-                    yield Slice(rows, begun, ends)
+                    yield StreamSlice(rows, begun, ends)
                     continue
                 parts = rows.to_batches()
                 waiting.append((len(parts), begun, ends))
@@ -86,10 +86,10 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
         file.seek(0)
         with pa.ipc.open_stream(file) as reader:
             for count, begun, ends in waiting:
-                yield Slice(pa.Table.from_batches(islice(reader, count), ROWS), begun, ends)
+                yield StreamSlice(pa.Table.from_batches(islice(reader, count), ROWS), begun, ends)
 
 
-def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> Iterator[Slice]:
+def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> Iterator[StreamSlice]:
     """Cut rows as `slices` says, in the order in which they come."""
     held: list[pa.Table] = []
     begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
@@ -108,7 +108,7 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
         for first, stop in pairwise(cuts):
             if begun:
                 _split(rows.slice(first, stop - first), judged, by_entry=by_entry)
-            yield Slice(rows.slice(first, stop - first), begun, ends=True)
+            yield StreamSlice(rows.slice(first, stop - first), begun, ends=True)
             begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
         # The last source may go on in the next batch.
         rows = rows.slice(cuts[-1])
@@ -117,14 +117,14 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
             # Where nothing can be judged yet, it is not looked for again with every batch.
             most = max(_MOST_OF_A_SOURCE, 2 * sum(rest.column("count").to_pylist()))
             if ready is not None:
-                yield Slice(ready, begun, ends=False)
+                yield StreamSlice(ready, begun, ends=False)
                 begun = True
             rows = rest
         held = [rows]
     for rows in held:
         if begun:
             _split(rows, judged, by_entry=by_entry)
-        yield Slice(rows, begun, ends=True)
+        yield StreamSlice(rows, begun, ends=True)
 
 
 def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Table | None, pa.Table, _Position]:

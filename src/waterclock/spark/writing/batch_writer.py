@@ -8,16 +8,16 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, short_source
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import encoded
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.peeking import payloads_of
+from waterclock.tables.messages.inspecting.peeking import payloads_of
 
 BATCHES_AT_ONCE = 500
 """Batches a writer puts into a message table in one transaction."""

@@ -20,17 +20,17 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted
 from waterclock.spark.options import plainly
 from waterclock.spark.session.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import POSITION, Payloads, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
-from waterclock.topics.numbering import NumbersUsedError
-from waterclock.topics.producers import forget_producers
+from waterclock.topics.model.producer_state import NumbersUsedError
 from waterclock.topics.topic import Topic
+from waterclock.topics.writing.producers import forget_producers
 
 REASON_HEADER = "waterclock.rejected"
 """Header of a rejected message: why it is in no batch."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted
 from waterclock.spark.reading.column_types import time_problem
 from waterclock.spark.streaming.batch_rows import BATCH_COLUMNS, POSITION
 from waterclock.spark.writing.batch_writer import BatchWriter

@@ -6,13 +6,13 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from waterclock._support.quoting import quoted
 from waterclock.connection import Database, connect
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.spark.options import Opening, known_only, needed, truth
 from waterclock.spark.streaming.batch_rows import Payloads
-from waterclock.topics.damage import OnDamage, check_on_damage
-from waterclock.topics.names import check_name
+from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
+from waterclock.topics.model.names import check_name
 from waterclock.topics.topic import Topic
 
 _KNOWN = (

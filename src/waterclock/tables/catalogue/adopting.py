@@ -11,11 +11,11 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.types import TypeEngine
 
+from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import message_tables
+from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import table_dialect
 from waterclock.tables.catalogue.creating import ensure_dead_letter_table, register
 from waterclock.tables.model.options import DURATIONS, IdType, Payload, TableOptions

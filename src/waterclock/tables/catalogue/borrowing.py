@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 
 _VERBS = ("do_begin", "do_commit", "do_rollback", "do_close", "do_terminate")
 _ALIKE = {"pymysql", "MySQLdb"}  # one was written in the other's place, and so they take the same statements

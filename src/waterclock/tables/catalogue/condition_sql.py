@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.tables.model import condition as tree
 from waterclock.tables.model.condition_parser import refuse
 

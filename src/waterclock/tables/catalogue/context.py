@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from waterclock.database.alike import alike
 from waterclock.database.backend import Backend
-from waterclock.tables.databases.claiming_rows import Marks
+from waterclock.database.shared_compile_cache import alike
+from waterclock.tables.databases.claiming_rows import ClaimCursor
 from waterclock.tables.databases.inserting import DrawnIds
 from waterclock.tables.databases.mariadb.tables import MariadbTables
 from waterclock.tables.databases.postgresql.tables import PostgresqlTables
 from waterclock.tables.databases.sqlite.tables import SqliteTables
 from waterclock.tables.databases.table_dialect import TableDialect
-from waterclock.tables.model.backoff import Backoff
-from waterclock.tables.model.claim import Reached
-from waterclock.tables.model.cron import Ticks
-from waterclock.tables.model.narrowing import Narrowing
+from waterclock.tables.model.claims.claim import Reached
+from waterclock.tables.model.claims.narrowing import Narrowing
+from waterclock.tables.model.claims.passed_by import PassedBy
 from waterclock.tables.model.options import TableOptions
-from waterclock.tables.model.passed_by import PassedBy
 from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
-from waterclock.tables.model.sweeps import Sweeps
+from waterclock.tables.model.timing.backoff import Backoff
+from waterclock.tables.model.timing.cron import Ticks
+from waterclock.tables.model.timing.sweeps import Sweeps
 
 _DIALECTS: dict[str, TableDialect] = {
     "sqlite": SqliteTables(),
@@ -86,7 +86,7 @@ class TableContext:
     sql: TableDialect
     revision: int
     paused_until: int | None
-    marks: Marks = field(default_factory=Marks)
+    marks: ClaimCursor = field(default_factory=ClaimCursor)
     reached: Reached = field(default_factory=Reached)
     sweeps: Sweeps = field(default_factory=Sweeps)
     purge_place: PurgePlace = field(default_factory=PurgePlace)

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
-from waterclock.database.table_catalogue import message_tables
+from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.table_row import find, forget
 from waterclock.tables.catalogue.totals import start_totals

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import totals
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.table_catalogue import totals
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.model.rate import Rate
+from waterclock.tables.model.timing.rate import Rate
 
 
 def rate_of(context: TableContext) -> Rate | None:

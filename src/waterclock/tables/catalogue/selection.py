@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.condition_sql import Binder, check_parameters
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.model.condition_parser import parse_condition, parse_order

@@ -10,13 +10,20 @@ from typing import Any, NoReturn
 
 import sqlalchemy as sa
 
-from waterclock import moments
+from waterclock._support import moments
+from waterclock._support.quoting import unknown_name
 from waterclock.database.backend import Backend
-from waterclock.database.kept import Kept
-from waterclock.database.table_catalogue import consumers, groups, heartbeats, message_tables, schedules, unique_keys
-from waterclock.database.upkeep_catalogue import forget_upkeep
+from waterclock.database.per_database_cache import PerDatabaseCache
+from waterclock.database.schema.table_catalogue import (
+    consumers,
+    groups,
+    heartbeats,
+    message_tables,
+    schedules,
+    unique_keys,
+)
+from waterclock.database.schema.upkeep_catalogue import forget_upkeep
 from waterclock.errors import NotFoundError, RefusedError
-from waterclock.quoting import unknown_name
 from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.totals import drop_totals
 from waterclock.tables.model.options import TableOptions
@@ -209,5 +216,5 @@ class _Look:
             return self._seen
 
 
-_looks = Kept[dict[str, _Look]](lambda _: {})
+_looks = PerDatabaseCache[dict[str, _Look]](lambda _: {})
 """By the name of the table."""

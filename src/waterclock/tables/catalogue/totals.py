@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from waterclock.database.schema.table_catalogue import totals
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.table_catalogue import totals
 
 
 def add_totals(connection: SqlConnection, table_id: int, *, purged: int = 0, sent: int = 0) -> None:

@@ -11,11 +11,12 @@ from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
-from waterclock.tables.messages import acking, locking
-from waterclock.tables.messages.acking import is_of_one_claim
-from waterclock.tables.messages.process_heartbeat import note_acked
-from waterclock.tables.messages.putting import check_id
-from waterclock.tables.model.leased import Acked, Leased
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.messages.finishing.acking import is_of_one_claim
+from waterclock.tables.messages.putting.putting import check_id
+from waterclock.tables.messages.rows import locking
+from waterclock.tables.messages.rows.process_heartbeat import note_acked
+from waterclock.tables.model.claims.leased import Acked, Leased
 
 
 def ack_together(context: TableContext, callers: CallerConnections, given: Sequence[Any], connection: Any) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.errors import TimedOutError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat, NoHeartbeat
-from waterclock.tables.messages.process_heartbeat import OpenSubscription, ProcessHeartbeat
+from waterclock.tables.messages.rows.process_heartbeat import OpenSubscription, ProcessHeartbeat
 
 RETRY_EVERY = 0.2
 """Seconds between two claims while the database is away: it may be back at any moment."""

@@ -11,9 +11,9 @@ import os
 import threading
 from weakref import WeakSet
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.deadlines import at_most
-from waterclock.database.kept import Kept
+from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import TableRow
@@ -49,7 +49,7 @@ class _Living:
             return list(self._all)
 
 
-_living = Kept[dict[int, _Living]](lambda _: {})
+_living = PerDatabaseCache[dict[int, _Living]](lambda _: {})
 """By the number of the table."""
 
 

@@ -11,27 +11,27 @@ from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import sqlalchemy as sa
 
-from waterclock import moments
-from waterclock.database.kept import built_once
+from waterclock._support import moments
+from waterclock._support.pickling import refuse_pickling
+from waterclock._support.quoting import said_of
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
-from waterclock.pickling import refuse_pickling
-from waterclock.quoting import said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.heartbeat import beat_after, heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
-from waterclock.tables.messages import acking, extending
-from waterclock.tables.messages.dead_letters import bury_leased, dies_when_given_back, exhausted_reason
-from waterclock.tables.messages.process_heartbeat import changing
-from waterclock.tables.messages.putting import MessageId
-from waterclock.tables.model.claim import Claimed
-from waterclock.tables.model.epochs import MOST_COUNTED
-from waterclock.tables.model.leased import Held, Leased
-from waterclock.tables.model.reading import unreadable
+from waterclock.tables.messages.finishing import acking, extending
+from waterclock.tables.messages.finishing.dead_letters import bury_leased, dies_when_given_back, exhausted_reason
+from waterclock.tables.messages.putting.putting import MessageId
+from waterclock.tables.messages.rows.process_heartbeat import changing
+from waterclock.tables.model.claims.claim import Claimed
+from waterclock.tables.model.claims.epochs import MOST_COUNTED
+from waterclock.tables.model.claims.leased import Held, Leased
 from waterclock.tables.model.schema import user_column_names
-from waterclock.tables.model.texts import storable
+from waterclock.tables.model.values.reading import unreadable
+from waterclock.tables.model.values.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
 _T = TypeVar("_T")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.messages import acking
+from waterclock.tables.messages.finishing import acking
 
 LOOK_AGAIN_AFTER = int(LOOK_EVERY * 1_000_000_000)
 """For how long what is known of a message that waits is taken for granted, ns."""

@@ -9,9 +9,9 @@ from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.databases.table_dialect import pieces
-from waterclock.tables.messages.acking import run
-from waterclock.tables.messages.extending import extend_all, extend_rows
-from waterclock.tables.model.leased import Held, Leased
+from waterclock.tables.messages.finishing.acking import run
+from waterclock.tables.messages.finishing.extending import extend_all, extend_rows
+from waterclock.tables.model.claims.leased import Held, Leased
 
 
 def extend_together(context: TableContext, deliveries: Sequence[Delivery], duration: int) -> int:

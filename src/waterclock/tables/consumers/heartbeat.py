@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.backend import Backend
 from waterclock.database.deadlines import answers_within, at_most
-from waterclock.database.kept import Kept
+from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.undecided import Undecided, find_out
-from waterclock.tables.messages import acking, extending
-from waterclock.tables.model.leased import Held
+from waterclock.tables.messages.finishing import acking, extending
+from waterclock.tables.model.claims.leased import Held
 
 _SECOND = 1_000_000_000
 _IDLE = 10.0  # s after which a thread that has nothing to keep ends
@@ -279,7 +279,7 @@ def _see_cancelled(deliveries: Sequence[HandledDelivery]) -> None:
             one.cancel()
 
 
-_heartbeats = Kept[Heartbeat](lambda _: Heartbeat())
+_heartbeats = PerDatabaseCache[Heartbeat](lambda _: Heartbeat())
 
 
 def heartbeat_of(backend: Backend) -> Heartbeat:

@@ -13,9 +13,9 @@ from collections.abc import Hashable
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.backend import Backend
-from waterclock.database.kept import Kept
+from waterclock.database.per_database_cache import PerDatabaseCache
 
 LEADS_FOR = 3.0
 """Seconds without a sign of the leader after which another one leads: its thread waits for something else."""
@@ -80,7 +80,7 @@ class IdleConsumers:
             each.nudge()
 
 
-_idle = Kept[dict[Hashable, IdleConsumers]](lambda _: {})
+_idle = PerDatabaseCache[dict[Hashable, IdleConsumers]](lambda _: {})
 
 
 def idle_consumers(backend: Backend, what: Hashable) -> IdleConsumers:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.messages import acking
-from waterclock.tables.model.leased import Leased
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.model.claims.leased import Leased
 
 PATIENCE = 1.0
 """Seconds for which a consumer that leaves waits for others who write, or have locked what it has.

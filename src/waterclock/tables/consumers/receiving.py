@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
@@ -21,14 +21,14 @@ from waterclock.tables.catalogue.selection import Bound, Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages.claiming import claim, claim_within, is_idle, next_due
-from waterclock.tables.messages.claiming_again import TakenBefore, numbered, trying
-from waterclock.tables.messages.dead_letters import bury_claimed, is_exhausted
-from waterclock.tables.messages.expiring import expire_claimed
-from waterclock.tables.messages.healing import heal
-from waterclock.tables.messages.process_heartbeat import process_heartbeat
-from waterclock.tables.messages.refused_claims import claim_past, claim_refused_again, excluding
-from waterclock.tables.model.claim import Claimed, Unanswered, Wanted
+from waterclock.tables.messages.claiming.claiming import claim, claim_within, is_idle, next_due
+from waterclock.tables.messages.claiming.lost_claims import TakenBefore, numbered, trying
+from waterclock.tables.messages.claiming.refused_claims import claim_past, claim_refused_again, excluding
+from waterclock.tables.messages.finishing.dead_letters import bury_claimed, is_exhausted
+from waterclock.tables.messages.finishing.expiring import expire_claimed
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.upkeep.reconcile import heal
+from waterclock.tables.model.claims.claim import Claimed, Unanswered, Wanted
 
 _log = logging.getLogger(__name__)
 

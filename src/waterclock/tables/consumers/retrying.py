@@ -11,9 +11,10 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide
-from waterclock.tables.messages import acking, locking
-from waterclock.tables.messages.acking import back_off_at_once, is_one_update
-from waterclock.tables.messages.dead_letters import bury, dies_when_given_back, exhausted_reason
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.messages.finishing.acking import back_off_at_once, is_one_update
+from waterclock.tables.messages.finishing.dead_letters import bury, dies_when_given_back, exhausted_reason
+from waterclock.tables.messages.rows import locking
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
 _T = TypeVar("_T")

@@ -10,8 +10,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from typing import Any, NoReturn, Self
 
-from waterclock import moments
-from waterclock.closing import Closing
+from waterclock._support import moments
+from waterclock._support.closing import Closing
+from waterclock._support.pickling import refuse_pickling
+from waterclock._support.quoting import in_a_line, said_of
 from waterclock.errors import (
     ForbiddenError,
     InvalidArgumentError,
@@ -20,8 +22,6 @@ from waterclock.errors import (
     TimedOutError,
     UnavailableError,
 )
-from waterclock.pickling import refuse_pickling
-from waterclock.quoting import in_a_line, said_of
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import select_on
@@ -37,12 +37,12 @@ from waterclock.tables.consumers.receiving import Request, pause, receive, secon
 from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages import acking
-from waterclock.tables.messages.expiring import expire_some, expire_unstarted
-from waterclock.tables.messages.process_heartbeat import process_heartbeat
-from waterclock.tables.messages.purging import purge_some
-from waterclock.tables.messages.unique_keys import purge_keys
-from waterclock.tables.model.rate import Rate
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.messages.finishing.expiring import expire_some, expire_unstarted
+from waterclock.tables.messages.putting.unique_keys import purge_keys
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.upkeep.purging import purge_some
+from waterclock.tables.model.timing.rate import Rate
 
 _SECOND = 1_000_000_000
 

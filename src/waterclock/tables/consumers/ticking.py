@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.errors import ForbiddenError, WaterclockError
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, TableRow
-from waterclock.tables.messages.scheduling import tick
+from waterclock.tables.messages.putting.scheduling import tick
 
 _SECOND = 1_000_000_000
 _PATIENCE = 1.0  # s; other beats are not held up for longer

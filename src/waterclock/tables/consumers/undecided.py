@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.messages import acking, locking
-from waterclock.tables.model.leased import Leased
+from waterclock.tables.messages.finishing import acking
+from waterclock.tables.messages.rows import locking
+from waterclock.tables.model.claims.leased import Leased
 
 _PATIENCE = 0.5
 """Seconds for which a database where writers take turns is asked whether the caller's transaction has ended."""

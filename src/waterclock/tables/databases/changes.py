@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import Protocol
 
-from waterclock import moments
+from waterclock._support import moments
 
 _FIRST_LOOK = 0.002  # s
 _GROWTH = 1.5

@@ -10,10 +10,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock import moments
-from waterclock.database.kept import built_once
+from waterclock._support import moments
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.tables.model.claim import LOOK_BACK_EVERY, Claimed, Wanted
+from waterclock.tables.model.claims.claim import LOOK_BACK_EVERY, Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting, not_acked
 from waterclock.time import MIN_NS
 
@@ -97,7 +97,7 @@ class Walks:
         self._walk *= _FADES
 
 
-class Marks:
+class ClaimCursor:
     """How far the claims of one consumer have come: for each priority, before which time_next nothing is due any more.
 
     What was claimed and acked stays in a database's index until no snapshot can see it, and a claim that begins at the

@@ -9,10 +9,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock import moments
-from waterclock.database.kept import built_once
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.database.per_database_cache import built_once
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 
 _BUSY = 1.0  # s; who puts again within this draws ahead
 _MOST_AHEAD = 8192  # ids

@@ -16,7 +16,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
-from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem

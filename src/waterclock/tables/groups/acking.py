@@ -7,16 +7,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.direct import Direct, execute_all, execute_later
-from waterclock.database.kept import built_once
+from waterclock._support.quoting import quoted
+from waterclock.database.driver_fast_path import Direct, execute_all, execute_later
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import OrderError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.heads import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
+from waterclock.tables.groups.group_state import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
 from waterclock.tables.groups.routing import group_of, is_unrouted
-from waterclock.tables.model.epochs import uncounted_sql
-from waterclock.tables.model.leased import Acked, Leased
+from waterclock.tables.model.claims.epochs import uncounted_sql
+from waterclock.tables.model.claims.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
 from waterclock.time import MAX_NS
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import NAMED_AT_ONCE, pieces
-from waterclock.tables.groups.heads import UNGROUPED
+from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.schema import is_expired, is_waiting
 

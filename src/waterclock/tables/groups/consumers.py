@@ -7,13 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.direct import Asked, execute_later
-from waterclock.database.kept import built_once
+from waterclock.database.driver_fast_path import Asked, execute_later
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.table_catalogue import consumers, groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
-from waterclock.tables.groups.heads import (
+from waterclock.tables.groups.group_state import (
     UNASSIGNED,
     Out,
     belongs_to,

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.table_catalogue import groups
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.consumers import living_consumers
-from waterclock.tables.groups.heads import UNASSIGNED, UNGROUPED, lock_free_groups, lock_out, these_groups
+from waterclock.tables.groups.group_state import UNASSIGNED, UNGROUPED, lock_free_groups, lock_out, these_groups
 from waterclock.tables.groups.routing import group_of, is_unrouted
 from waterclock.tables.model.schema import CANCELLED
 from waterclock.tables.model.states import (

@@ -14,13 +14,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from waterclock.database.direct import Asked
-from waterclock.database.kept import built_once
+from waterclock.database.driver_fast_path import Asked
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups, message_tables
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.table_catalogue import groups, message_tables
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT
-from waterclock.tables.groups.heads import UNGROUPED, locking_free, settle, settling_kept, these_groups
+from waterclock.tables.groups.group_state import UNGROUPED, locking_free, settle, settling_kept, these_groups
 from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000

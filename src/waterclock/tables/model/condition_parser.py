@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar, cast
 
-from waterclock.database.types import BIGINTS
+from waterclock._support.quoting import quoted
+from waterclock.database.schema.types import BIGINTS
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.tables.model.condition import (
     All,
     Any,

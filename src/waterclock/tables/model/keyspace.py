@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 
 KEYSPACE_END = 1 << 64
 """The keyspace id after the last one."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_args
 
+from waterclock._support.quoting import quoted, unknown_name
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted, unknown_name
-from waterclock.tables.model.backoff import LONGEST_GIVEN, Backoff
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
+from waterclock.tables.model.timing.backoff import LONGEST_GIVEN, Backoff
 from waterclock.time import Duration, to_duration
 
 Groups = Literal["exclusive", "sequenced"]

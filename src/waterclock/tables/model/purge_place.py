@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waterclock import moments
+from waterclock._support import moments
 
 _TELL_EVERY = 60_000_000_000
 """Refused messages are reported once in so long, ns, since they are met again in each round."""

@@ -12,12 +12,12 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
 
-from waterclock.database.kept import built_once
-from waterclock.database.types import BigInt, Json, Key, LongText, Name
+from waterclock._support.quoting import quoted
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
-from waterclock.quoting import quoted
 from waterclock.tables.model.options import IdType, Payload, TableOptions
-from waterclock.tables.model.reading import Guarded, Unreadable
+from waterclock.tables.model.values.reading import Guarded, Unreadable
 from waterclock.time import MAX_NS, MIN_NS
 
 IdItem = sa.Identity | sa.DefaultClause

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any
 
+from waterclock._support.quoting import quoted, said_of
 from waterclock.errors import DamagedError, SchemaError
-from waterclock.quoting import quoted, said_of
 from waterclock.tables.payloads.comparing import is_same
 from waterclock.tables.payloads.types import (
     FROM_TEXT,

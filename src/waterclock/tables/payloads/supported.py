@@ -6,7 +6,7 @@ import itertools
 import typing
 from typing import Any
 
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
 from waterclock.tables.payloads.types import (
     FROM_TEXT,
     LISTS,

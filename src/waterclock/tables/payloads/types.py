@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
 
 JSON_SCALARS = (str, int, float, bool, type(None))
 SCALARS = (*JSON_SCALARS, bytes)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from waterclock._support.quoting import quoted, said_of
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted, said_of
 from waterclock.tables.payloads.comparing import first_difference
 from waterclock.tables.payloads.reading import MisfitError, read_payload
 from waterclock.tables.payloads.supported import why_unreadable

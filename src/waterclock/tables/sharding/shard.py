@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
 from waterclock.tables.message_table import MessageTable

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from waterclock.closing import Closing
+from waterclock._support.closing import Closing
+from waterclock._support.pickling import refuse_pickling
+from waterclock._support.quoting import quoted
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
-from waterclock.pickling import refuse_pickling
-from waterclock.quoting import quoted
 from waterclock.tables.model.keyspace import KeyRange, check_cover
 from waterclock.tables.sharding.shard import Opened, Shard
 from waterclock.tables.sharding.sharded_table import ShardedTable

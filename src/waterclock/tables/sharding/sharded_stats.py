@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from waterclock.tables.messages.stats import TableStats
+from waterclock.tables.messages.inspecting.stats import TableStats
 
 _ONE_OF_THEM = ("oldest_age", "failure")
 

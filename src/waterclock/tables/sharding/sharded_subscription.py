@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Self
 
-from waterclock import moments
-from waterclock.closing import Closing
+from waterclock._support import moments
+from waterclock._support.closing import Closing
+from waterclock._support.pickling import refuse_pickling
 from waterclock.errors import UnavailableError
-from waterclock.pickling import refuse_pickling
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard

@@ -7,22 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from heapq import merge
 from typing import Any, NoReturn, TypeVar, Unpack
 
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.message_schedules import MessageSchedules
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.explaining import Explanation
-from waterclock.tables.messages.peeking import Peeked
-from waterclock.tables.messages.putting import MessageId, PutIds, check_id
-from waterclock.tables.messages.scheduling import check_name
-from waterclock.tables.messages.stats import TableStats
-from waterclock.tables.model.arguments import many, one_or_many
+from waterclock.tables.messages.inspecting.explaining import Explanation
+from waterclock.tables.messages.inspecting.peeking import Peeked
+from waterclock.tables.messages.inspecting.stats import TableStats
+from waterclock.tables.messages.putting.putting import MessageId, PutIds, check_id
+from waterclock.tables.messages.putting.scheduling import check_name
 from waterclock.tables.model.keyspace import choose, keyspace_id
 from waterclock.tables.model.options import OptionChanges, TableOptions, check_count
 from waterclock.tables.model.schema import DIED
+from waterclock.tables.model.values.arguments import many, one_or_many
 from waterclock.tables.sharding.shard import Shard
 from waterclock.tables.sharding.sharded_putting import put_over_shards, put_with
 from waterclock.tables.sharding.sharded_stats import ShardedStats

@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.table_catalogue import message_tables
+from waterclock._support.quoting import quoted
+from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.errors import InvalidArgumentError
-from waterclock.quoting import quoted
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.options import TableOptions

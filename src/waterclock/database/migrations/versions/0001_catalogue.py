@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-from waterclock.database import table_catalogue, topic_catalogue, upkeep_catalogue
-from waterclock.database.catalogue import metadata
+from waterclock.database.schema import table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema.catalogue import metadata
 
 revision = "0001"
 down_revision = None

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from waterclock.database.alike import alike
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 

@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.schema import DDL
 
+from waterclock.tables.model.claims.epochs import times_sent_sql
 from waterclock.tables.model.days import DAY, Gone
-from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.options import IdType
 
 _LATER = "PARTITION p_undated VALUES LESS THAN MAXVALUE"

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DDL, CreateIndex, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
@@ -18,9 +18,9 @@ from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.table_dialect import TableDialect
-from waterclock.tables.model.claim import Wanted
+from waterclock.tables.model.claims.claim import Wanted
+from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
-from waterclock.tables.model.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
 from waterclock.tables.databases.claiming_rows import (
     ABOVE_EVERY_PRIORITY,
     BEFORE_EVERY_TIME,
@@ -15,9 +15,9 @@ from waterclock.tables.databases.claiming_rows import (
     columns_read,
 )
 from waterclock.tables.databases.postgresql.bigints import Bigints
-from waterclock.tables.model.backoff import Backoff
-from waterclock.tables.model.epochs import after_claim_sql
+from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
+from waterclock.tables.model.timing.backoff import Backoff
 
 # As a text, because a number so low is none of PostgreSQL's bigints before its sign is seen.
 _FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 
-from waterclock.database.alike import alike
-from waterclock.database.direct import Direct
-from waterclock.database.kept import built_once
+from waterclock.database.driver_fast_path import Direct
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.schema import PARTITIONED, Text

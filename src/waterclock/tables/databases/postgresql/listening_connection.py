@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.backend import Backend
 from waterclock.database.deadlines import at_most, lent, returned
-from waterclock.database.kept import Kept
+from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.tables.databases.changes import Stop
 
 WAITING, WRITING = 0x57A70001, 0x57A70002
@@ -260,7 +260,7 @@ def _channel(backend: Backend, name: str) -> str:
     return backend.engine.dialect.identifier_preparer.quote_identifier(CHANNEL + name)
 
 
-_connections = Kept[ListeningConnection](lambda _: ListeningConnection())
+_connections = PerDatabaseCache[ListeningConnection](lambda _: ListeningConnection())
 
 
 def listening_connection(backend: Backend) -> ListeningConnection:

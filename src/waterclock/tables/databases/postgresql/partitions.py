@@ -18,8 +18,8 @@ from sqlalchemy.schema import DDL, CreateTable
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.indexes import index_expiring
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.model.claims.epochs import times_sent_sql
 from waterclock.tables.model.days import DAY, Gone
-from waterclock.tables.model.epochs import times_sent_sql
 from waterclock.tables.model.options import IdType
 
 _UNIQUE_VIOLATION = "23505"

@@ -11,11 +11,11 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
 from sqlalchemy.types import TypeEngine
 
-from waterclock.database.alike import alike
 from waterclock.database.backend import Backend
-from waterclock.database.direct import Direct
+from waterclock.database.driver_fast_path import Direct
 from waterclock.database.engines.postgresql import is_pooled
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
@@ -28,7 +28,7 @@ from waterclock.tables.databases.postgresql.inserting import insert_fresh, inser
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
 from waterclock.tables.databases.table_dialect import KEPT, TableDialect
-from waterclock.tables.model.claim import Claimed, Wanted
+from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem

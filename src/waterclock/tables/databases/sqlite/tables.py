@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL
 
-from waterclock.database.alike import alike
 from waterclock.database.backend import Backend
-from waterclock.database.kept import built_once
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
@@ -22,7 +22,7 @@ from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
-from waterclock.tables.model.epochs import after_claim_sql
+from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import OWN_COLUMNS, IdItem
 

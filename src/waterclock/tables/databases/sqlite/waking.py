@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waterclock import moments
+from waterclock._support import moments
 from waterclock.database.backend import Backend
 from waterclock.database.forking import prepare_for_forks
 from waterclock.tables.databases.changes import Stop

@@ -1,0 +1,96 @@
+"""How an error quotes a value: whole where it is short, else its beginning and how long it is.
+
+What a caller gave by mistake may be a file's content. Whole in an error it would fill a log, and travel to wherever
+the error does. It may also be a URL, which is quoted without its user and password.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_WHOLE = 160
+"""Characters of a value's own spelling up to which it is quoted whole."""
+
+_BEGINNING = 80
+
+_LOOKED_AT = 500
+"""So much of a value is looked at for what is not to be shown: a password may end after what is quoted."""
+
+_SIGN_IN = re.compile(r"(://)\S+@")
+_SIGN_IN_BYTES = re.compile(_SIGN_IN.pattern.encode())
+"""The user and password of a URL, up to its last @: a password may contain an unquoted @ or slash."""
+
+_TEXT = 1000
+"""Characters of a whole error text, quoted values and all."""
+
+_TEXT_END = 300
+"""An error ends with the remedy, so its end stays as well."""
+
+
+_BULK = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "__array__")
+"""What tables, frames and arrays of any library have: their ``repr`` prints the data in them."""
+
+
+def quoted(value: object) -> str:
+    """Spell a value as ``repr`` does, cut where it is long. Of a table, frame or array, name the type and length."""
+    if _is_bulk(value):
+        return f"<{_type_and_length(value)}>"
+    if isinstance(value, list | tuple) and any(map(_is_bulk, value)):
+        return f"<{_type_and_length(value)}: tables, frames or arrays>"
+    if isinstance(value, str | bytes | bytearray):
+        known = value[:_LOOKED_AT]
+        known = _SIGN_IN.sub(r"\1***@", known) if isinstance(known, str) else _SIGN_IN_BYTES.sub(rb"\1***@", known)
+        if len(value) <= _WHOLE:
+            return repr(known)
+        return f"{known[:_BEGINNING]!r}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # a value that cannot be spelled, as an int of 5,000 digits, is no less wrong
+        return f"<{type(value).__name__} that cannot be shown>"
+    known = _SIGN_IN.sub(r"\1***@", text[:_LOOKED_AT])
+    return known if len(text) <= _WHOLE else f"{known[:_BEGINNING]}… ({len(text)} characters)"
+
+
+def _is_bulk(value: object) -> bool:
+    # A number of numpy's has __array__, too, and no dimension.
+    return any(hasattr(type(value), name) for name in _BULK) and getattr(value, "ndim", None) != 0
+
+
+def _type_and_length(value: Any) -> str:
+    try:
+        return f"{type(value).__name__} of length {len(value)}"
+    except TypeError:  # a lazy frame or a reader of batches
+        return type(value).__name__
+
+
+def unknown_name(what: str, name: object, known: Iterable[str], remedy: str, within: str = "") -> str:
+    """Write the error of a name that is not known: with the nearest known name, or else with the remedy."""
+    near = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else []  # callers check no types
+    where = f" in {within}" if within else ""
+    return f"no {what} named {quoted(name)}{where}; {f'did you mean {quoted(near[0])}?' if near else remedy}"
+
+
+def cut(text: str) -> str:
+    """Cut an error's text in its middle where it is long: what another program's error says may quote anything."""
+    if len(text) <= _TEXT:
+        return text
+    left_out = len(text) - _TEXT
+    return f"{text[: _TEXT - _TEXT_END]}… ({left_out} characters left out) …{text[-_TEXT_END:]}"
+
+
+def said_of(error: BaseException) -> str:
+    """Give an exception's type and text; the type alone where it has no text, or fails to give it."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # an exception of a handler's may do anything
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def in_a_line(text: str | None) -> str:
+    """Show a text in a line of a log: cut where it is long, and what would move a terminal's cursor as its escape."""
+    shown = cut(text or "")
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)

@@ -1,0 +1,1 @@
+"""Batching by rate over whole columns: the compiled kernel."""

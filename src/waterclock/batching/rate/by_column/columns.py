@@ -1,0 +1,420 @@
+"""Batching by rate over columns: the same rules as `RateAwareBatcher`, for many calls at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from waterclock._support.quoting import quoted
+from waterclock.batching.rate.by_column.columns_state import RateColumnsState
+from waterclock.batching.rate.long_call import warn
+from waterclock.batching.rate.rule import ERA, Gated, RateRule, gate_chooser
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.time import MAX_NS, Duration
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_MESSAGES = 2**31 - 1
+
+
+class RateBatches(NamedTuple):
+    """The batches that some calls closed, in order of closing.
+
+    Attributes
+    ----------
+    starts, ends, closed_at
+        As of `Batch`, int64 ns.
+    reasons
+        As of `Batch`.
+    offsets
+        Batch k holds ``messages[offsets[k]:offsets[k + 1]]``; int64, one more than batches.
+    messages
+        Numbers of messages in the order in which they joined their batch, int64; the first message ever is number 0.
+    """
+
+    starts: Ints
+    ends: Ints
+    closed_at: Ints
+    reasons: tuple[str, ...]
+    offsets: Ints
+    messages: Ints
+
+    def batch_of(self, count: int, first: int = 0) -> Ints:
+        """Turn the batches around: the batch (its place here) of the messages ``first`` and following, -1 for none."""
+        batch_of = np.full(count, -1, np.int64)
+        numbers = self.messages - first
+        within = (numbers >= 0) & (numbers < count)
+        batches = np.repeat(np.arange(len(self.starts)), np.diff(self.offsets))
+        batch_of[numbers[within]] = batches[within]
+        return batch_of
+
+
+class RateAwareColumns:
+    """Batches the messages of one source like `RateAwareBatcher`, from arrays, many calls at a time.
+
+    What is in no batch is kept, as stream, event time and number only, and laid out anew at every `add`; so give many
+    calls at once.
+
+    Parameters
+    ----------
+    streams
+        The names of the streams that the numbers in `add` stand for.
+    batch_length, timeout, gated
+        As of `RateAwareBatcher`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an option that cannot be meant.
+    UnavailableError
+        Where no folder can be written in which Numba could keep the compiled code.
+
+    Notes
+    -----
+    Source: *RateAwareMessageBatcher* of ESS livedata; the rules stand in `RateAwareBatcher`. Compiled code is kept
+    beside the package or in the user's cache folder: only the very first use waits, some 15 s.
+    """
+
+    __slots__ = (
+        "_codes",
+        "_count",
+        "_factor",
+        "_facts",
+        "_names",
+        "_numbers",
+        "_paused",
+        "_rings",
+        "_row_of",
+        "_times",
+        "_tracks",
+        "_waits_for",
+    )
+
+    def __init__(
+        self,
+        streams: Sequence[str],
+        batch_length: Duration = "1s",
+        timeout: Duration | float | None = None,
+        gated: Gated = True,
+    ) -> None:
+        rule = RateRule.checked(batch_length, timeout)
+        if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+            raise InvalidArgumentError(f"streams: {quoted(streams)} is no list; give the names of the streams")
+        self._names = list(streams)
+        self._factor = rule.factor
+        may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
+        kernel = compiled()
+        self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
+        self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
+        self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
+        self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
+        self._tracks[:, kernel.MAY_GATE] = may_gate
+        self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
+        self._paused = True  # no time passes for the clock until it is read again
+        self._count = 0
+        self._codes = np.empty(0, np.uint32)
+        self._times = np.empty(0, np.int64)
+        self._numbers = np.empty(0, np.int64)
+        self._waits_for = np.empty(0, np.int32)
+
+    @property
+    def batch_length(self) -> int:
+        """Length of the window in progress, ns."""
+        return int(self._facts[compiled().LENGTH])
+
+    @property
+    def buffered(self) -> int:
+        """How many messages are in the window in progress or wait for later ones."""
+        return len(self._times)
+
+    def set_batch_length(self, batch_length: Duration) -> None:
+        """Change the length from the next window on; the timeout stays in proportion.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a length that is not above zero or beyond 30 days.
+        """
+        kernel = compiled()
+        rule = RateRule.of(self.batch_length, self._factor).with_length(batch_length)
+        begun = self._facts[kernel.BEGUN]
+        columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
+        self._facts[columns] = in_kernel(rule)
+
+    @property
+    def kept(self) -> Ints:
+        """The numbers of those messages, int64: what `RateBatches.messages` of later calls may name of earlier ones."""
+        return self._numbers
+
+    def fits(self, streams: int, buffered: int, taken: int) -> bool:
+        """Tell whether it knows that many streams, keeps that many messages, and has seen that many ever."""
+        return (len(self._row_of) - 1, self.buffered, self._count) == (streams, buffered, taken)
+
+    def admit(self, streams: Sequence[str], gated: Gated = True) -> None:
+        """Learn the names of further streams; they have the next numbers.
+
+        Parameters
+        ----------
+        streams
+            Names not known so far.
+        gated
+            Which of them may gate.
+        """
+        may_gate = np.array(list(map(gate_chooser(gated), streams)), np.bool_)
+        riding = len(self._row_of) - 1
+        added = len(may_gate)
+        tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
+        tracks[:, compiled().MAY_GATE] = may_gate
+        rings = np.zeros((added, self._rings.shape[1]), np.int64)
+        # Those that ride share the last row, which moves.
+        self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
+        self._rings = np.concatenate([self._rings[:riding], rings, self._rings[riding:]])
+        rows = np.where(may_gate, riding + np.arange(added), riding + added).astype(np.uint32)
+        moved = [_moved(self._row_of, riding, added), _moved(self._codes, riding, added)]
+        self._row_of = np.concatenate([moved[0][:-1], rows, moved[0][-1:]])
+        self._codes = moved[1]
+        self._waits_for = _moved(self._waits_for, riding, added)
+        self._names += streams
+
+    def add(
+        self,
+        streams: npt.NDArray[Any],
+        event_times: npt.NDArray[Any],
+        calls: npt.NDArray[Any] | None = None,
+        clock: npt.NDArray[Any] | None = None,
+        *,
+        flush: bool = False,
+    ) -> RateBatches:
+        """Take in the messages of many calls, and give out the batches that close.
+
+        Parameters
+        ----------
+        streams
+            Number of each message's stream: its place in the names given at first.
+        event_times
+            Whole numbers, ns.
+        calls
+            Where calls begin and end: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
+            the number of messages, never descending. Default: all came together.
+        clock
+            What a clock showed at each call, int64 ns, for the stall rule only. Without it no time passes, and of the
+            stall rule the part that works by event time applies. Call without messages to have the clock looked at.
+        flush
+            Give out everything in the end.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For arrays of different lengths, numbers of unknown streams, calls that leave messages out, a clock that
+            was not read once a call, 2**31 messages or more, and arrays of anything but whole numbers: floats,
+            booleans, NumPy's datetimes, which have no time zone.
+
+        Warns
+        -----
+        LongCallWarning
+            For a call that brings a stream's messages from more than 1000 lengths, by the stream's name.
+        """
+        codes = _plain(streams, "streams")
+        times = _plain(event_times, "event_times")
+        bounds = np.array([0, len(times)], np.int64) if calls is None else _plain(calls, "calls")
+        readings = np.empty(0, np.int64) if clock is None else _plain(clock, "clock")
+        self._check(codes, times, bounds)
+        if clock is not None and len(readings) != len(bounds) - 1:
+            raise InvalidArgumentError(
+                f"clock: {len(readings)} readings for {len(bounds) - 1} calls; give what it showed at each call"
+            )
+        self._warn_of_long_calls(codes, times, bounds)
+        self._paused |= clock is None
+        self._pass_time(readings)
+        carried = len(self._times)
+        rows = np.concatenate([self._codes, self._row_of[codes]])
+        times = np.concatenate([self._times, times])
+        numbers = np.concatenate([self._numbers, np.arange(self._count, self._count + len(codes))])
+        waits_for = np.concatenate([self._waits_for, np.full(len(codes), -1, np.int32)])
+        self._count += len(codes)
+        return self._run(rows, times, numbers, waits_for, bounds + carried, readings, flush=flush)
+
+    def state(self) -> bytes:
+        """Write down everything that is known, options included, for `restore`."""
+        kernel = compiled()
+        elsewhere, runs = self._rows()
+        arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
+            "facts": self._facts[: kernel.FACTS],
+            "elsewhere": elsewhere[: self._facts[kernel.ERAS]],
+            "runs": runs[: self._facts[kernel.RUNS]],
+        }
+        return RateColumnsState(self._factor, self._count, **arrays).to_bytes()
+
+    @classmethod
+    def restore(cls, state: bytes, streams: Sequence[str] = ()) -> RateAwareColumns:
+        """Go on where the one that wrote ``state`` stood.
+
+        Parameters
+        ----------
+        state
+            What `state` wrote.
+        streams
+            The names of its streams, for warnings, which else give their numbers.
+
+        Raises
+        ------
+        DamagedError
+            Where ``state`` is one, but not as it was written.
+        SchemaError
+            Where it is something else or of another version.
+
+        Notes
+        -----
+        Between the two no time has passed for the clock.
+        """
+        known = RateColumnsState.from_bytes(state)
+        restored = cls([])
+        restored._factor, restored._count = known.factor, known.taken
+        for name in _ARRAYS:
+            setattr(restored, f"_{name}", getattr(known, name))
+        restored._facts[: len(known.facts)] = known.facts
+        elsewhere, runs = restored._rows()
+        elsewhere[: len(known.elsewhere)] = known.elsewhere
+        runs[: len(known.runs)] = known.runs
+        numbers = range(len(streams), len(restored._row_of) - 1)
+        restored._names = [*streams, *map(str, numbers)]
+        return restored
+
+    def _rows(self) -> tuple[Ints, Ints]:
+        """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
+        kernel = compiled()
+        elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
+        return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
+
+    def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
+        known = len(self._row_of) - 1
+        if len(codes) != len(times):
+            raise InvalidArgumentError(f"streams, event_times: lengths {len(codes)} and {len(times)} differ")
+        if len(self._times) + len(times) > _MOST_MESSAGES:
+            raise InvalidArgumentError(f"{len(times)} messages are too many at once; give fewer than {_MOST_MESSAGES}")
+        if len(codes) and not 0 <= codes.min() <= codes.max() < known:
+            raise InvalidArgumentError(f"streams: numbers {codes.min()} to {codes.max()} of {known} streams")
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
+            raise InvalidArgumentError(
+                f"calls: {quoted(bounds)} does not lead from 0 to {len(times)} without descending; give where each call"
+                " begins and, last, the number of messages"
+            )
+
+    def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:
+        for _, code in long_calls(codes, times, bounds, self.batch_length):
+            warn(f"stream {quoted(self._names[code])}", self.batch_length)
+
+    def _pass_time(self, readings: Ints) -> None:
+        """Go on counting from the first reading where the clock was not read for a while."""
+        if self._paused and len(readings):
+            kernel = compiled()
+            self._facts[kernel.SINCE] += readings[0] - self._facts[kernel.LOOKED]
+            self._paused = False
+
+    def _run(
+        self,
+        rows: npt.NDArray[np.uint32],
+        times: Ints,
+        numbers: Ints,
+        waits_for: npt.NDArray[np.int32],
+        calls: Ints,
+        clock: Ints,
+        *,
+        flush: bool,
+    ) -> RateBatches:
+        kernel = compiled()
+        count = len(times)
+        facts, tracks = self._facts, self._tracks
+        facts[[kernel.JOINED, kernel.ACTIVE_FROM, kernel.BATCHES, kernel.ALL_PILED]] = 0
+        tracks[:, kernel.ROOT] = kernel.NONE
+        tracks[:, kernel.PILED] = 0
+        joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
+        children = (np.empty(count, np.int32) for _ in range(2))
+        kernel.run(
+            rows, times, calls, clock, flush, facts, tracks, self._rings,
+            *children, waits_for, joined, starts, ends, closed_at, reasons, until,
+        )  # fmt: skip
+        closed, given_out = facts[kernel.BATCHES], facts[kernel.ACTIVE_FROM]
+        batches = RateBatches(
+            starts[:closed].copy(),
+            ends[:closed].copy(),
+            closed_at[:closed].copy(),
+            tuple(kernel.REASONS[reason] for reason in reasons[:closed].tolist()),
+            np.concatenate([[0], until[:closed]]),
+            numbers[joined[:given_out]],
+        )
+        kept = np.concatenate([joined[given_out : facts[kernel.JOINED]], np.flatnonzero(waits_for >= 0)])
+        self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]
+        self._waits_for = waits_for[kept]
+        return batches
+
+
+# What is in the state as it is.
+_ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
+
+
+def long_calls(codes: npt.NDArray[Any], times: Ints, bounds: Ints, length: int) -> Iterator[tuple[int, int]]:
+    """Find calls that brought messages of a stream from more than 1000 lengths (ns): where each begins, its stream."""
+    for call in _long_calls(times, bounds, ERA * length):
+        first, stop = bounds[call], bounds[call + 1]
+        for code in np.unique(codes[first:stop]):
+            of_stream = times[first:stop][codes[first:stop] == code]
+            if int(of_stream.max()) - int(of_stream.min()) > ERA * length:
+                yield int(first), int(code)
+
+
+def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
+    """Find the calls with event times farther (ns) apart than that."""
+    if not len(times) or int(times.max()) - int(times.min()) <= farthest:
+        return []
+    calls = np.flatnonzero(np.diff(bounds) > 1)
+    if not len(calls):
+        return []
+    # Pairs of where a call begins and ends; what lies between two of these is looked at in vain.
+    pairs = np.stack([bounds[calls], bounds[calls + 1]], axis=1).ravel()
+    pairs = pairs[:-1] if pairs[-1] == len(times) else pairs
+    newest, oldest = (of.reduceat(times, pairs)[::2].astype(np.uint64) for of in (np.maximum, np.minimum))
+    return calls[newest - oldest > np.uint64(farthest)].tolist()
+
+
+def in_kernel(rule: RateRule) -> tuple[int, int]:
+    """Give length and timeout as the kernel knows them."""
+    return rule.batch_length, compiled().NEVER if rule.factor is None else int(rule.timeout)
+
+
+def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
+    return np.where(rows == riding, riding + by, rows).astype(rows.dtype)
+
+
+def _plain(values: npt.NDArray[Any], name: str) -> Ints:
+    given = np.asarray(values)
+    if not given.size and given.dtype == np.float64:
+        given = given.astype(np.int64)  # what NumPy makes of an empty list
+    if given.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"{name}: an array of {given.dtype}; give whole numbers, times as int64 nanoseconds since the epoch, UTC"
+        )
+    if given.dtype == np.uint64 and given.max(initial=0) > MAX_NS:
+        raise InvalidArgumentError(f"{name}: {given.max()} does not fit 64-bit integers; are they nanoseconds?")
+    return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])
+
+
+def compiled() -> Any:
+    """Give the compiled rule.
+
+    Raises
+    ------
+    UnavailableError
+        Where no folder can be written in which Numba could keep the compiled code.
+    """
+    try:
+        # Importing Numba takes several times as long as all else; batching message by message does not need it.
+        from waterclock.batching.rate.by_column import kernel  # noqa: PLC0415
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+        ) from error
+    return kernel

@@ -1,0 +1,1204 @@
+"""The rules of batching by rate over arrays, compiled with Numba. Everything that is compiled stands in this file.
+
+The functions have the names of those in `period`, `pile`, `stream`, `starts`, `stall`, `window` and `batcher` whose
+rules they follow, and stand in that order.
+
+Numba keeps machine code per file and looks for changes in that file alone. Of other files come numbers only; a change
+of one needs this file saved too, or the machine code goes on with the old number, and its batches differ from those of
+`RateAwareBatcher`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
+from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
+from waterclock.batching.rate.rule import ABSENT, ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, MOVING, PACE, STALLED
+from waterclock.batching.rate.starts import MOST_RUNS
+from waterclock.time import MAX_NS, MIN_NS
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
+Table = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
+
+# The columns of a track.
+(
+    MAY_GATE,
+    TRACKED,
+    NEWEST,
+    KEPT,
+    NEXT_KEPT,
+    ORIGIN,
+    RATE,
+    ABSENT_BATCHES,
+    FIRST,
+    PRESENT,
+    SATISFIED,
+    OVER_FROM,
+    LAST_FROM,
+    FAR_FROM,
+    NOTICE_FROM,
+    STEADY,
+    ROOT,
+    PILED,
+    PILE_NEWEST,
+    PILE_LAST,
+    TRACK_COLUMNS,
+) = range(21)
+
+# What is known beside the tracks.
+(
+    BEGUN,
+    WINDOW_START,
+    HIGH_WATER,
+    STRAYS,
+    FURTHEST,
+    SETBACKS,
+    UNMOVED,
+    ERAS,
+    RUNS,
+    GATING,
+    CONTRIBUTING,
+    WAITING,
+    ALL_PILED,
+    HELD_UNTIL,
+    JOINED,
+    ACTIVE_FROM,
+    BATCHES,
+    LENGTH,
+    TIMEOUT_NS,
+    NEXT_LENGTH,
+    NEXT_TIMEOUT,
+    SINCE,
+    LOOKED,
+    DOUBTFUL,  # 1 if it is, else 0
+    TRUSTED_FROM,
+    OUTNUMBERED,
+    FACTS,
+) = range(27)
+
+# Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
+ELSEWHERE_FROM = FACTS
+ELSEWHERE_COLUMNS = 5
+RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
+RUN_COLUMNS = 3
+ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
+
+NONE = -1
+NEVER = MAX_NS
+BEFORE_ALL = MIN_NS
+
+_SECOND = 1_000_000_000
+_NEAR = 8
+
+
+class Known(NamedTuple):
+    """All but messages; ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride."""
+
+    facts: Ints
+    tracks: Table
+    rings: Table
+
+
+class WaitingMessages(NamedTuple):
+    """By message: its event time, its children in the pile it waits in, and the track it waits for, or NONE."""
+
+    times: Ints
+    left: Rows
+    right: Rows
+    waits_for: Rows
+
+
+@njit(error_model="numpy")
+def _earliest(origin: int, rate: int, start: int, back: int) -> int:
+    """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``; by seconds, to fit."""
+    second = (start - origin) // _SECOND
+    product = (start - origin - second * _SECOND) * rate
+    number = product // _SECOND
+    if product - number * _SECOND > min(DRIFT_TOLERANCE * rate, _SECOND // 2):
+        number += 1
+    return origin + second * _SECOND - (1 - 2 * (number - back)) * _SECOND // (2 * rate)
+
+
+@njit(error_model="numpy")
+def _is_near(raw: float, rate: int) -> bool:
+    return abs(raw - rate) <= max(0.1 * rate, 0.1)
+
+
+@njit(error_model="numpy")
+def _period(ordered: Ints, double: int) -> tuple[float, int]:
+    per_pulse = np.empty(ordered.size, np.float64)
+    count = 0
+    for difference in ordered:
+        periods = (4 * difference + double) // (2 * double)
+        if periods >= 1:
+            per_pulse[count] = difference / periods
+            count += 1
+    per_pulse = np.sort(per_pulse[:count])
+    period = (per_pulse[(count - 1) // 2] + per_pulse[count // 2]) / 2
+    fitting = 0
+    for difference in ordered:
+        off = abs(difference - period * max(1, int(difference / period + 0.5)))
+        fitting += _NEAR * off <= period
+    return period, fitting
+
+
+@njit(error_model="numpy")
+def _obvious(ring: Ints, count: int) -> int:
+    """Find the rate where it does not depend on which difference is the median; 0 where it does."""
+    shortest = longest = ring[0]
+    for k in range(1, count):
+        shortest, longest = min(shortest, ring[k]), max(longest, ring[k])
+    if _NEAR * (longest - shortest) > shortest:
+        return 0  # some may be no single periods
+    slow, fast = _SECOND / longest, _SECOND / shortest
+    rate = int(slow + 0.5)
+    return rate if rate == int(fast + 0.5) and _is_near(slow, rate) and _is_near(fast, rate) else 0
+
+
+@njit(error_model="numpy")
+def _estimate(ring: Ints, count: int, current: int) -> int:
+    """As `StreamPeriodEstimator.rate_after`; 0 for None."""
+    if count < MIN_DIFFERENCES:
+        return 0
+    rate = _obvious(ring, count)
+    if rate:
+        return rate
+    ordered = np.empty(count, np.int64)
+    for k in range(count):
+        place = k
+        while place > 0 and ordered[place - 1] > ring[k]:
+            ordered[place] = ordered[place - 1]
+            place -= 1
+        ordered[place] = ring[k]
+    double = ordered[(count - 1) // 2] + ordered[count // 2]
+    period, fitting = double / 2, count
+    if _NEAR * (double - 2 * ordered[0]) > double or _NEAR * (2 * ordered[count - 1] - double) > double:
+        period, fitting = _period(ordered, double)
+        if 2 * fitting < count:
+            other, other_fitting = _period(ordered, 2 * ordered[count // 4])
+            if 4 * other_fitting >= 3 * count:
+                period, fitting = other, other_fitting
+    raw = _SECOND / period
+    if current and 4 * fitting < 3 * count and _is_near(raw, current):
+        return current
+    rate = int(raw + 0.5)
+    return rate if rate >= 1 and _is_near(raw, rate) else 0
+
+
+@njit(error_model="numpy")
+def _merge(one: int, other: int, messages: WaitingMessages) -> int:
+    """Merge two skew heaps (Sleator and Tarjan 1986) of waiting messages."""
+    if one == NONE:
+        return other
+    if other == NONE:
+        return one
+    times, left, right = messages.times, messages.left, messages.right
+    if times[other] < times[one]:
+        one, other = other, one
+    root = one
+    while True:
+        lower = right[one]
+        right[one] = left[one]
+        if lower == NONE:
+            left[one] = other
+            return root
+        if times[other] < times[lower]:
+            lower, other = other, lower
+        left[one] = lower
+        one = lower
+
+
+@njit(error_model="numpy", inline="always")  # passing all these arrays on costs thirty times the work
+def _push_behind(row: int, message: int, tracks: Table, messages: WaitingMessages) -> bool:
+    """Push a message behind the newest of its pile, as nearly all are; False where it belongs elsewhere.
+
+    It waits as long as any, so that it may be below the newest, and catching up stays linear.
+    """
+    event_time = messages.times[message]
+    last = tracks[row, PILE_LAST]
+    if not tracks[row, PILED] or event_time < tracks[row, PILE_NEWEST] or messages.left[last] != NONE:
+        return False
+    messages.left[last] = message
+    messages.left[message] = messages.right[message] = NONE
+    messages.waits_for[message] = row
+    tracks[row, PILE_NEWEST] = event_time
+    tracks[row, PILE_LAST] = message
+    tracks[row, PILED] += 1
+    return True
+
+
+@njit(error_model="numpy")
+def _push(row: int, message: int, tracks: Table, messages: WaitingMessages) -> None:
+    """As `Pile.push`."""
+    if _push_behind(row, message, tracks, messages):
+        return
+    track = tracks[row]
+    event_time = messages.times[message]
+    messages.left[message] = messages.right[message] = NONE
+    messages.waits_for[message] = row
+    if not track[PILED] or event_time >= track[PILE_NEWEST]:
+        track[PILE_NEWEST] = event_time
+        track[PILE_LAST] = message
+    track[ROOT] = _merge(track[ROOT], message, messages)
+    track[PILED] += 1
+
+
+@njit(error_model="numpy")
+def _take_oldest(track: Ints, messages: WaitingMessages) -> int:
+    """Take the oldest message off a pile."""
+    message = int(track[ROOT])
+    track[ROOT] = _merge(int(messages.left[message]), int(messages.right[message]), messages)
+    track[PILED] -= 1
+    messages.waits_for[message] = NONE
+    return message
+
+
+@njit(error_model="numpy")
+def _observe(row: int, event_time: int, set_back: int, known: Known) -> None:
+    """As `StreamPeriodEstimator.observe`."""
+    track = known.tracks[row]
+    if track[NEWEST] == NEVER or event_time < track[NEWEST] - set_back:
+        track[NEWEST] = event_time
+    elif event_time > track[NEWEST]:
+        if track[MAY_GATE]:
+            known.rings[row, track[NEXT_KEPT]] = event_time - track[NEWEST]
+            track[NEXT_KEPT] = (track[NEXT_KEPT] + 1) % KEPT_DIFFERENCES
+            track[KEPT] = min(track[KEPT] + 1, KEPT_DIFFERENCES)
+        track[NEWEST] = event_time
+
+
+@njit(error_model="numpy")
+def _notice(track: Ints, event_time: int) -> None:
+    """As `Track.notice`."""
+    if not track[PRESENT]:
+        track[PRESENT] = 1
+        track[FIRST] = event_time
+    if event_time >= track[LAST_FROM]:
+        track[SATISFIED] = 1
+    track[NOTICE_FROM] = NEVER if not track[RATE] or track[SATISFIED] else track[LAST_FROM]
+
+
+@njit(error_model="numpy")
+def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
+    """As `Track.place`."""
+    if steps and track[STEADY]:
+        moved = steps * length
+        track[OVER_FROM] += moved
+        if track[RATE]:
+            track[LAST_FROM] += moved
+            track[FAR_FROM] += moved
+    elif not track[RATE]:
+        track[OVER_FROM] = start + length + 1
+        track[LAST_FROM] = track[FAR_FROM] = NEVER
+        track[STEADY] = 1
+    else:
+        end = start + length
+        track[OVER_FROM] = _earliest(track[ORIGIN], track[RATE], end, 0)
+        track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
+        track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length, 0)
+        track[STEADY] = length % _SECOND * track[RATE] % _SECOND == 0
+    if track[NEWEST] < start - ERA * length:
+        track[NEWEST] = NEVER
+    track[PRESENT] = track[SATISFIED] = 0
+    track[FIRST] = NEVER
+    track[NOTICE_FROM] = BEFORE_ALL if track[MAY_GATE] else NEVER
+
+
+@njit(error_model="numpy")
+def _regrid(row: int, start: int, known: Known) -> None:
+    """As `Track.regrid`."""
+    track, length = known.tracks[row], known.facts[LENGTH]
+    rate = _estimate(known.rings[row], track[KEPT], track[RATE])
+    origin = track[ORIGIN]
+    if rate and (_SECOND + rate - 1) // rate > length:
+        rate = 0
+    if rate and (not track[RATE] or abs(origin - start) > ERA * length):
+        origin = track[FIRST] if track[PRESENT] else track[NEWEST]
+        if origin == NEVER or abs(origin - start) > ERA * length:
+            rate = 0
+    if rate != track[RATE] or (rate and origin != track[ORIGIN]):
+        track[RATE] = rate
+        track[ORIGIN] = origin
+        track[STEADY] = 0
+
+
+@njit(error_model="numpy")
+def _windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
+    """As `Track.windows_to`."""
+    steps = (event_time - start) // length
+    if track[RATE] and event_time >= _earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, 0):
+        steps += 1
+    return steps
+
+
+@njit(error_model="numpy")
+def _begin_track(row: int, known: Known) -> None:
+    """Make a track anew."""
+    track = known.tracks[row]
+    track[TRACKED] = 1
+    track[NEWEST] = NEVER
+    track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[STEADY] = track[ABSENT_BATCHES] = 0
+    track[ROOT] = NONE
+    _place_track(track, known.facts[WINDOW_START], known.facts[LENGTH], 0)
+
+
+@njit(error_model="numpy")
+def _apart(earlier: int, later: int) -> np.uint64:
+    """How far apart two times are; unsigned, since the ends of time are further apart than a signed number holds."""
+    return np.uint64(later) - np.uint64(earlier)
+
+
+@njit(error_model="numpy")
+def _plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
+    """As `rule.plausible_range`."""
+    ordered = np.sort(times)
+    oldest = newest = ordered[0]
+    most = first = 0
+    moves = False
+    for k in range(1, ordered.size + 1):
+        if k == ordered.size or _apart(ordered[k - 1], ordered[k]) > np.uint64(HORIZON * length):
+            also = moving and _apart(ordered[first], ordered[k - 1]) >= np.uint64(MOVING * length)
+            if (also and not moves) or (also == moves and k - first >= most):
+                most, moves = k - first, also
+                oldest, newest = ordered[first], ordered[k - 1]
+            first = k
+    return oldest, newest
+
+
+@njit(error_model="numpy")
+def _placed(anchor: int, length: int) -> int:
+    """As `rule.placed`."""
+    margin = 2 * ERA * length
+    return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
+
+
+# Where the last start and the step of a run of starts stand, behind its first.
+_LAST, _STEP = 1, 2
+
+
+@njit(error_model="numpy")
+def _taken(start: int, facts: Ints) -> int:
+    for k in range(facts[RUNS]):
+        run = RUNS_FROM + RUN_COLUMNS * k
+        first = facts[run]
+        if first <= start <= facts[run + _LAST] and _apart(first, start) % np.uint64(facts[run + _STEP]) == np.uint64(
+            0
+        ):
+            return int(run)
+    return NONE
+
+
+@njit(error_model="numpy")
+def _free_start(start: int, facts: Ints) -> int:
+    """As `Starts.free`."""
+    furthest = int(facts[FURTHEST])
+    if start > furthest:
+        return start
+    for _ in range(2 * MOST_RUNS):
+        run = _taken(start, facts)
+        if run == NONE:
+            return start
+        start = int(facts[run + _LAST]) + 1 if facts[run + _STEP] == 1 else start + 1
+    return furthest + 1
+
+
+@njit(error_model="numpy")
+def _remove_earliest_run(facts: Ints) -> int:
+    count = int(facts[RUNS])
+    earliest = RUNS_FROM
+    for k in range(1, count):
+        run = RUNS_FROM + RUN_COLUMNS * k
+        if facts[run + _LAST] < facts[earliest + _LAST]:
+            earliest = run
+    last = int(facts[earliest + _LAST])
+    for place in range(earliest, RUNS_FROM + RUN_COLUMNS * (count - 1)):
+        facts[place] = facts[place + RUN_COLUMNS]
+    facts[RUNS] -= 1
+    return last
+
+
+@njit(error_model="numpy")
+def _remember_run(first: int, last: int, step: int, facts: Ints) -> None:
+    """Take note of a run that began before all others."""
+    for place in range(RUNS_FROM + RUN_COLUMNS * facts[RUNS] - 1, RUNS_FROM - 1, -1):
+        facts[place + RUN_COLUMNS] = facts[place]
+    facts[RUNS_FROM], facts[RUNS_FROM + _LAST], facts[RUNS_FROM + _STEP] = first, last, step
+    facts[RUNS] += 1
+
+
+@njit(error_model="numpy")
+def _begin_start(start: int, step: int, facts: Ints) -> None:
+    """As `Starts.begin`."""
+    facts[FURTHEST] = max(facts[FURTHEST], start)
+    run = RUNS_FROM + RUN_COLUMNS * facts[RUNS]
+    if facts[RUNS]:
+        before = run - RUN_COLUMNS
+        last = int(facts[before + _LAST])
+        if facts[before + _STEP] == step and start > last and _apart(last, start) % np.uint64(step) == np.uint64(0):
+            facts[before + _LAST] = start
+            return
+    facts[run], facts[run + _LAST], facts[run + _STEP] = start, start, step
+    facts[RUNS] += 1
+    if facts[RUNS] > MOST_RUNS:
+        _remove_earliest_run(facts)
+        _remember_run(MIN_NS, _remove_earliest_run(facts), 1, facts)
+
+
+# Where the other facts of a piece of traffic elsewhere stand, behind its oldest event time.
+_UNTIL, _COVERED, _CALLS, _MARK = 1, 2, 3, 4
+
+
+@njit(error_model="numpy")
+def _within(low: int, high: int, most: int) -> int:
+    """Give how far apart two times are, but at most so far."""
+    between = _apart(low, high)
+    return most if between > np.uint64(most) else int(between)
+
+
+@njit(error_model="numpy")
+def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
+    for column in range(ELSEWHERE_COLUMNS):
+        facts[to + column] = facts[from_ + column]
+
+
+@njit(error_model="numpy")
+def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: int, facts: Ints) -> None:
+    era, enough = np.uint64(ERA * length), STALLED * length
+    calls = 1
+    place = ELSEWHERE_FROM  # where the next one stays
+    for k in range(facts[ERAS]):
+        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        from_, until = int(facts[known]), int(facts[known + _UNTIL])
+        if (oldest > until and _apart(until, oldest) > era) or (from_ > newest and _apart(newest, from_) > era):
+            _move_elsewhere(known, place, facts)
+            place += ELSEWHERE_COLUMNS
+            continue
+        before = int(facts[known + _COVERED])
+        joined = max(covered, before)
+        if newest > until:
+            gap = _within(until, oldest, HORIZON * length) if oldest > until else 0
+            joined = max(joined, min(before + _within(until, newest, covered + gap), enough))
+        oldest, newest, covered, calls = min(oldest, from_), max(newest, until), joined, 2
+        mark = int(facts[known + _MARK])
+    if place == ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS:
+        place = ELSEWHERE_FROM
+        for _ in range(1, MOST_ERAS):
+            _move_elsewhere(place + ELSEWHERE_COLUMNS, place, facts)
+            place += ELSEWHERE_COLUMNS
+    facts[place], facts[place + _UNTIL], facts[place + _COVERED] = oldest, newest, covered
+    facts[place + _CALLS], facts[place + _MARK] = calls, mark
+    facts[ERAS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
+
+
+@njit(error_model="numpy")
+def _add_pieces_elsewhere(ordered: Ints, mark: int, length: int, facts: Ints) -> None:
+    oldest = newest = int(ordered[0])
+    covered = 0
+    for k in range(len(ordered)):
+        time = int(ordered[k])
+        if _apart(newest, time) > np.uint64(ERA * length):
+            _add_elsewhere(oldest, newest, covered, mark, length, facts)
+            oldest, covered = time, 0
+        else:
+            covered = min(covered + _within(newest, time, HORIZON * length), STALLED * length)
+        newest = time
+    _add_elsewhere(oldest, newest, covered, mark, length, facts)
+
+
+@njit(error_model="numpy")
+def _has_moved_on(known: int, length: int, facts: Ints) -> bool:
+    """As `Elsewhere.has_moved_on`."""
+    return bool(facts[known + _CALLS] > 1 and facts[known + _COVERED] >= STALLED * length)
+
+
+@njit(error_model="numpy")
+def _keeps_pace(known: int, facts: Ints) -> bool:
+    """As `Elsewhere.keeps_pace`, of the high-water mark."""
+    span, mark = _apart(int(facts[known]), int(facts[known + _UNTIL])), int(facts[known + _MARK])
+    pace = np.uint64(PACE)
+    whole = span // pace + np.uint64(span % pace > np.uint64(0))  # times the pace, the other side may not fit
+    return bool(facts[HIGH_WATER] >= mark and whole <= _apart(mark, int(facts[HIGH_WATER])))
+
+
+@njit(error_model="numpy")
+def _moved(rivalled: bool, facts: Ints) -> None:
+    """As `StallWatch.moved`."""
+    facts[UNMOVED] = 0
+    count = facts[ERAS] if rivalled else 0
+    facts[ERAS] = 0
+    for k in range(count):
+        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        if _keeps_pace(known, facts):
+            _move_elsewhere(known, ELSEWHERE_FROM + ELSEWHERE_COLUMNS * facts[ERAS], facts)
+            facts[ERAS] += 1
+
+
+@njit(error_model="numpy")
+def _is_contested(length: int, facts: Ints) -> bool:
+    """As `StallWatch.is_contested`."""
+    for k in range(facts[ERAS]):
+        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        if _has_moved_on(known, length, facts) and _keeps_pace(known, facts):
+            return True
+    return False
+
+
+@njit(error_model="numpy")
+def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length: int, facts: Ints) -> bool:
+    """As `StallWatch.is_stuck`, of the event times of a call and the window at ``start`` that it came to.
+
+    How many messages joined is counted already.
+    """
+    near_from, era_until = start - HORIZON * length, start + length + ERA * length
+    count = 0
+    for message in range(first, stop):
+        count += times[message] < near_from or times[message] > era_until
+    if count:
+        implausible = np.empty(count, np.int64)
+        count = 0
+        for message in range(first, stop):
+            if times[message] < near_from or times[message] > era_until:
+                implausible[count] = times[message]
+                count += 1
+        _add_pieces_elsewhere(np.sort(implausible), mark, length, facts)
+        for k in range(facts[ERAS]):
+            if _has_moved_on(ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k, length, facts):
+                return True
+    return bool(facts[UNMOVED] >= MOST_UNMOVED)
+
+
+class KernelOutput(NamedTuple):
+    """Messages in the order in which they joined a window; by batch its window, closing, reason and where it ends."""
+
+    joined: Ints
+    starts: Ints
+    ends: Ints
+    closed: Ints
+    reasons: Ints
+    until: Ints
+
+
+@njit(error_model="numpy")
+def _join(message: int, facts: Ints, out: KernelOutput) -> None:
+    """Let a message join the window."""
+    out.joined[facts[JOINED]] = message
+    facts[JOINED] += 1
+
+
+@njit(error_model="numpy")
+def _notice_and_count(track: Ints, event_time: int, facts: Ints) -> None:
+    """As `Assembly.notice`."""
+    present, satisfied = track[PRESENT], track[SATISFIED]
+    _notice(track, event_time)
+    if track[RATE]:
+        facts[CONTRIBUTING] += track[PRESENT] - present
+        facts[WAITING] -= track[SATISFIED] - satisfied
+
+
+@njit(error_model="numpy")
+def _windows_to_first(gating_only: bool, known: Known, messages: WaitingMessages) -> int:
+    """As `Assembly.windows_to_first`."""
+    nearest = NEVER
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if track[PILED] and (track[RATE] or not gating_only):
+            oldest = int(messages.times[int(track[ROOT])])
+            nearest = min(nearest, _windows_to(track, oldest, known.facts[WINDOW_START], known.facts[LENGTH]))
+    return 0 if nearest == NEVER else nearest
+
+
+@njit(error_model="numpy")
+def _gap(known: Known, messages: WaitingMessages) -> int:
+    """As `Assembly.gap`."""
+    facts = known.facts
+    if not facts[ALL_PILED]:
+        return 0
+    if not facts[GATING]:
+        empty = facts[JOINED] - facts[ACTIVE_FROM] <= facts[STRAYS]
+        return _windows_to_first(False, known, messages) if empty else 0
+    if facts[CONTRIBUTING]:
+        return 0
+    for row in range(len(known.tracks)):
+        if known.tracks[row, RATE] and not known.tracks[row, PILED]:
+            return 0
+    return _windows_to_first(True, known, messages)
+
+
+@njit(error_model="numpy")
+def _let_in(track: Ints, facts: Ints, messages: WaitingMessages, out: KernelOutput) -> None:
+    times, left, right, waits_for = messages  # a field looked up in the loop would cost more than all else in it
+    joined = out.joined
+    root, piled, over_from = int(track[ROOT]), track[PILED], track[OVER_FROM]
+    first = last = facts[JOINED]
+    while piled and times[root] < over_from:
+        joined[last] = root
+        last += 1
+        piled -= 1
+        waits_for[root] = NONE
+        lower = int(left[root])
+        root = lower if right[root] == NONE else _merge(lower, int(right[root]), messages)
+    if last > first:
+        track[ROOT], track[PILED], facts[JOINED] = root, piled, last
+        oldest, newest = int(times[joined[first]]), int(times[joined[last - 1]])
+        facts[HIGH_WATER] = max(facts[HIGH_WATER], newest)
+        _notice(track, oldest)
+        _notice(track, newest)
+    if piled and track[RATE] and times[root] < track[FAR_FROM]:
+        track[SATISFIED] = 1
+
+
+@njit(error_model="numpy")
+def _change_length(start: int, known: Known) -> None:
+    facts = known.facts
+    facts[LENGTH], facts[TIMEOUT_NS] = facts[NEXT_LENGTH], facts[NEXT_TIMEOUT]
+    facts[NEXT_LENGTH] = 0
+    for row in range(len(known.tracks) - 1):
+        if known.tracks[row, TRACKED]:
+            _regrid(row, start, known)
+
+
+@njit(error_model="numpy")
+def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    """As `Assembly.open`."""
+    facts = known.facts
+    free = _free_start(start, facts)
+    steps *= free == start  # elsewhere, as after a change of length, nothing is just moved on
+    start = free
+    if facts[NEXT_LENGTH]:
+        _change_length(start, known)
+        steps = 0
+    length = facts[LENGTH]
+    _begin_start(start, length, facts)
+    facts[WINDOW_START] = start
+    facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
+    newest_waiting = BEFORE_ALL
+    newest_gating = start + length
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if not track[TRACKED]:
+            continue
+        _place_track(track, start, length, steps)
+        if track[PILED]:
+            _let_in(track, facts, messages, out)
+        if track[PILED]:
+            facts[ALL_PILED] += track[PILED]
+            newest_waiting = max(newest_waiting, track[PILE_NEWEST])
+            if track[RATE]:
+                newest_gating = max(newest_gating, track[PILE_NEWEST])
+        if track[RATE]:
+            facts[GATING] += 1
+            facts[CONTRIBUTING] += track[PRESENT]
+            facts[WAITING] += 1 - track[SATISFIED]
+    facts[HELD_UNTIL] = newest_gating + HORIZON * length
+    if not facts[GATING]:
+        facts[WAITING] = NONE
+        if facts[ALL_PILED]:
+            facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + HORIZON * length))
+
+
+@njit(error_model="numpy")
+def _review(known: Known) -> None:
+    for row in range(len(known.tracks) - 1):
+        track = known.tracks[row]
+        if not track[TRACKED]:
+            continue
+        if track[PRESENT]:
+            track[ABSENT_BATCHES] = 0
+            _regrid(row, known.facts[WINDOW_START], known)
+            continue
+        track[ABSENT_BATCHES] += 1
+        if track[ABSENT_BATCHES] >= ABSENT:
+            track[NEWEST] = NEVER
+            track[KEPT] = track[NEXT_KEPT] = 0
+            track[RATE] = track[STEADY] = 0
+            if not track[PILED]:
+                track[TRACKED] = track[ABSENT_BATCHES] = 0
+
+
+@njit(error_model="numpy")
+def _in_era(time: int, start: int, length: int) -> bool:
+    return start - ERA * length <= time <= start + length + ERA * length
+
+
+@njit(error_model="numpy")
+def _is_rivalled(facts: Ints) -> bool:
+    """As `Assembly.is_rivalled`."""
+    more = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM] + facts[ALL_PILED]
+    return bool(facts[DOUBTFUL] == 1 and (facts[OUTNUMBERED] or more))
+
+
+@njit(error_model="numpy")
+def _is_agreed(known: Known) -> bool:
+    """As `Assembly._is_agreed`."""
+    facts, riding = known.facts, len(known.tracks) - 1
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    newest = known.tracks[riding, NEWEST]
+    streams = int(start - HORIZON * length <= newest <= start + length + ERA * length)
+    for row in range(riding):
+        streams += known.tracks[row, TRACKED] and known.tracks[row, PRESENT]
+    return bool(streams > 1 and not _is_rivalled(facts))
+
+
+@njit(error_model="numpy")
+def _write_batch(start: int, end: int, reason: int, facts: Ints, out: KernelOutput) -> None:
+    """Close a batch of all that has joined."""
+    number = facts[BATCHES]
+    out.starts[number] = start
+    out.ends[number] = end
+    out.closed[number] = facts[HIGH_WATER]
+    out.reasons[number] = reason
+    out.until[number] = facts[JOINED]
+    facts[BATCHES] += 1
+    facts[ACTIVE_FROM] = facts[JOINED]
+    facts[STRAYS] = 0
+
+
+@njit(error_model="numpy")
+def _give_out(reason: int, known: Known, out: KernelOutput) -> None:
+    """As `Assembly.close`, up to the opening of the next window."""
+    facts = known.facts
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    if facts[DOUBTFUL] == 1 and start >= facts[TRUSTED_FROM] and _is_agreed(known):
+        facts[DOUBTFUL] = 0
+    facts[OUTNUMBERED] = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM]
+    _write_batch(start, start + length, reason, facts, out)
+    _review(known)
+
+
+SLOTS, GAP, TIMEOUT, STALL, FLUSH, START = range(6)
+"""Why a batch closed, as the kernel writes it."""
+
+REASONS = ("slots", "gap", "timeout", "stall", "flush", "start")
+
+
+@njit(error_model="numpy")
+def _close_complete(known: Known, messages: WaitingMessages, out: KernelOutput) -> bool:
+    facts = known.facts
+    before = facts[BATCHES]
+    while True:
+        steps = _gap(known, messages)
+        if steps:
+            reason = GAP
+        elif not facts[WAITING]:
+            reason = SLOTS
+        elif facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= facts[WINDOW_START] + facts[TIMEOUT_NS]:
+            reason = TIMEOUT
+        else:
+            return facts[BATCHES] > before
+        if facts[JOINED] > facts[ACTIVE_FROM]:
+            _give_out(reason, known, out)
+        steps = max(steps, 1)
+        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+
+
+@njit(error_model="numpy")
+def _place_ahead(row: int, message: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts, track = known.facts, known.tracks[row]
+    event_time = messages.times[message]
+    if not track[RATE] and facts[GATING] and event_time > facts[HELD_UNTIL]:
+        _join(message, facts, out)
+        if event_time >= track[NOTICE_FROM]:
+            _notice_and_count(track, event_time, facts)
+        return
+    _push(row, message, known.tracks, messages)
+    facts[ALL_PILED] += 1
+    if not track[RATE]:
+        return
+    facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * facts[LENGTH])
+    if not track[SATISFIED] and event_time < track[FAR_FROM]:
+        track[SATISFIED] = 1
+        facts[WAITING] -= 1
+
+
+@njit(error_model="numpy")
+def _place(row: int, message: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> bool:
+    facts = known.facts
+    event_time = messages.times[message]
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    if event_time < start - ERA * length or event_time > start + length + ERA * length:
+        _join(message, facts, out)
+        facts[STRAYS] += 1
+        return False
+    track = known.tracks[row]
+    if not track[TRACKED]:
+        _begin_track(row, known)
+    _observe(row, event_time, HORIZON * length, known)
+    if event_time >= track[OVER_FROM]:
+        _place_ahead(row, message, known, messages, out)
+        return True
+    _join(message, facts, out)
+    if event_time >= track[NOTICE_FROM]:
+        _notice_and_count(track, event_time, facts)
+    return True
+
+
+@njit(error_model="numpy", inline="always")  # and no views: both cost more than all else for a lone message
+def _take(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts, tracks, rings = known.facts, known.tracks, known.rings
+    newest = BEFORE_ALL
+    length = facts[LENGTH]
+    era_until = facts[WINDOW_START] + length + ERA * length
+    for message in range(first, stop):
+        row = rows[message]
+        event_time = messages.times[message]
+        if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time <= era_until:
+            if tracks[row, MAY_GATE]:
+                rings[row, tracks[row, NEXT_KEPT]] = event_time - tracks[row, NEWEST]
+                tracks[row, NEXT_KEPT] = (tracks[row, NEXT_KEPT] + 1) % KEPT_DIFFERENCES
+                tracks[row, KEPT] = min(tracks[row, KEPT] + 1, KEPT_DIFFERENCES)
+            tracks[row, NEWEST] = event_time
+            if event_time >= tracks[row, OVER_FROM]:
+                held = tracks[row, RATE] or not facts[GATING] or event_time <= facts[HELD_UNTIL]
+                if held and _push_behind(row, message, tracks, messages):
+                    # The stream's gate stays as the message before left it.
+                    facts[ALL_PILED] += 1
+                    if tracks[row, RATE]:
+                        facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * length)
+                else:
+                    _place_ahead(row, message, known, messages, out)
+            else:
+                out.joined[facts[JOINED]] = message
+                facts[JOINED] += 1
+                if event_time >= tracks[row, NOTICE_FROM]:
+                    _notice_and_count(tracks[row], event_time, facts)
+        elif not _place(row, message, known, messages, out):
+            continue
+        newest = max(newest, event_time)
+    cap = facts[WINDOW_START] + HORIZON * length
+    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
+
+
+@njit(error_model="numpy")
+def _begin(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts = known.facts
+    length = facts[LENGTH]
+    oldest, newest = _plausible_range(messages.times[first:stop], length, False)
+    start = _placed(newest, length)
+    facts[BEGUN] = 1
+    facts[WINDOW_START] = facts[HIGH_WATER] = start
+    facts[DOUBTFUL], facts[TRUSTED_FROM] = 1, start + STALLED * length
+    _begin_track(len(known.tracks) - 1, known)
+    for message in range(first, stop):
+        _join(message, facts, out)
+        event_time = messages.times[message]
+        if start - ERA * length <= event_time <= start:
+            if not known.tracks[rows[message], TRACKED]:
+                _begin_track(rows[message], known)
+            _observe(rows[message], event_time, 2 * ERA * length, known)  # more than there is
+    for row in range(len(known.tracks) - 1):
+        if known.tracks[row, TRACKED]:
+            _regrid(row, start, known)
+    begin = min(oldest, start - 1)
+    _write_batch(begin, start, START, facts, out)
+    facts[FURTHEST] = begin
+    _open_window(start, 0, known, messages, out)
+    _remember_run(begin, begin, 1, facts)
+
+
+@njit(error_model="numpy")
+def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts = known.facts
+    start = _placed(anchor, facts[LENGTH])
+    facts[DOUBTFUL] = not _in_era(start, facts[WINDOW_START], facts[LENGTH])
+    facts[TRUSTED_FROM] = NEVER
+    if start <= facts[FURTHEST]:
+        facts[SETBACKS] += 1
+        start = _free_start(start + facts[SETBACKS], facts)
+    last_plausible = start + (1 + HORIZON) * facts[LENGTH]
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if not track[PILED] or track[PILE_NEWEST] <= last_plausible:
+            continue
+        plausible = np.empty(track[PILED], np.int64)
+        count = 0
+        while track[PILED]:
+            message = _take_oldest(track, messages)
+            if messages.times[message] > last_plausible:
+                _join(message, facts, out)
+            else:
+                plausible[count] = message
+                count += 1
+        for message in plausible[:count]:
+            _push(row, message, known.tracks, messages)
+    _give_out(STALL, known, out)
+    facts[OUTNUMBERED] = 0
+    for row in range(len(known.tracks) - 1):
+        if facts[DOUBTFUL] and known.tracks[row, TRACKED]:
+            _regrid(row, start, known)
+    facts[HIGH_WATER] = start
+    _open_window(start, 0, known, messages, out)
+
+
+@njit(error_model="numpy")
+def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
+    """Put the event times of all that waits behind others."""
+    together = np.empty(len(times) + known.facts[ALL_PILED], np.int64)
+    for k in range(len(times)):
+        together[k] = times[k]
+    count = len(times)
+    for row in range(len(known.tracks)):
+        if not known.tracks[row, PILED]:
+            continue
+        heap = np.empty(known.tracks[row, PILED] + 1, np.int64)
+        heap[0] = known.tracks[row, ROOT]
+        open_ = 1
+        while open_:
+            open_ -= 1
+            message = heap[open_]
+            together[count] = messages.times[message]
+            count += 1
+            for child in (messages.left[message], messages.right[message]):
+                if child != NONE:
+                    heap[open_] = child
+                    open_ += 1
+    return together
+
+
+@njit(error_model="numpy")
+def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts = known.facts
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    active = facts[JOINED] - facts[ACTIVE_FROM]
+    if active:
+        recent = facts[UNMOVED] or active
+        times = np.empty(recent, np.int64)
+        for k in range(recent):
+            times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
+        anchor = _plausible_range(times, length, True)[1]
+        if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
+            anchor = start + length
+        if start <= anchor <= start + length:
+            _give_out(STALL, known, out)
+            _open_window(start + length, 1, known, messages, out)
+        else:
+            _place_anew(anchor, known, messages, out)
+    elif facts[ALL_PILED]:
+        steps = max(1, _windows_to_first(False, known, messages))
+        _open_window(start + steps * length, steps, known, messages, out)
+    _close_complete(known, messages, out)
+    _moved(facts[DOUBTFUL] == 1 and _in_era(facts[WINDOW_START], start, length), facts)
+    facts[SINCE] = facts[LOOKED]
+
+
+@njit(error_model="numpy")
+def _gives_way(
+    first: int, stop: int, mark: int, held: int, known: Known, messages: WaitingMessages, out: KernelOutput
+) -> bool:
+    """Recover where a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
+    facts = known.facts
+    if first == stop:
+        return False
+    start, length = int(facts[WINDOW_START]), int(facts[LENGTH])
+    facts[UNMOVED] += facts[JOINED] - held
+    if not _is_stuck(messages.times, first, stop, mark, start, length, facts):
+        return False
+    contested = _is_contested(length, facts)
+    _recover(known, messages, out)
+    if contested and not _in_era(facts[WINDOW_START], start, length):
+        facts[DOUBTFUL] = 0
+    return True
+
+
+@njit(error_model="numpy", inline="always")
+def _add(
+    rows: Codes, first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput
+) -> None:
+    facts = known.facts
+    facts[LOOKED] = now
+    facts[SINCE] = min(facts[SINCE], now)
+    if not facts[BEGUN]:
+        if first < stop:
+            _begin(rows, first, stop, known, messages, out)
+            facts[SINCE] = now
+        return
+    if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
+        _moved(facts[DOUBTFUL] == 1, facts)
+        facts[SINCE] = now
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    high_water, held = facts[HIGH_WATER], facts[JOINED]
+    _take(rows, first, stop, known, messages, out)
+    rivalled = _is_rivalled(facts)
+    closed, stalled = False, rivalled and _gives_way(first, stop, high_water, held, known, messages, out)
+    timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
+    if not stalled and (not facts[WAITING] or facts[ALL_PILED] or timed_out):
+        closed = _close_complete(known, messages, out)
+    if not closed and not stalled:
+        if facts[HIGH_WATER] > high_water:
+            _moved(rivalled, facts)
+        elif first < stop and not rivalled:
+            facts[UNMOVED] += facts[JOINED] - held
+            stalled = _is_stuck(messages.times, first, stop, high_water, start, length, facts)
+        if stalled or now - facts[SINCE] >= STALLED * length:
+            _recover(known, messages, out)
+    if closed:
+        _moved(rivalled, facts)
+        facts[SINCE] = now
+
+
+@njit(error_model="numpy")
+def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts = known.facts
+    while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
+        steps = 1
+        if facts[JOINED] > facts[ACTIVE_FROM]:
+            _give_out(FLUSH, known, out)
+        else:
+            steps = max(1, _windows_to_first(False, known, messages))
+        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+    facts[UNMOVED] = facts[ERAS] = 0
+    facts[SINCE] = facts[LOOKED]
+
+
+# Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
+_times_in = types.Array(types.int64, 1, "C", readonly=True)
+_codes_in = types.Array(types.uint32, 1, "C", readonly=True)
+_flags_in = types.Array(types.boolean, 1, "C", readonly=True)
+_ints = types.Array(types.int64, 1, "C")
+_tables = types.Array(types.int64, 2, "C")
+_rows = types.Array(types.int32, 1, "C")
+
+
+@njit(
+    types.void(
+        *[_codes_in, _times_in, _times_in, _times_in, types.boolean],
+        *[_ints, _tables, _tables],
+        *[_rows] * 3,
+        *[_ints] * 6,
+    ),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def run(
+    rows: Codes,
+    times: Ints,
+    calls: Ints,
+    clock: Ints,
+    flush: bool,
+    facts: Ints,
+    tracks: Table,
+    rings: Table,
+    left: Rows,
+    right: Rows,
+    waits_for: Rows,
+    joined: Ints,
+    starts: Ints,
+    ends: Ints,
+    closed: Ints,
+    reasons: Ints,
+    until: Ints,
+) -> None:
+    """Run the calls; see `waterclock.batching.rate.by_column.columns.RateAwareColumns`.
+
+    Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]``
+    where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
+    else waiting for that track. Afterwards it tells so of all messages that are in no batch.
+    """
+    known = Known(facts, tracks, rings)
+    messages = WaitingMessages(times, left, right, waits_for)
+    out = KernelOutput(joined, starts, ends, closed, reasons, until)
+    for message in range(calls[0]):
+        if waits_for[message] == NONE:
+            _join(message, facts, out)
+        else:
+            _push(waits_for[message], message, tracks, messages)
+            facts[ALL_PILED] += 1
+    for call in range(len(calls) - 1):
+        now = clock[call] if len(clock) else facts[LOOKED]
+        _add(rows, calls[call], calls[call + 1], now, known, messages, out)
+    if flush:
+        _flush(known, messages, out)
+
+
+@njit(
+    types.int64(
+        *[_codes_in, _times_in, _times_in, _times_in, _times_in, _times_in, _flags_in],
+        *[_tables] * 3,
+        *[_rows] * 3,
+        *[_ints] * 9,
+    ),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def run_many(
+    rows: Codes,
+    times: Ints,
+    bounds: Ints,
+    calls: Ints,
+    call_bounds: Ints,
+    track_bounds: Ints,
+    flush: Flags,
+    facts: Table,
+    tracks: Table,
+    rings: Table,
+    left: Rows,
+    right: Rows,
+    waits_for: Rows,
+    joined: Ints,
+    starts: Ints,
+    ends: Ints,
+    closed: Ints,
+    reasons: Ints,
+    until: Ints,
+    batch_bounds: Ints,
+    given: Ints,
+    kept: Ints,
+) -> int:
+    """Run the calls of many sources without a clock; see `waterclock.batching.rate.by_column.many.RateAwareMany`.
+
+    Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, the calls ``call_bounds[s]`` to before
+    ``call_bounds[s + 1] - 1``, whose places count from its first message, the tracks ``track_bounds[s]`` to
+    ``track_bounds[s + 1]`` and a row of ``facts``; ``flush[s]`` says whether to give out all of it. Afterwards it has
+    the batches ``batch_bounds[s]`` to ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``, and
+    what it keeps stands in ``kept``, whose number is returned. ``joined`` and what is known of batches have a place
+    more for each source.
+    """
+    none = np.empty(0, np.int64)
+    batches = given_out = keeps = 0
+    for source in range(len(bounds) - 1):
+        first, stop = bounds[source], bounds[source + 1]
+        first_call, last_call = call_bounds[source], call_bounds[source + 1]
+        if flush[source] or last_call - first_call > 1:
+            known, own = facts[source], slice(track_bounds[source], track_bounds[source + 1])
+            place = first + source
+            known[JOINED] = known[ACTIVE_FROM] = known[BATCHES] = known[ALL_PILED] = 0
+            for row in range(own.start, own.stop):
+                tracks[row, ROOT] = NONE
+                tracks[row, PILED] = 0
+            run(
+                rows[first:stop], times[first:stop], calls[first_call:last_call], none, flush[source],
+                known, tracks[own], rings[own], left[first:stop], right[first:stop], waits_for[first:stop],
+                joined[place:], starts[place:], ends[place:], closed[place:], reasons[place:], until[place:],
+            )  # fmt: skip
+            for k in range(known[BATCHES]):
+                starts[batches + k] = starts[place + k]
+                ends[batches + k] = ends[place + k]
+                closed[batches + k] = closed[place + k]
+                reasons[batches + k] = reasons[place + k]
+                until[batches + k] = given_out + until[place + k]
+            batches += known[BATCHES]
+            for k in range(known[ACTIVE_FROM]):
+                given[given_out + k] = first + joined[place + k]
+            given_out += known[ACTIVE_FROM]
+            for k in range(known[ACTIVE_FROM], known[JOINED]):
+                kept[keeps] = first + joined[place + k]
+                keeps += 1
+            for message in range(first, stop):
+                if waits_for[message] != NONE:
+                    kept[keeps] = message
+                    keeps += 1
+        else:
+            for message in range(first, stop):
+                kept[keeps] = message
+                keeps += 1
+        batch_bounds[source + 1] = batches
+    return keeps

@@ -1,0 +1,251 @@
+"""Batching by rate of many sources at once: the columnar rule for each, in one call of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from waterclock.batching.rate.by_column.columns import compiled, in_kernel
+from waterclock.batching.rate.rule import RateRule
+
+Ints = npt.NDArray[np.int64]
+
+LASTING_COLUMNS = 17
+"""Of a track, so many columns are known beyond a call of the rule; the others are worked with."""
+
+
+class ManyBatches(NamedTuple):
+    """The batches that some calls closed, source by source, in order of closing.
+
+    Attributes
+    ----------
+    starts, ends, closed_at
+        As of `waterclock.Batch`, int64 ns.
+    reasons
+        The numbers of the kernel's reasons.
+    bounds
+        Source s has the batches ``bounds[s]`` to ``bounds[s + 1]``.
+    offsets
+        Batch k holds ``messages[offsets[k]:offsets[k + 1]]``.
+    messages
+        Of those that were given, which are in batches: in the order in which they joined their batch.
+    kept
+        Of those that were given, which are in none; source by source, to be given again.
+    """
+
+    starts: Ints
+    ends: Ints
+    closed_at: Ints
+    reasons: Ints
+    bounds: Ints
+    offsets: Ints
+    messages: Ints
+    kept: Ints
+
+    def between(self, since: int, until: int) -> ManyBatches:
+        """Take the batches that start at or after ``since`` and before ``until``, ns."""
+        stays = (self.starts >= since) & (self.starts < until)
+        counts = np.diff(self.offsets)
+        return ManyBatches(
+            self.starts[stays],
+            self.ends[stays],
+            self.closed_at[stays],
+            self.reasons[stays],
+            np.concatenate([[0], np.cumsum(stays)])[self.bounds],
+            np.concatenate([[0], np.cumsum(counts[stays])]),
+            self.messages[np.repeat(stays, counts)],
+            self.kept,
+        )
+
+
+class RateAwareMany:
+    """Batches the messages of many sources, each like `RateAwareBatcher`; messages are kept by the caller.
+
+    Parameters
+    ----------
+    rule
+        The checked options.
+
+    Attributes
+    ----------
+    facts
+        A row a source, as the kernel lays it out.
+    tracks, rings
+        The rows of all sources one after another: one for each stream that may gate, and one for all others.
+    track_bounds
+        Source s has the rows ``track_bounds[s]`` to ``track_bounds[s + 1]``.
+    pairs
+        A row for each source and its stream that was met: the source, the stream, and the row of its track among the
+        source's own; in order of source and stream.
+    waits_for, kept_sources
+        Of each message that was kept, the row that it waits for among those of its source, or -1; and its source.
+    """
+
+    __slots__ = ("_rule", "facts", "kept_sources", "pairs", "rings", "track_bounds", "tracks", "waits_for")
+
+    def __init__(self, rule: RateRule) -> None:
+        kernel = compiled()
+        self._rule = rule
+        self.facts = np.empty((0, kernel.ALL_FACTS), np.int64)
+        self.tracks = np.empty((0, kernel.TRACK_COLUMNS), np.int64)
+        self.rings = np.empty((0, kernel.KEPT_DIFFERENCES), np.int64)
+        self.track_bounds = np.zeros(1, np.int64)
+        self.pairs = np.empty((0, 3), np.int64)
+        self.waits_for = np.empty(0, np.int32)
+        self.kept_sources = np.empty(0, np.int64)
+
+    def admit(self, sources: int, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> Ints:
+        """Learn of further sources and streams, and give the row of each message's track among those of its source.
+
+        Parameters
+        ----------
+        sources
+            How many there are; those that were known have their numbers still.
+        keys
+            Of each message, the number of its source times ``streams``, and the number of its stream added.
+        streams
+            How many streams there are. The numbers in `pairs` count among these.
+        may_gate
+            Says of streams which may gate.
+        """
+        kernel = compiled()
+        added = sources - len(self.facts)
+        if added:
+            facts = np.zeros((added, kernel.ALL_FACTS), np.int64)
+            facts[:, [kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(self._rule)
+            self.facts = np.concatenate([self.facts, facts])
+            self.track_bounds = np.append(self.track_bounds, self.track_bounds[-1] + 1 + np.arange(added))
+            self.tracks = np.concatenate([self.tracks, np.zeros((added, kernel.TRACK_COLUMNS), np.int64)])
+            self.rings = np.concatenate([self.rings, np.zeros((added, kernel.KEPT_DIFFERENCES), np.int64)])
+        known = self.pairs[:, 0] * streams + self.pairs[:, 1]
+        place = np.searchsorted(known, keys)
+        is_known = known[np.minimum(place, len(known) - 1)] == keys if len(known) else np.zeros(len(keys), np.bool_)
+        if not is_known.all():
+            self._admit(np.unique(keys[~is_known]), streams, may_gate)
+            known = self.pairs[:, 0] * streams + self.pairs[:, 1]
+            place = np.searchsorted(known, keys)
+        return self.pairs[place, 2]
+
+    def add(
+        self, rows: Ints, times: Ints, bounds: Ints, begins: npt.NDArray[np.bool_], flush: npt.NDArray[np.bool_]
+    ) -> ManyBatches:
+        """Take in the messages of many calls, and give out the batches that close.
+
+        Parameters
+        ----------
+        rows
+            What `admit` gave, source by source, and of each source those first that were kept, in their order.
+        times
+            Event times, ns.
+        bounds
+            Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``.
+        begins
+            Which messages are the first of a call; none of those that were kept.
+        flush
+            Of which sources to give out everything in the end.
+        """
+        kernel = compiled()
+        count, sources = len(times), len(bounds) - 1
+        calls, call_bounds = _calls(bounds, begins)
+        left, right, waits_for = (np.empty(count, np.int32) for _ in range(3))
+        waits_for.fill(kernel.NONE)
+        waits_for[self._kept_places(bounds, begins)] = self.waits_for
+        joined, starts, ends, closed, reasons, until = (np.empty(count + sources, np.int64) for _ in range(6))
+        given, kept = (np.empty(count, np.int64) for _ in range(2))
+        batch_bounds = np.zeros(sources + 1, np.int64)
+        keeps = kernel.run_many(
+            rows.astype(np.uint32), times, bounds, calls, call_bounds, self.track_bounds, flush,
+            self.facts, self.tracks, self.rings, left, right, waits_for,
+            joined, starts, ends, closed, reasons, until, batch_bounds, given, kept,
+        )  # fmt: skip
+        batches = int(batch_bounds[-1])
+        kept = kept[:keeps]
+        self.waits_for, self.kept_sources = waits_for[kept], np.searchsorted(bounds, kept, side="right") - 1
+        return ManyBatches(
+            starts[:batches],
+            ends[:batches],
+            closed[:batches],
+            reasons[:batches],
+            batch_bounds,
+            np.concatenate([[0], until[:batches]]),
+            given[: count - keeps],
+            kept,
+        )
+
+    def take(self, wanted: Ints) -> npt.NDArray[np.intp]:
+        """Know some of the sources only, in this order, and give that of the messages that are kept.
+
+        Parameters
+        ----------
+        wanted
+            Their numbers, once each; of the others no message is kept.
+        """
+        first, counts = self.track_bounds[wanted], np.diff(self.track_bounds)[wanted]
+        self.track_bounds = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.arange(self.track_bounds[-1]) + np.repeat(first - self.track_bounds[:-1], counts)
+        number = np.full(len(self.facts), -1)
+        number[wanted] = np.arange(len(wanted))
+        self.facts, self.tracks, self.rings = self.facts[wanted], self.tracks[rows], self.rings[rows]
+        pairs = self.pairs[number[self.pairs[:, 0]] >= 0]
+        pairs[:, 0] = number[pairs[:, 0]]
+        self.pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        order = np.argsort(number[self.kept_sources], kind="stable")
+        self.kept_sources, self.waits_for = number[self.kept_sources][order], self.waits_for[order]
+        return order
+
+    def _kept_places(self, bounds: Ints, begins: npt.NDArray[np.bool_]) -> Ints:
+        """Find the messages that were kept: those of a source before its first call."""
+        calls_so_far = np.cumsum(begins)
+        before = np.concatenate([[0], calls_so_far])[bounds[:-1]]
+        return np.flatnonzero(calls_so_far == np.repeat(before, np.diff(bounds)))
+
+    def _admit(self, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
+        """Make rows for streams that were not met before: behind those of their source that may gate."""
+        sources, numbers = np.divmod(keys, streams)
+        met, place = np.unique(numbers, return_inverse=True)
+        gates = np.asarray(may_gate(met), np.bool_)[place]
+        count = len(self.facts)
+        before = np.diff(self.track_bounds)
+        added = np.bincount(sources[gates], minlength=count)
+        bounds = np.concatenate([[0], np.cumsum(before + added)])
+        rank = np.cumsum(gates) - 1
+        first_rank = np.concatenate([[0], np.cumsum(added)])[sources]
+        rows = np.where(gates, before[sources] - 1 + rank - first_rank, before[sources] + added[sources] - 1)
+        # The last row of a source, which those that may not gate share, stays the last.
+        moved = np.arange(len(self.tracks)) + np.repeat(bounds[:-1] - self.track_bounds[:-1], before)
+        last = self.track_bounds[1:] - 1
+        moved[last] = bounds[1:] - 1
+        self.tracks, self.rings = (_moved(table, moved, int(bounds[-1])) for table in (self.tracks, self.rings))
+        self.tracks[bounds[sources[gates]] + rows[gates], compiled().MAY_GATE] = 1
+        known = self.pairs
+        known[:, 2] = _behind(known[:, 2], before[known[:, 0]] - 1, added[known[:, 0]])
+        pairs = np.concatenate([known, np.stack([sources, numbers, rows], axis=1)])
+        self.pairs = pairs[np.argsort(pairs[:, 0] * streams + pairs[:, 1], kind="stable")]
+        self.track_bounds = bounds
+        waiting = self.kept_sources
+        self.waits_for = _behind(self.waits_for.astype(np.int64), before[waiting] - 1, added[waiting]).astype(np.int32)
+
+
+def _calls(bounds: Ints, begins: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Give where calls of each source begin, counted from its first message, and behind them where the last ends."""
+    firsts = np.flatnonzero(begins)
+    of_source = np.searchsorted(bounds, firsts, side="right") - 1
+    counts = np.bincount(of_source, minlength=len(bounds) - 1)
+    call_bounds = np.concatenate([[0], np.cumsum(counts + 1)])
+    calls = np.empty(call_bounds[-1], np.int64)
+    calls[call_bounds[1:] - 1] = np.diff(bounds)
+    calls[np.arange(len(firsts)) + of_source] = firsts - bounds[of_source]
+    return calls, call_bounds
+
+
+def _moved(table: Ints, places: Ints, count: int) -> Ints:
+    wider = np.zeros((count, table.shape[1]), np.int64)
+    wider[places] = table
+    return wider
+
+
+def _behind(rows: Ints, last: Ints, added: Ints) -> Ints:
+    return np.where(rows == last, rows + added, rows)

@@ -1,0 +1,91 @@
+"""How the rules of many sources are written down: their arrays column by column, compressed together."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from waterclock.batching.rate.by_column.columns import compiled
+from waterclock.batching.rate.by_column.many import LASTING_COLUMNS, RateAwareMany
+from waterclock.batching.rate.rule import MOST_ERAS, RateRule
+from waterclock.batching.rate.starts import MOST_RUNS
+
+Ints = npt.NDArray[np.int64]
+
+_LEVEL = 1
+
+
+def to_arrays(rules: RateAwareMany) -> tuple[list[int], bytes]:
+    """Write what is known, and how many numbers its parts have."""
+    kernel = compiled()
+    elsewhere, runs = _further(rules.facts)
+    arrays = [
+        np.diff(rules.track_bounds),
+        rules.facts[:, : kernel.FACTS].T,
+        elsewhere[_first(rules.facts[:, kernel.ERAS], MOST_ERAS)].T,
+        runs[_first(rules.facts[:, kernel.RUNS], MOST_RUNS + 1)].T,
+        rules.tracks[:, :LASTING_COLUMNS].T,
+        rules.rings[_first(rules.tracks[:, kernel.KEPT], kernel.KEPT_DIFFERENCES)],
+        rules.pairs.T,
+        rules.waits_for.astype(np.int64),
+    ]
+    data = b"".join(array.tobytes() for array in arrays)
+    return [array.size for array in arrays], zlib.compress(data, _LEVEL)
+
+
+def from_arrays(
+    rule: RateRule, sizes: Sequence[int], data: memoryview, kept_sources: npt.NDArray[np.int32]
+) -> RateAwareMany:
+    """Read back what `to_arrays` wrote.
+
+    Raises
+    ------
+    ValueError
+        Where it is something else.
+    """
+    kernel = compiled()
+    unpacker = zlib.decompressobj()
+    total = sum(sizes) * 8
+    try:
+        numbers = unpacker.decompress(data, total + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(numbers) != total:
+        raise ValueError(f"its arrays are not {total} bytes")
+    parts = np.split(np.frombuffer(numbers, np.int64), np.cumsum(sizes)[:-1])
+    rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for = parts
+    rules = RateAwareMany(rule)
+    rules.track_bounds = np.concatenate([[0], np.cumsum(rows)])
+    rules.facts = np.zeros((len(rows), kernel.ALL_FACTS), np.int64)
+    rules.facts[:, : kernel.FACTS] = facts.reshape(kernel.FACTS, -1).T
+    known_elsewhere, known_runs = _further(rules.facts)
+    eras, counts = (rules.facts[:, column] for column in (kernel.ERAS, kernel.RUNS))
+    known_elsewhere[_first(eras, MOST_ERAS)] = elsewhere.reshape(kernel.ELSEWHERE_COLUMNS, -1).T
+    known_runs[_first(counts, MOST_RUNS + 1)] = runs.reshape(kernel.RUN_COLUMNS, -1).T
+    rules.tracks = np.zeros((int(rules.track_bounds[-1]), kernel.TRACK_COLUMNS), np.int64)
+    rules.tracks[:, :LASTING_COLUMNS] = tracks.reshape(LASTING_COLUMNS, -1).T
+    rules.rings = np.zeros((len(rules.tracks), kernel.KEPT_DIFFERENCES), np.int64)
+    rules.rings[_first(rules.tracks[:, kernel.KEPT], kernel.KEPT_DIFFERENCES)] = rings
+    rules.pairs = pairs.reshape(3, -1).T.copy()
+    rules.waits_for = waits_for.astype(np.int32)
+    rules.kept_sources = kept_sources.astype(np.int64)
+    if len(rules.waits_for) != len(kept_sources):
+        raise ValueError(f"{len(kept_sources)} messages are kept, of which {len(rules.waits_for)} are known")
+    return rules
+
+
+def _further(facts: Ints) -> tuple[Ints, Ints]:
+    """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
+    kernel = compiled()
+    elsewhere = facts[:, kernel.ELSEWHERE_FROM : kernel.RUNS_FROM]
+    return (
+        elsewhere.reshape(len(facts), MOST_ERAS, kernel.ELSEWHERE_COLUMNS),
+        facts[:, kernel.RUNS_FROM :].reshape(len(facts), MOST_RUNS + 1, kernel.RUN_COLUMNS),
+    )
+
+
+def _first(counts: Ints, most: int) -> npt.NDArray[np.bool_]:
+    return np.arange(most) < counts[:, None]

@@ -1,0 +1,1 @@
+"""Batching by rate, message by message: the class and its state."""

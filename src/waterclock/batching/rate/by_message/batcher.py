@@ -1,0 +1,476 @@
+"""Batching by the streams' own rates: a batch closes when every regular stream has reached its last pulse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from waterclock._support.moments import monotonic
+from waterclock._support.quoting import quoted
+from waterclock.batching.batch import Batch
+from waterclock.batching.rate.by_message.gate import Gate
+from waterclock.batching.rate.by_message.silence import Silence
+from waterclock.batching.rate.by_message.stall import StallWatch
+from waterclock.batching.rate.by_message.state import from_bytes, to_bytes
+from waterclock.batching.rate.by_message.window import Assembly
+from waterclock.batching.rate.long_call import warn_of_long_call
+from waterclock.batching.rate.rule import ERA, Gated, RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.stats import BatcherStats
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+from waterclock.time import Duration, Time, to_time
+
+_event_time = attrgetter("event_time")
+_stream = attrgetter("stream")
+
+
+class RateAwareBatcher:
+    """Batches the messages of one source in windows that close as soon as its streams have sent what is due.
+
+    The rules, by their names in *RateAwareMessageBatcher*; lengths are batch lengths:
+
+    Period estimator
+        Of each stream that may gate, `StreamPeriodEstimator` learns the rate.
+    Pulse grid
+        A stream whose rate is known and at least one pulse a batch has a `PulseGrid`, and gates.
+    Slot gate
+        A window closes (``slots``) when every gating stream has reached its last slot: a message in it, or overflow at
+        most three further windows ahead. Counts do not matter, so neither missing pulses nor splits do.
+    High-water mark and timeout
+        The greatest event time seen, capped at three lengths after the window's start and never going back. At
+        ``timeout`` after the start the window closes (``timeout``).
+    Overflow
+        A gating stream's message for a later window waits for it.
+    Ride along, held for the next window
+        A message without a grid joins the window if it is not after its end. Up to three lengths after the end it is
+        held; beyond, it is let through to the window in progress. While catching up, the three lengths count from the
+        newest overflow, for the window will get there. Where no stream gates, it is held however far ahead it is.
+    Gap
+        Where every gating stream has messages waiting for later windows and none has sent anything for this one, the
+        window moves by whole lengths to the first that waits. Where no stream gates, it is enough that something waits
+        and the window is empty. What rode along in the window closes (``gap``).
+    Contract departures
+        No batch is empty: a window without messages is passed over, for any reason it may end.
+    Stream lifecycle
+        A stream absent from five batches is forgotten, and may join again.
+    Batch length
+        A new length holds from the next window on; grids keep their origin.
+
+    And beyond *RateAwareMessageBatcher*:
+
+    Start
+        The messages of the first call form the first batch (``start``). The first window begins at its newest plausible
+        event time; see `plausible_range`. It is doubtful, as below.
+    Another era
+        A message more than 1000 lengths from the window is delivered with it, and does nothing else.
+    Stall
+        Where messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
+        holds (``stall``). Where the bulk of that lies within it, the next window follows, as in a replay; else the
+        next window begins at the newest plausible event time. Here what covers at least 5 lengths comes before what
+        is only numerous.
+
+        The same happens without a clock, so that a replay recovers too: where the high-water mark stands while another
+        era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
+        in them counts as three lengths at most. Each era counts apart, so that a stream whose clock is wrong does
+        not hide the others. It happens also where 100,000 messages have joined the window while the mark stands.
+
+        The first window, and one that a stall has placed in another era, is doubtful: a wrong clock may have been alone
+        there. It goes to where the traffic is also while it closes, as long as other eras' messages, in it or in the
+        batch before, are more than its own and move on at most twice as far. Where it has moved so, it is no longer
+        doubtful; nor is the first one where two streams have agreed for 10 lengths.
+
+        Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
+        have begun, so that no batch has the identity of an earlier one.
+    Messages that arrive together
+        All messages of a call are placed before closing is considered; then as many windows close as are complete.
+
+    The ``closed_at`` of a batch is the high-water mark at its closing. A message behind the window joins it.
+
+    Parameters
+    ----------
+    batch_length
+        Length of the windows, above zero, at most 30 days.
+    timeout
+        At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
+    gated
+        Which streams may gate: True for all, a collection of their names, or a function of the name. A function is
+        asked once for each name, or again after many thousands of others; where it raises, the call changes nothing.
+    clock
+        Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
+    forget_after
+        How long a source may be silent, above zero; default None: for ever. Where all messages of a call were received
+        longer than this after the last one before, the batcher gives out everything first, as `flush` does, and then
+        takes the call as a new batcher would: it is a batch (``start``), and rates are learned again. Only receive
+        times decide, so a replay gives the same batches.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an option that cannot be meant.
+
+    Warns
+    -----
+    LongCallWarning
+        For a call that brings a stream's messages from more than 1000 lengths: those of another era are not cut.
+
+    Notes
+    -----
+    What is forgotten includes where windows began. So where a source sends event times again that were batched before
+    a silence longer than ``forget_after``, a batch may have the identity of an earlier one.
+
+    Source: *RateAwareMessageBatcher* of ESS livedata.
+    """
+
+    __slots__ = ("_assembly", "_gate", "_rule", "_silence", "_sources", "_stall")
+
+    def __init__(
+        self,
+        batch_length: Duration = "1s",
+        timeout: Duration | float | None = None,
+        gated: Gated = True,
+        clock: Callable[[], float] = monotonic,
+        forget_after: Duration | None = None,
+    ) -> None:
+        self._rule = RateRule.checked(batch_length, timeout)
+        self._gate = Gate(gated)
+        self._stall = StallWatch(clock)
+        self._silence = Silence.checked(forget_after)
+        self._sources: set[str] = set()  # one, once there was a message
+        self._assembly: Assembly | None = None
+
+    def add(self, messages: Iterable[Message]) -> list[Batch]:
+        """Take in messages that arrived together, in order of arrival, and give out the batches that close.
+
+        Parameters
+        ----------
+        messages
+            Messages of this batcher's source, which is that of the first message. None at all is a look at the clock.
+
+        Returns
+        -------
+        list of Batch
+            In order of closing; often empty.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a message of another source, for what is no list of messages, and for a message without receive time
+            where ``forget_after`` goes by it. The batcher is then as it was before, as it is where ``gated`` or
+            ``clock`` raise.
+        """
+        return self.take(self.check(messages))
+
+    def check(self, messages: Iterable[Message]) -> list[Message]:
+        """Refuse what `add` would refuse, warn of what it would warn of, and change nothing.
+
+        Returns
+        -------
+        list of Message
+            The same messages, for `take`.
+        """
+        try:
+            messages = messages if isinstance(messages, list) else list(messages)
+            sources = {message.source for message in messages}
+            times = list(map(_event_time, messages))
+        except (AttributeError, TypeError):
+            raise InvalidArgumentError(
+                f"messages: {quoted(messages)} is no list of messages; give those that arrived together, as"
+                " [message, …]"
+            ) from None
+        if sources != self._sources:
+            self._refuse_others(sources)
+        if self._silence.after is not None:
+            self._silence.check(messages)
+        if self._gate.asks:
+            self._gate.ask(map(_stream, messages))
+        if len(times) > 1 and max(times) - min(times) > ERA * self._in_force.batch_length:
+            warn_of_long_call(messages, self._in_force.batch_length)
+        return messages
+
+    def take(self, messages: list[Message]) -> list[Batch]:
+        """Take in messages as `add` does, which `check` has returned."""
+        if self._silence.after is not None and self._silence.ends_with(messages):
+            return self._forget() + self.take(messages)
+        stall, assembly = self._stall, self._assembly
+        stall.look()
+        if assembly is None:
+            return self._begin(messages) if messages else []
+        if not assembly.active and not assembly.piled:
+            self._begin_window(assembly, messages)
+        window, high_water, held = assembly.window, assembly.high_water, len(assembly.active)
+        assembly.take(messages)
+        batches: list[Batch] = []
+        rivalled = assembly.is_rivalled
+        if rivalled and messages and self._is_stuck(messages, high_water, window, len(assembly.active) - held):
+            self._give_way(assembly, batches)
+            return batches
+        if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
+            _close_complete(assembly, batches)
+        if batches:
+            stall.rearm(assembly.high_water if rivalled else None)
+            return batches
+        batch_length = window.end - window.start
+        stuck = False
+        if assembly.high_water > high_water:
+            stall.moved(assembly.high_water if rivalled else None)
+        elif messages and not rivalled:
+            stuck = self._is_stuck(messages, high_water, window, len(assembly.active) - held)
+        if stuck or stall.is_overdue(batch_length):
+            self._recover(assembly, batches)
+        return batches
+
+    def advance(self, now: Time) -> list[Batch]:
+        """Promise that nothing received at or before ``now`` (ns) comes later, so that the source may be forgotten.
+
+        What is open is then given out at once and not with the next call. Without ``forget_after`` nothing happens.
+        """
+        at = self.forgotten_at
+        return self._forget() if at is not None and at <= to_time(now, "now") else []
+
+    def flush(self) -> list[Batch]:
+        """Give out everything, window by window, as at the end of the data; an empty window gives no batch."""
+        self._stall.look()
+        batches: list[Batch] = []
+        assembly = self._assembly
+        while assembly is not None and (assembly.active or assembly.piled):
+            if assembly.active:
+                batches.append(assembly.close("flush"))
+            else:
+                assembly.skip(max(1, assembly.windows_to_first()))
+        self._stall.rearm()
+        return batches
+
+    def reset(self, source: str | None = None) -> list[Batch]:
+        """Give out everything, as `flush` does, and place the window anew on what the next call brings.
+
+        Rates stay known, and so does where windows have begun: no batch has the identity of an earlier one.
+
+        Parameters
+        ----------
+        source
+            Whose window; another source than this batcher's is an error. Default: this batcher's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For another source.
+        """
+        if source is not None and not (isinstance(source, str) and source in self._sources):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+            raise InvalidArgumentError(f"source: {quoted(source)} is not the source of this batcher")
+        batches = self.flush()
+        if self._assembly is not None:
+            self._assembly.lost = True
+        return batches
+
+    def stats(self) -> BatcherStats:
+        """Say where the high-water mark stands, and how far ahead of what comes."""
+        mark, assembly = self.high_water_mark, self._assembly
+        if mark is None or assembly is None or not assembly.active:
+            return BatcherStats(min(self._sources, default=None), mark, 0, self.buffered)
+        return BatcherStats(assembly.source, mark, max(0, mark - assembly.active[-1].event_time), self.buffered)
+
+    def set_batch_length(self, batch_length: Duration) -> None:
+        """Change the length from the next window on; the timeout stays in proportion.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a length that is not above zero or beyond 30 days.
+        """
+        if self._assembly is None:
+            self._rule = self._rule.with_length(batch_length)
+        else:
+            self._assembly.pending = self._assembly.rule.with_length(batch_length)
+
+    @property
+    def batch_length(self) -> int:
+        """Length of the window in progress, ns."""
+        return self._in_force.batch_length
+
+    @property
+    def timeout(self) -> int | float:
+        """How far the high-water mark may be past the window's start before it closes, ns, or infinity."""
+        return self._in_force.timeout
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """Start and end of the window in progress, ns; None before the first message."""
+        return None if self._assembly is None else (self._assembly.window.start, self._assembly.window.end)
+
+    @property
+    def high_water_mark(self) -> int | None:
+        """The greatest event time seen, as far as it is plausible, ns; None before the first message."""
+        return None if self._assembly is None else self._assembly.high_water
+
+    @property
+    def buffered(self) -> int:
+        """How many messages are in the window in progress or wait for later ones."""
+        return 0 if self._assembly is None else len(self._assembly.active) + self._assembly.piled
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds that pass."""
+        return self._stall.clock
+
+    @property
+    def stalls_at(self) -> float | None:
+        """When the window stalls by ``clock`` if nothing closes it, s; None where nothing is buffered."""
+        return self._stall.overdue_at(self.batch_length) if self.buffered else None
+
+    @property
+    def silent_for(self) -> float:
+        """How long ago by ``clock`` a batch closed, or the first message after it came, s."""
+        return self._stall.clock() - self._stall.since
+
+    @property
+    def forgotten_at(self) -> int | None:
+        """The earliest ``now`` for which `advance` forgets the source, ns; None where there is none to forget."""
+        return self._silence.forgotten_at
+
+    @property
+    def tracked_streams(self) -> set[str]:
+        """Streams that gate, or may come to gate once their rate is known."""
+        return set() if self._assembly is None else set(self._assembly.tracks)
+
+    @property
+    def gating_streams(self) -> set[str]:
+        """Streams that the window waits for."""
+        tracks = {} if self._assembly is None else self._assembly.tracks
+        return {stream for stream, track in tracks.items() if track.grid is not None}
+
+    def state(self) -> bytes:
+        """Write down everything that the batcher knows, options included, for `restore`."""
+        gated = None if callable(self._gate.gated) else self._gate.gated
+        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly)
+
+    @classmethod
+    def restore(
+        cls, state: bytes, *, gated: Callable[[str], bool] | None = None, clock: Callable[[], float] = monotonic
+    ) -> RateAwareBatcher:
+        """Make a batcher that continues where the one that wrote ``state`` stood.
+
+        Parameters
+        ----------
+        state
+            What `state` wrote.
+        gated
+            The function that chose the gating streams, where it was one: functions are not written down.
+        clock
+            As for a new batcher; between the two no time has passed.
+
+        Raises
+        ------
+        SchemaError
+            Where ``state`` is something else or of another version.
+        InvalidArgumentError
+            Where ``gated`` is missing, or given although the state names the streams.
+        """
+        known = from_bytes(state)
+        if (known.gated is None) != callable(gated):
+            raise InvalidArgumentError(
+                f"gated: {quoted(gated)} does not go with the state, {'whose' if known.gated is None else 'not a'}"
+                " batcher chose its gating streams by a function; give that function, or none where it had none"
+            )
+        batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
+        batcher._rule = known.rule
+        batcher._silence = known.silence
+        batcher._stall.since -= known.waited
+        batcher._stall.unmoved, batcher._stall.elsewhere = known.unmoved, known.elsewhere
+        batcher._assembly = known.assembly(batcher._gate)
+        if batcher._assembly is not None:
+            batcher._sources = {batcher._assembly.source}
+        return batcher
+
+    @property
+    def _in_force(self) -> RateRule:
+        return self._rule if self._assembly is None else self._assembly.rule
+
+    def _refuse_others(self, sources: set[str]) -> None:
+        known = self._sources or set(sorted(sources)[:1])
+        if others := sources - known:
+            raise InvalidArgumentError(
+                f"source: {quoted(min(others))} came to the batcher of {quoted(min(known))}; use BySource for many"
+                " sources"
+            )
+
+    def _forget(self) -> list[Batch]:
+        """Give out everything, and be as new; a length that was set stays."""
+        batches = self.flush()
+        if self._assembly is not None:
+            self._rule = self._assembly.pending or self._assembly.rule
+        self._assembly = None
+        self._silence.clock = None
+        return batches
+
+    def _begin(self, messages: list[Message]) -> list[Batch]:
+        """Start: the first call's messages are the first batch; the first window begins at the newest plausible one."""
+        source, length = messages[0].source, self._rule.batch_length
+        oldest, newest = plausible_range(map(_event_time, messages), length)
+        start = placed(newest, length)
+        # Even where all have one time, the batch begins before the first window: its start is its identity.
+        begin = min(oldest, start - 1)
+        self._sources = {source}
+        self._assembly = Assembly(source, self._rule, start, self._gate)
+        self._assembly.starts.remember(begin)
+        self._assembly.doubt()
+        self._assembly.learn(messages)
+        self._stall.rearm()
+        return [self._assembly.batch(messages, begin, start, "start")]
+
+    def _begin_window(self, assembly: Assembly, messages: list[Message]) -> None:
+        """Begin to count anew where nothing is buffered, and find the window where it is lost."""
+        self._stall.rearm(assembly.high_water if assembly.doubtful else None)
+        if assembly.lost and messages:
+            assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
+
+    def _is_stuck(self, messages: list[Message], mark: int, window: RateWindow, joined: int) -> bool:
+        astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
+        return self._stall.is_stuck(astray, joined, mark, window.end - window.start)
+
+    def _give_way(self, assembly: Assembly, batches: list[Batch]) -> None:
+        """Recover where a rival's traffic has moved on."""
+        window = assembly.window
+        contested = self._stall.is_contested(assembly.high_water, window.end - window.start)
+        self._recover(assembly, batches)
+        if contested and not window.era_from <= assembly.window.start <= window.era_until:
+            assembly.doubtful = False  # it was weighed against a rival that went on, so this is no guess
+
+    def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
+        """Stall: close a window that nothing closes."""
+        window = assembly.window
+        if assembly.active:
+            # What came while the mark moved tells where the traffic was.
+            recent = assembly.active[-self._stall.unmoved :]
+            times, length = list(map(_event_time, recent)), assembly.rule.batch_length
+            _, anchor = plausible_range(times, length, moving=True)
+            if assembly.piled:
+                times += map(_event_time, assembly.waiting_messages())
+                if plausible_range(times, length, moving=True)[1] != anchor:
+                    anchor = window.end  # the bulk waits for the windows that follow
+            if window.start <= anchor <= window.end:
+                batches.append(assembly.close("stall"))
+            else:
+                batches.append(assembly.place_anew(anchor))
+        elif assembly.piled:
+            assembly.skip(max(1, assembly.windows_to_first()))
+        _close_complete(assembly, batches)
+        # Of a doubtful window that stays, too little may have been in it to tell: the next call tells more.
+        stays = window.era_from <= assembly.window.start <= window.era_until
+        self._stall.rearm(assembly.high_water if assembly.doubtful and stays else None)
+
+
+def _close_complete(assembly: Assembly, batches: list[Batch]) -> None:
+    """Close as many windows as are complete."""
+    while True:
+        if steps := assembly.gap():
+            reason = "gap"
+        elif assembly.waiting == 0:
+            reason = "slots"
+        elif assembly.high_water >= assembly.window.timeout_at:
+            reason = "timeout"
+        else:
+            return
+        if assembly.active:
+            batches.append(assembly.close(reason, steps or 1))
+        else:
+            assembly.skip(steps or 1)

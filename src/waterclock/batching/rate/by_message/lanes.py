@@ -1,0 +1,149 @@
+"""The sources of a `BySource` that batch by rate, of which only those whose window may have stalled are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
+
+from waterclock.batching.batch import Batch
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.message import Message
+
+_SECOND = 1_000_000_000
+
+
+class _Watch:
+    """The batchers that share a clock: when each of them may stall, in a heap, and what the clock last showed."""
+
+    __slots__ = ("clock", "due", "seen")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.due: list[tuple[float, str]] = []  # kept as a heap
+        self.seen = clock()
+
+
+class RateLanes:
+    """A rate-aware batcher for each source, and when it may stall.
+
+    A source with anything buffered stands in the heap of its clock, with a time at or before the one at which its
+    window stalls: what closes a window moves that time on, and the look at the old one finds the new one. One that is
+    to be forgotten after a silence stands in another heap, with a time at or before that, in the same way.
+
+    Attributes
+    ----------
+    batchers
+        By source.
+    """
+
+    def __init__(self) -> None:
+        self.batchers: dict[str, RateAwareBatcher] = {}
+        self._watches: dict[object, _Watch] = {}  # by clock, or by its id where it cannot be a key
+        self._watched: set[str] = set()
+        self._silences: list[tuple[int, str]] = []  # kept as a heap
+        self._heard: set[str] = set()  # those in it
+
+    def __contains__(self, source: object) -> bool:
+        return source in self.batchers
+
+    def check(self, together: dict[str, list[Message]], met: dict[str, RateAwareBatcher]) -> dict[str, list[Message]]:
+        """Check what arrived together, by source, and then take in the batchers of the sources met with it.
+
+        Where a batcher or a user's function refuses, none changes, and no batcher is taken in.
+        """
+        batchers = self.batchers
+        checked = {
+            source: (met[source] if source in met else batchers[source]).check(messages)
+            for source, messages in together.items()
+        }
+        batchers |= met
+        return checked
+
+    def take(self, source: str, messages: list[Message]) -> list[Batch]:
+        """Give a source what `check` has returned."""
+        batcher = self.batchers[source]
+        closed = batcher.take(messages)
+        if source not in self._watched:
+            self._watch(source, batcher)
+        if source not in self._heard:
+            self._hear(source, batcher)
+        return closed
+
+    def advance(self, now: int) -> list[Batch]:
+        """Forget the sources that have been silent for too long, by the promise that nothing received by ``now`` comes.
+
+        A source that comes again gets a batcher of its own, as one that is met.
+        """
+        closed: list[Batch] = []
+        while self._silences and self._silences[0][0] <= now:
+            source = heappop(self._silences)[1]
+            self._heard.discard(source)
+            batcher = self.batchers.get(source)
+            if batcher is None:
+                continue
+            if batcher.forgotten_at is not None and batcher.forgotten_at <= now:
+                closed += batcher.advance(now)
+                del self.batchers[source]
+                self._watched.discard(source)
+            else:
+                self._hear(source, batcher)
+        return closed
+
+    def look(self) -> list[Batch]:
+        """Have the batchers look at the clock whose window may have stalled."""
+        closed: list[Batch] = []
+        for key, watch in list(self._watches.items()):
+            now = watch.clock()
+            if now < watch.seen:
+                # A clock that jumps back restarts every count, so every time in the heap may be too late.
+                looked = [source for _, source in watch.due]
+                watch.due = []
+            else:
+                looked = []
+                while watch.due and watch.due[0][0] <= now:
+                    looked.append(heappop(watch.due)[1])
+            watch.seen = now
+            for source in looked:
+                self._watched.discard(source)
+                if source in self.batchers:
+                    closed += self.take(source, [])
+            if not watch.due:
+                del self._watches[key]
+        return closed
+
+    def flush(self) -> list[Batch]:
+        """Give out everything."""
+        return [batch for batcher in self.batchers.values() for batch in batcher.flush()]
+
+    def reset(self, source: str | None = None) -> list[Batch]:
+        """Have one source begin anew, or all."""
+        names = list(self.batchers) if source is None else [source]
+        return [batch for name in names for batch in self.batchers[name].reset()]
+
+    def forget(self, silence: int) -> int:
+        """Forget those with nothing open that have been silent for that long, ns; return how many."""
+        gone = [
+            source
+            for source, batcher in self.batchers.items()
+            if not batcher.buffered and batcher.silent_for * _SECOND >= silence
+        ]
+        for source in gone:
+            del self.batchers[source]
+            self._watched.discard(source)
+        return len(gone)
+
+    def _hear(self, source: str, batcher: RateAwareBatcher) -> None:
+        if batcher.forgotten_at is not None:
+            heappush(self._silences, (batcher.forgotten_at, source))
+            self._heard.add(source)
+
+    def _watch(self, source: str, batcher: RateAwareBatcher) -> None:
+        stalls_at = batcher.stalls_at
+        if stalls_at is None:
+            return
+        key = batcher.clock if isinstance(batcher.clock, Hashable) else id(batcher.clock)  # pyright: ignore[reportUnnecessaryIsInstance]  # a dataclass with __call__ is not
+        watch = self._watches.get(key)
+        if watch is None:
+            watch = self._watches[key] = _Watch(batcher.clock)
+        heappush(watch.due, (stalls_at, source))
+        self._watched.add(source)

@@ -1,0 +1,100 @@
+"""When a source has been silent for so long that it is forgotten: by the receive times of its messages alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+from waterclock.time import Duration, to_duration
+
+_receive_time = attrgetter("receive_time")
+
+
+def checked_silence(forget_after: Duration | None) -> int | None:
+    """Check for how long a source may be silent, and give it in ns; None for ever.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For what is no duration above zero.
+    """
+    return None if forget_after is None else to_duration(forget_after, "forget_after", minimum=1)
+
+
+@dataclass(slots=True)
+class Silence:
+    """How long a source may be silent, and when it was heard of last.
+
+    Attributes
+    ----------
+    after
+        ns; None for ever.
+    clock
+        The greatest receive time, ns; None before the first message.
+    """
+
+    after: int | None
+    clock: int | None = None
+
+    @classmethod
+    def checked(cls, forget_after: Duration | None) -> Silence:
+        """Check the option; see `checked_silence`."""
+        return cls(checked_silence(forget_after))
+
+    @property
+    def forgotten_at(self) -> int | None:
+        """The time, ns, for which a promise that nothing received by then comes later forgets the source."""
+        return None if self.after is None or self.clock is None else self.clock + self.after
+
+    def check(self, messages: Iterable[Message]) -> None:
+        """Insist on receive times."""
+        for message in messages:
+            if message.receive_time is None:
+                raise InvalidArgumentError(
+                    f"receive_time: a message of stream {quoted(message.stream)} with event_time {message.event_time}"
+                    " has none, and forget_after goes by it; give it, as topics do"
+                )
+
+    def ends_with(self, messages: list[Message]) -> bool:
+        """Tell whether all of a call's messages were received too long after what came before, or take note of them."""
+        if not messages:
+            return False
+        times = [*map(_receive_time, messages)]
+        at = self.forgotten_at
+        if at is not None and min(times) > at:
+            return True
+        self.clock = max(times) if self.clock is None else max(self.clock, *times)
+        return False
+
+
+def silences(
+    received: npt.NDArray[np.int64],
+    calls: npt.NDArray[np.intp],
+    before: npt.NDArray[np.int64],
+    heard: npt.NDArray[np.bool_],
+    after: int,
+) -> npt.NDArray[np.bool_]:
+    """Tell of each call of many sources whether a silence of more than ``after`` ns comes before it.
+
+    Parameters
+    ----------
+    received
+        Of each message, ns.
+    calls
+        The first message of each call.
+    before
+        The greatest receive time of its source before each call, ns.
+    heard
+        Whether anything came of the source before. No time says so: a message may be received at every one.
+    """
+    oldest = np.minimum.reduceat(received, calls) if len(calls) else received[:0]
+    # Times may be further apart than a signed number holds.
+    apart = oldest.view(np.uint64) - before.view(np.uint64)
+    return heard & (oldest > before) & (apart > np.uint64(after))

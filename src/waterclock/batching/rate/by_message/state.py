@@ -1,0 +1,250 @@
+"""How a rate-aware batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata.
+
+Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+from waterclock.arrow import from_arrow
+from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.rate.by_message.silence import Silence
+from waterclock.batching.rate.by_message.stall import Elsewhere, StallWatch
+from waterclock.batching.rate.by_message.stream import Track
+from waterclock.batching.rate.by_message.window import Assembly
+from waterclock.batching.rate.pulse_grid import PulseGrid
+from waterclock.batching.rate.rule import Gated, RateRule
+from waterclock.batching.rate.starts import StartRun, Starts
+from waterclock.batching.state_bytes import StateForm, refuse_version
+from waterclock.message import Message
+
+_FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
+_VERSION = 2
+_MOST_FACTS = 2**28
+"""Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
+
+
+def to_bytes(
+    rule: RateRule, gated: Gated | None, stall: StallWatch, silence: Silence, assembly: Assembly | None
+) -> bytes:
+    """Write the state; ``gated`` is None where a function chooses."""
+    facts: dict[str, Any] = {
+        "version": _VERSION,
+        "rule": _rule_facts(rule),
+        "gated": gated if gated is None or isinstance(gated, bool) else sorted(gated),  # pyright: ignore[reportArgumentType]  # a function is None here
+        "waited": stall.clock() - stall.since,
+        "unmoved": stall.unmoved,
+        "elsewhere": stall.elsewhere,
+        "silence": astuple(silence),
+        "assembly": None,
+    }
+    messages: list[Message] = []
+    if assembly is not None:
+        tracks = [*assembly.tracks.items(), ("", assembly.riding)]
+        messages = assembly.active + assembly.waiting_messages()
+        facts["assembly"] = {
+            "source": assembly.source,
+            "rule": _rule_facts(assembly.rule),
+            "pending": None if assembly.pending is None else _rule_facts(assembly.pending),
+            "start": assembly.window.start,
+            "high_water": assembly.high_water,
+            "active": len(assembly.active),
+            "strays": assembly.strays,
+            "furthest": assembly.starts.furthest,
+            "runs": [astuple(run) for run in assembly.starts.runs],
+            "setbacks": assembly.setbacks,
+            "lost": assembly.lost,
+            "doubtful": assembly.doubtful,
+            "trusted_from": assembly.trusted_from,
+            "outnumbered": assembly.outnumbered,
+            "tracks": [_track_facts(stream, track) for stream, track in tracks],
+        }
+    return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
+
+
+@dataclass(slots=True)
+class RateState:
+    """What was written down.
+
+    Attributes
+    ----------
+    rule
+        Options of the batcher when it was made.
+    gated
+        Which streams may gate; None where a function chooses.
+    waited
+        Seconds for which the window had waited.
+    unmoved, elsewhere
+        See `StallWatch`.
+    silence
+        When the source is forgotten.
+    """
+
+    rule: RateRule
+    gated: Gated | None
+    waited: float
+    unmoved: int
+    elsewhere: list[Elsewhere]
+    silence: Silence
+    _facts: dict[str, Any] | None
+    _messages: Iterator[Message]
+
+    def assembly(self, may_gate: Callable[[str], bool]) -> Assembly | None:
+        """Make the assembly anew; once only, as it takes the messages.
+
+        Raises
+        ------
+        DamagedError
+            Where it cannot have been written so.
+        """
+        if self._facts is None:
+            return None
+        with read_as(_FORM.name):
+            return self._assembly(self._facts, may_gate)
+
+    def _assembly(self, facts: dict[str, Any], may_gate: Callable[[str], bool]) -> Assembly:
+        assembly = Assembly(text(facts["source"]), _rule(facts["rule"]), moment(facts["start"]), may_gate)
+        assembly.pending = maybe(facts["pending"], _rule)
+        assembly.active = _taken(self._messages, facts["active"])
+        assembly.strays = count(facts["strays"])
+        *tracks, riding = facts["tracks"]
+        for stream, *written in tracks:
+            assembly.tracks[text(stream)] = assembly.track_of[stream] = Track(may_gate=True)
+            _fill(assembly, assembly.tracks[stream], self._messages, *written)
+        _fill(assembly, assembly.riding, self._messages, *riding[1:])
+        assembly.count()
+        assembly.high_water = moment(facts["high_water"])
+        assembly.setbacks = count(facts["setbacks"])
+        assembly.starts = Starts(moment(facts["furthest"]), each(facts["runs"], _run))
+        assembly.lost = flag(facts["lost"])
+        assembly.doubtful = flag(facts["doubtful"])
+        assembly.trusted_from = moment(facts["trusted_from"])
+        assembly.outnumbered = flag(facts["outnumbered"])
+        if next(self._messages, None) is not None:
+            raise ValueError("a message is in no place")
+        return assembly
+
+
+def from_bytes(data: bytes) -> RateState:
+    """Read back what `to_bytes` wrote.
+
+    Raises
+    ------
+    DamagedError
+        Where the bytes are those of a state, but not as they were written.
+    SchemaError
+        Where they are something else, or of another version.
+    """
+    written, columns = _FORM.read(data)
+    with read_as(_FORM.name):
+        facts = parsed(_decompressed(written))
+        refuse_version(facts["version"], _VERSION)
+        gated = facts["gated"]
+        return RateState(
+            rule=_rule(facts["rule"]),
+            gated=gated if gated is None or isinstance(gated, bool) else each(gated, text),
+            waited=float(facts["waited"]),
+            unmoved=count(facts["unmoved"]),
+            elsewhere=each(facts["elsewhere"], _elsewhere),
+            silence=_silence(*facts["silence"]),
+            _facts=facts["assembly"],
+            _messages=iter(from_arrow(columns)),
+        )
+
+
+def _decompressed(written: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        facts = unpacker.decompress(written, _MOST_FACTS)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacker.eof or unpacker.unused_data:
+        raise ValueError("they are cut short, or go on after their end")
+    return facts
+
+
+def _elsewhere(written: list[Any]) -> Elsewhere:
+    oldest, newest, covered, calls, mark = written
+    return Elsewhere(moment(oldest), moment(newest), count(covered), count(calls), moment(mark))
+
+
+def _silence(after: Any, clock: Any) -> Silence:
+    return Silence(maybe(after, count), maybe(clock, moment))
+
+
+def _run(written: list[Any]) -> StartRun:
+    first, last, step = written
+    if count(step) == 0:
+        raise ValueError("windows have no length")
+    return StartRun(moment(first), moment(last), step)
+
+
+def _taken(messages: Iterator[Message], number: object) -> list[Message]:
+    taken = list(islice(messages, count(number)))
+    if len(taken) != number:
+        raise ValueError("a message is missing")
+    return taken
+
+
+def _rule_facts(rule: RateRule) -> list[Any]:
+    return [rule.batch_length, None if rule.factor is None else rule.factor.as_integer_ratio()]
+
+
+def _rule(facts: list[Any]) -> RateRule:
+    batch_length, ratio = facts
+    factor = None if ratio is None else Fraction(*each(ratio, whole))
+    return RateRule.of(RateRule.checked(whole(batch_length), None).batch_length, factor)
+
+
+def _track_facts(stream: str, track: Track) -> list[Any]:
+    return [
+        stream,
+        track.newest,
+        list(track.differences),
+        track.grid,
+        track.absent,
+        track.first,
+        track.present,
+        track.satisfied,
+        len(track.pile),
+    ]
+
+
+def _fill(
+    assembly: Assembly,
+    track: Track,
+    messages: Iterator[Message],
+    newest: int,
+    differences: list[int],
+    grid: list[int] | None,
+    absent: int,
+    first: int,
+    present: bool,
+    satisfied: bool,
+    piled: int,
+) -> None:
+    track.newest = moment(newest)
+    track.differences.extend(each(differences, whole))
+    track.grid = maybe(grid, _grid)
+    track.absent = count(absent)
+    for message in _taken(messages, piled):
+        track.pile.push(message)
+    track.place(assembly.window, assembly.rule, 0)
+    if flag(present):
+        track.notice(moment(first))
+    if flag(satisfied):
+        track.satisfied = True
+
+
+def _grid(written: list[Any]) -> PulseGrid:
+    origin, rate = written
+    if count(rate) == 0:
+        raise ValueError("a grid has no pulses")
+    return PulseGrid(moment(origin), rate)

@@ -1,0 +1,148 @@
+"""What batching by rate knows of one stream: its rate, its pulses, and where the window in progress ends for it."""
+
+from __future__ import annotations
+
+from waterclock.batching.rate.by_message.pile import Pile
+from waterclock.batching.rate.period import KEPT_DIFFERENCES, NEVER, StreamPeriodEstimator
+from waterclock.batching.rate.pulse_grid import PulseGrid
+from waterclock.batching.rate.rule import ERA, HORIZON, RateRule, RateWindow
+from waterclock.time import MIN_NS
+
+BEFORE_ALL = MIN_NS - 1
+
+_SECOND = 1_000_000_000
+
+
+class Track(StreamPeriodEstimator):
+    """A tracked stream; one more track serves all streams that may not gate.
+
+    What the window in progress means for the stream is kept as event times, so that placing a message takes
+    comparisons only. It is an estimator, rather than that it holds one, because every message goes through both.
+
+    Attributes
+    ----------
+    may_gate
+        False for the streams that only ride along.
+    grid
+        Its pulses once its rate is known; a stream with a grid gates. None else.
+    pile
+        Its messages for later windows: overflow, or held back.
+    absent
+        Batches one after the other that it sent nothing for.
+    present, first
+        Whether it sent something for this window, and the first event time of it, ns.
+    satisfied
+        Whether its last slot was reached.
+    over_from
+        From this event time on (ns) a message belongs to a later window.
+    last_from
+        From this event time on (ns) a message is in the last slot or beyond.
+    far_from
+        From this event time on (ns) a message is more than three further windows ahead.
+    notice_from
+        From this event time on (ns) a message of this window changes ``present`` or ``satisfied``.
+    """
+
+    __slots__ = (
+        "_steady",
+        "absent",
+        "far_from",
+        "first",
+        "grid",
+        "last_from",
+        "may_gate",
+        "notice_from",
+        "over_from",
+        "pile",
+        "present",
+        "satisfied",
+    )
+
+    def __init__(self, *, may_gate: bool) -> None:
+        super().__init__(KEPT_DIFFERENCES if may_gate else 0)
+        self.may_gate = may_gate
+        self.grid: PulseGrid | None = None
+        self.pile = Pile()
+        self.absent = 0
+        self.over_from = self.last_from = self.far_from = NEVER
+        self._steady = False  # whether the next window's times are this one's, one length later
+        self._begin()
+
+    def place(self, window: RateWindow, rule: RateRule, steps: int) -> None:
+        """Turn to a window that begins ``steps`` lengths after the last one, or anywhere (0)."""
+        if steps and self._steady:
+            moved = steps * rule.batch_length
+            self.over_from += moved
+            self.last_from += moved
+            self.far_from += moved
+        else:
+            self._measure(window, rule)
+        if self.newest < window.era_from:
+            self.newest = NEVER
+        self._begin()
+
+    def is_near(self, window: RateWindow) -> bool:
+        """Tell whether the newest message came for the window, or three lengths before it."""
+        return window.near_from <= self.newest <= window.era_until
+
+    def notice(self, event_time: int) -> None:
+        """Take note of a message of this window."""
+        if not self.present:
+            self.present = True
+            self.first = event_time
+        if event_time >= self.last_from:
+            self.satisfied = True
+        self.notice_from = NEVER if self.grid is None or self.satisfied else self.last_from
+
+    def regrid(self, start: int, rule: RateRule) -> None:
+        """Build the grid anew from the estimated rate, for windows from ``start`` (ns) on.
+
+        A stream without a rate, or with less than one pulse a batch, has no grid and does not gate. The origin is kept
+        while it is plausible: not in another era. Else it is the stream's first event time in the window, or its
+        newest; where that is implausible too, there is no grid ("broken stream" in *RateAwareMessageBatcher*).
+        """
+        rate = self.rate_after(None if self.grid is None else self.grid.rate)
+        grid = None
+        if rate is not None and rate * rule.batch_length >= _SECOND:
+            farthest = ERA * rule.batch_length
+            origins = [self.grid.origin] if self.grid is not None else []
+            origins.append(self.first if self.present else self.newest)
+            grid = next((PulseGrid(origin, rate) for origin in origins if abs(origin - start) <= farthest), None)
+        if grid != self.grid:
+            self.grid = grid
+            self._steady = False
+
+    def dissolve(self) -> None:
+        """Forget the stream's rate and pulses."""
+        self.forget()
+        self.grid = None
+        self._steady = False
+
+    def windows_to(self, event_time: int, window: RateWindow) -> int:
+        """How many windows after this one a waiting message belongs to."""
+        length = window.end - window.start
+        steps = (event_time - window.start) // length
+        if self.grid is not None:
+            following = self.grid.first_pulse(window.start + (steps + 1) * length)
+            if event_time >= self.grid.earliest(following):
+                steps += 1
+        return steps
+
+    def _measure(self, window: RateWindow, rule: RateRule) -> None:
+        self._steady = True
+        if self.grid is None:
+            self.over_from = window.end + 1
+            self.last_from = self.far_from = NEVER
+            return
+        grid = self.grid
+        following = grid.first_pulse(window.end)
+        self.over_from = grid.earliest(following)
+        self.last_from = grid.earliest(following - 1)
+        self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length))
+        # Only whole periods fit every window alike.
+        self._steady = rule.batch_length * grid.rate % _SECOND == 0
+
+    def _begin(self) -> None:
+        self.present = self.satisfied = False
+        self.first = NEVER
+        self.notice_from = BEFORE_ALL if self.may_gate else NEVER

@@ -1,0 +1,350 @@
+"""The window in progress of batching by rate: what is in it, what waits for later ones, and who must reach its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from waterclock.batching.batch import Batch, CloseReason
+from waterclock.batching.rate.by_message.stream import BEFORE_ALL, Track
+from waterclock.batching.rate.period import NEVER
+from waterclock.batching.rate.rule import ABSENT, STALLED, RateRule, RateWindow, placed
+from waterclock.batching.rate.starts import StartRun, Starts
+from waterclock.message import Message
+
+_in_order = attrgetter("event_time", "stream")
+_MOST_RIDING = 4096  # names remembered of streams that may not gate
+
+
+class Assembly:
+    """Places the messages of one source, closes its windows and opens the next. When to close, its owner decides.
+
+    Attributes
+    ----------
+    source
+        Whose messages these are.
+    rule, pending
+        The options of the window in progress, and those of the next where they change.
+    window, high_water
+        The window in progress, and the high-water mark, ns.
+    held_until
+        Latest event time (ns) that is held for a later window where some stream gates: three lengths after the window's
+        end or, while catching up, after the newest message that waits of a gating stream.
+    active
+        What closes with the window.
+    strays
+        How many of the active are of another era.
+    piled
+        How many messages wait for later windows.
+    tracks, riding
+        The streams that may gate by name, and what serves all others.
+    track_of
+        Where each stream's messages go, by name.
+    gating, contributing
+        How many streams gate, and how many of them sent something for the window.
+    waiting
+        How many gating streams have not reached their last slot; below zero where none gates.
+    doubtful
+        A wrong clock may have been alone where the window was placed: at the start, or by a stall in another era.
+    trusted_from
+        The first window's doubt ends with one that begins here (ns) or later, where two streams agree.
+    outnumbered
+        Other eras' messages were more than its own in the window that closed last.
+    lost
+        The window is to be placed anew on what comes next; nothing is in it.
+    starts, setbacks
+        Where windows have begun, and how often one was placed before the furthest of them.
+    """
+
+    __slots__ = (
+        "_may_gate",
+        "active",
+        "contributing",
+        "doubtful",
+        "gating",
+        "held_until",
+        "high_water",
+        "lost",
+        "outnumbered",
+        "pending",
+        "piled",
+        "riding",
+        "rule",
+        "setbacks",
+        "source",
+        "starts",
+        "strays",
+        "track_of",
+        "tracks",
+        "trusted_from",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, source: str, rule: RateRule, start: int, may_gate: Callable[[str], bool]) -> None:
+        self.source = source
+        self.rule = rule
+        self.pending: RateRule | None = None
+        self.window = RateWindow.at(start, rule)
+        self.high_water = start
+        self.held_until = self.window.held_until
+        self.active: list[Message] = []
+        self.strays = 0
+        self.piled = 0
+        self.tracks: dict[str, Track] = {}
+        self.riding = Track(may_gate=False)
+        self.track_of: dict[str, Track] = {}
+        self.gating = 0
+        self.contributing = 0
+        self.waiting = -1
+        self.starts = Starts(start, [StartRun(start, start, rule.batch_length)])
+        self.setbacks = 0
+        self.doubtful = False
+        self.trusted_from = NEVER
+        self.outnumbered = False
+        self.lost = False
+        self._may_gate = may_gate
+
+    def learn(self, messages: Iterable[Message]) -> None:
+        """Start: learn the streams' rates from messages that are in no window, and open the first one."""
+        for message in messages:
+            if self.window.era_from <= message.event_time <= self.window.start:
+                self._track(message.stream).observe(message.event_time)
+        for track in self.tracks.values():
+            track.regrid(self.window.start, self.rule)
+        self._turn_to(self.window.start)
+
+    def take(self, messages: list[Message]) -> None:
+        """Place messages, and move the high-water mark."""
+        newest = BEFORE_ALL
+        era_until = self.window.era_until
+        track_of = self.track_of.get
+        join = self.active.append
+        for message in messages:
+            event_time = message.event_time
+            track = track_of(message.stream)
+            if track is not None and track.newest < event_time <= era_until:
+                # In order and of this era, as nearly all are: what `place` does, without its calls.
+                track.differences.append(event_time - track.newest)
+                track.newest = event_time
+                if event_time < track.over_from:
+                    join(message)
+                    if event_time >= track.notice_from:
+                        self.notice(track, event_time)
+                else:
+                    self._place_ahead(message, track, event_time)
+            elif not self.place(message):
+                continue
+            if event_time > newest:  # noqa: PLR1730  # max() costs three times as much, for every message
+                newest = event_time
+        if newest > self.high_water:
+            self.high_water = max(self.high_water, min(newest, self.window.cap))
+
+    def place(self, message: Message) -> bool:
+        """Place a message by all the rules; False where it is of another era."""
+        window = self.window
+        event_time = message.event_time
+        if not window.era_from <= event_time <= window.era_until:
+            self.active.append(message)
+            self.strays += 1
+            return False
+        track = self._track(message.stream)
+        track.observe(event_time, window.start - window.near_from)
+        if event_time >= track.over_from:
+            self._place_ahead(message, track, event_time)
+            return True
+        self.active.append(message)
+        if event_time >= track.notice_from:
+            self.notice(track, event_time)
+        return True
+
+    def notice(self, track: Track, event_time: int) -> None:
+        """Count a stream's first message in the window, and its first in the last slot."""
+        present, satisfied = track.present, track.satisfied
+        track.notice(event_time)
+        if track.grid is not None:
+            self.contributing += track.present - present
+            self.waiting -= track.satisfied - satisfied
+
+    def gap(self) -> int:
+        """How many windows to move on because this one got nothing and others wait; 0 for none."""
+        if not self.piled or (self.contributing if self.gating else len(self.active) > self.strays):
+            return 0
+        tracks = [track for track in self._all_tracks() if track.grid is not None or not self.gating]
+        if self.gating and not all(track.pile for track in tracks):
+            return 0  # one of them may only be slow
+        return self.windows_to_first(tracks)
+
+    def windows_to_first(self, tracks: Iterable[Track] | None = None) -> int:
+        """How many windows after this one the first message belongs to that waits in any of the tracks; 0 for none."""
+        tracks = self._all_tracks() if tracks is None else tracks
+        return min((track.windows_to(track.pile.oldest, self.window) for track in tracks if track.pile), default=0)
+
+    def doubt(self) -> None:
+        """Doubt the first window: until two streams have agreed for 10 lengths, a wrong clock may have been alone."""
+        self.doubtful = True
+        self.trusted_from = self.window.start + STALLED * self.rule.batch_length
+
+    @property
+    def is_rivalled(self) -> bool:
+        """Whether the window is doubtful, and it or the last one holds more of other eras than of its own."""
+        return self.doubtful and (self.outnumbered or 2 * self.strays > len(self.active) + self.piled)
+
+    @property
+    def _is_agreed(self) -> bool:
+        """Whether two streams are where the window is, those that ride along being one, and no other era rivals it."""
+        streams = sum(track.present for track in self.tracks.values()) + self.riding.is_near(self.window)
+        return streams > 1 and not self.is_rivalled
+
+    def waiting_messages(self) -> list[Message]:
+        """List what waits for later windows."""
+        return [message for track in self._all_tracks() for message in track.pile.messages()]
+
+    def close(self, reason: CloseReason, steps: int = 1) -> Batch:
+        """Close the window, and open the one that many windows on."""
+        batch = self._give_out(reason)
+        self.skip(steps)
+        return batch
+
+    def skip(self, steps: int) -> None:
+        """Move on by that many windows without a batch; what is in the window stays."""
+        self.open(self.window.start + steps * self.rule.batch_length, steps)
+
+    def place_anew(self, anchor: int) -> Batch:
+        """Stall: close the window, and open one at ``anchor`` (ns), which may be earlier.
+
+        What waits implausibly far ahead of the new window was part of the misplacement, and is given out.
+        """
+        start = placed(anchor, self.rule.batch_length)
+        self.doubtful = not self.window.era_from <= start <= self.window.era_until
+        self.trusted_from = NEVER
+        if start <= self.starts.furthest:
+            # Times that were batched before may come again; the batches' identities must not.
+            self.setbacks += 1
+            start = self.starts.free(start + self.setbacks)
+        implausible_from = RateWindow.at(start, self.rule).held_until + 1
+        for track in self._all_tracks():
+            self.active += track.pile.take_from(implausible_from)
+        batch = self._give_out("stall")
+        self.outnumbered = False
+        if self.doubtful:
+            for track in self.tracks.values():
+                track.regrid(start, self.rule)  # none waits for the pulses of another era
+        self.high_water = start
+        self.open(start)
+        return batch
+
+    def find(self, anchor: int) -> None:
+        """Place a window that is lost, and empty, at ``anchor`` (ns)."""
+        self.lost = False
+        self.place_anew(anchor)  # the batch that this closes holds nothing
+        self.doubt()
+
+    def open(self, start: int, steps: int = 0) -> None:
+        """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.
+
+        After a stall that went back it may begin some nanoseconds later, where no window began before.
+        """
+        free = self.starts.free(start)
+        if free != start:
+            start, steps = free, 0
+        if self.pending is not None:
+            self.rule, self.pending, steps = self.pending, None, 0
+            for track in self.tracks.values():
+                track.regrid(start, self.rule)
+        self.starts.begin(start, self.rule.batch_length)
+        self._turn_to(start, steps)
+
+    def _turn_to(self, start: int, steps: int = 0) -> None:
+        self.window = window = RateWindow.at(start, self.rule)
+        for track in self._all_tracks():
+            track.place(window, self.rule, steps)
+            if track.pile:
+                self._let_in(track)
+        self.count()
+        if self.piled and not self.gating:
+            # There is none to wait for: what waits has been seen, so its time counts.
+            newest = max(track.pile.newest for track in self._all_tracks() if track.pile)
+            self.high_water = max(self.high_water, min(newest, window.cap))
+
+    def count(self) -> None:
+        """Count what stands in the tracks."""
+        gating = [track for track in self.tracks.values() if track.grid is not None]
+        self.gating = len(gating)
+        self.contributing = sum(track.present for track in gating)
+        self.waiting = sum(not track.satisfied for track in gating) if gating else -1
+        self.piled = sum(len(track.pile) for track in self._all_tracks())
+        self.held_until = self.window.held_until
+        if self.piled:
+            newest = max((track.pile.newest for track in gating if track.pile), default=self.window.end)
+            self._reach(newest)
+
+    def _all_tracks(self) -> list[Track]:
+        return [*self.tracks.values(), self.riding]
+
+    def _track(self, stream: str) -> Track:
+        track = self.track_of.get(stream)
+        if track is None:
+            track = self.riding
+            if self._may_gate(stream):
+                track = self.tracks[stream] = Track(may_gate=True)
+                track.place(self.window, self.rule, 0)
+            self.track_of[stream] = track
+        return track
+
+    def _place_ahead(self, message: Message, track: Track, event_time: int) -> None:
+        """Overflow, or held for a later window, or let through."""
+        if track.grid is None and self.gating and event_time > self.held_until:
+            self.active.append(message)
+            if event_time >= track.notice_from:
+                self.notice(track, event_time)
+            return
+        track.pile.push(message)
+        self.piled += 1
+        if track.grid is None:
+            return
+        self._reach(event_time)
+        if not track.satisfied and event_time < track.far_from:
+            track.satisfied = True
+            self.waiting -= 1
+
+    def _reach(self, event_time: int) -> None:
+        self.held_until = max(self.held_until, event_time + self.window.held_until - self.window.end)
+
+    def _let_in(self, track: Track) -> None:
+        if messages := track.pile.take_before(track.over_from):
+            self.active += messages
+            self.high_water = max(self.high_water, messages[-1].event_time)
+            track.notice(messages[0].event_time)
+            track.notice(messages[-1].event_time)
+        if track.pile and track.pile.oldest < track.far_from and track.grid is not None:
+            track.satisfied = True
+
+    def _give_out(self, reason: CloseReason) -> Batch:
+        batch = self.batch(self.active, self.window.start, self.window.end, reason)
+        if self.window.start >= self.trusted_from and self._is_agreed:
+            self.doubtful, self.trusted_from = False, NEVER
+        self.outnumbered = 2 * self.strays > len(self.active)
+        self.active, self.strays = [], 0
+        self._review()
+        return batch
+
+    def batch(self, messages: list[Message], start: int, end: int, reason: CloseReason) -> Batch:
+        """Make a batch, closed at the high-water mark."""
+        return Batch(self.source, start, end, self.high_water, reason, tuple(sorted(messages, key=_in_order)))
+
+    def _review(self) -> None:
+        """Stream lifecycle: build the grids of those present anew, and forget those absent from five batches."""
+        for stream, track in list(self.tracks.items()):
+            if track.present:
+                track.absent = 0
+                track.regrid(self.window.start, self.rule)
+                continue
+            track.absent += 1
+            if track.absent < ABSENT:
+                continue
+            track.dissolve()
+            if not track.pile:  # else it stays until its last message is given out
+                del self.tracks[stream], self.track_of[stream]
+        if len(self.track_of) > len(self.tracks) + _MOST_RIDING:
+            self.track_of = dict(self.tracks)

@@ -1,0 +1,1 @@
+"""Commands on message tables, their groups and schedules."""

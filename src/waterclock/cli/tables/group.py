@@ -1,0 +1,217 @@
+"""``waterclock group``: the groups of a message table, their consumers, and what to do about them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import Output, pause_end, span
+from waterclock.errors import NotFoundError
+from waterclock.time import MAX_NS, format_time
+
+if TYPE_CHECKING:
+    from waterclock.tables.groups.info import GroupInfo
+    from waterclock.tables.message_groups import MessageGroups
+    from waterclock.tables.messages.group_admin.group_commands import GroupChange
+
+app = App(name="group")
+
+_COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "head_attempts", "blocked_by")
+
+
+@app.command
+def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) -> None:
+    """List a table's groups: owner, messages, the first one, and what holds them up.
+
+    Parameters
+    ----------
+    table
+        The message table.
+    limit
+        At most this many.
+    """
+    with common.connect() as database:
+        common.output.rows([_row(info) for info in database.table(table).groups.list(limit)], _COLUMNS)
+
+
+@app.command
+def info(table: str, group: str, /, *, common: Common = Common()) -> None:
+    """Show one group. "" is that of the messages that name none."""
+    with common.connect() as database:
+        common.output.facts(_row(database.table(table).groups.info(group)))
+
+
+@app.command
+def purge(
+    table: str,
+    group: str,
+    /,
+    *,
+    count: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Delete a group's messages, the first COUNT of them."""
+    with common.connect() as database:
+        if not dry_run:
+            common.confirm(f"delete messages of group {group!r} of {table!r}")
+        change = database.table(table).groups.purge(group, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "deleted", change)
+
+
+@app.command
+def move(
+    table: str,
+    group: str,
+    to: str,
+    /,
+    *,
+    count: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Move a group's messages to another message table."""
+    with common.connect() as database:
+        change = database.table(table).groups.move(group, to, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "moved", change)
+
+
+@app.command
+def reroute(
+    table: str,
+    group: str,
+    to: str,
+    /,
+    *,
+    count: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Put a group's messages behind those of another group of the table."""
+    with common.connect() as database:
+        change = database.table(table).groups.reroute(group, to, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "rerouted", change)
+
+
+@app.command
+def pause(
+    table: str,
+    group: str,
+    /,
+    *,
+    until: str | None = None,
+    dry_run: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Hand out nothing of a group until a time, or until it is resumed; also of one that has no messages yet."""
+    with common.connect() as database:
+        groups = database.table(table).groups
+        missing = _missing(groups, group)
+        _say(common.output, "paused", groups.pause(group, until, dry_run=dry_run), "group")
+        if missing:
+            common.output.complain(
+                f"warning: {missing} A pause holds messages that come later. 'waterclock group resume' ends it"
+            )
+
+
+@app.command
+def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
+    """End a group's pause."""
+    with common.connect() as database:
+        _say(common.output, "resumed", database.table(table).groups.resume(group, dry_run=dry_run), "group")
+
+
+@app.command
+def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
+    """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
+    with common.connect() as database:
+        _say(common.output, "closed", database.table(table).groups.close(group, dry_run=dry_run), "group")
+
+
+@app.command
+def release(
+    table: str,
+    group: str,
+    /,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Take a group from its consumer; with --force what is in flight is sent again."""
+    with common.connect() as database:
+        _say(common.output, "released", database.table(table).groups.release(group, force=force, dry_run=dry_run))
+
+
+@app.command
+def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
+    """Assign a group to one consumer until it is unpinned, even if the group has no messages yet."""
+    with common.connect() as database:
+        groups = database.table(table).groups
+        missing = _missing(groups, group)
+        _say(common.output, "pinned", groups.pin(group, consumer, dry_run=dry_run), "group")
+        if missing:
+            common.output.complain(
+                f"warning: {missing} A pin holds for messages that come later. 'waterclock group unpin' ends it"
+            )
+
+
+@app.command
+def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
+    """Let any consumer have a group that was pinned."""
+    with common.connect() as database:
+        _say(common.output, "unpinned", database.table(table).groups.unpin(group, dry_run=dry_run), "group")
+
+
+@app.command
+def skip_head(
+    table: str,
+    group: str,
+    /,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Ack a group's first message although no consumer handled it, so that the group goes on."""
+    with common.connect() as database:
+        _say(common.output, "skipped", database.table(table).groups.skip_head(group, force=force, dry_run=dry_run))
+
+
+@app.command
+def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
+    """Share exclusive groups evenly among the consumers that live."""
+    with common.connect() as database:
+        _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")
+
+
+def _missing(groups: MessageGroups, group: str) -> str | None:
+    """Return the error of an unknown group, which a pause or pin adds to the table, as a sentence; None if known."""
+    try:
+        groups.info(group)
+    except NotFoundError as error:
+        return str(error) if str(error).endswith("?") else f"{error}."
+    return None
+
+
+def _say(output: Output, verb: str, change: GroupChange, noun: str = "message") -> None:
+    if output.as_json:
+        output.facts(asdict(change))
+        return
+    left = f", left {change.skipped} in flight or in the way" if change.skipped else ""
+    output.talk(f"{verb} {change.done} {noun}{'' if change.done == 1 else 's'}{left}")
+
+
+def _row(info: GroupInfo) -> dict[str, Any]:
+    row = asdict(info)
+    row["group"] = info.group or ""
+    row["head_age"] = span(info.head_age)
+    row["due_at"] = None if info.due_at in (None, MAX_NS) else format_time(info.due_at or 0)
+    row["paused_until"] = pause_end(info.paused_until)
+    return row

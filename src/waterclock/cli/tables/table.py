@@ -1,0 +1,411 @@
+"""``waterclock table``: make message tables, put, receive and ack messages, and see why one is not out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from waterclock._support.quoting import quoted
+from waterclock.cli.tables.payloads import columns_of, headers_of, pairs, payload_of, put_lines
+from waterclock.cli.tables.table_options import ChangingOptions, shown
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import pause_end, span
+from waterclock.errors import InvalidArgumentError
+from waterclock.time import TimeUnit, format_time, to_time
+
+if TYPE_CHECKING:
+    from waterclock.tables.consumers.delivery import Delivery
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.tables.messages.inspecting.peeking import Peeked
+    from waterclock.tables.messages.putting.putting import MessageId
+
+app = App(name="table")
+
+_DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
+_WAITING_COLUMNS = ("id", "group", "state", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
+_STATES = (
+    "ready",
+    "scheduled",
+    "in_flight",
+    "delayed",
+    "blocked",
+    "exhausted",
+    "acked",
+    "expired",
+    "cancelled",
+    "dead",
+)
+
+
+@app.command
+def add(
+    name: str,
+    /,
+    *,
+    id_type: Literal["bigint", "text", "uuid"] = "bigint",
+    payload: Literal["bytes", "text", "json"] = "bytes",
+    groups: Literal["sequenced", "exclusive"] | None = None,
+    group_header: str | None = None,
+    ungrouped: Literal["default", "free", "reject"] = "default",
+    ack_order: Literal["strict", "hold", "lenient"] = "strict",
+    purge_by: Literal["rows", "partition"] = "rows",
+    column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
+    adopt: Annotated[bool, Parameter(negative="")] = False,
+    exist_ok: bool = False,
+    options: ChangingOptions = ChangingOptions(),
+    common: Common = Common(),
+) -> None:
+    """Make a message table.
+
+    Parameters
+    ----------
+    name
+        Its name, also in SQL.
+    id_type
+        bigint and uuid ids are generated where none is given.
+    payload
+        What a message is.
+    groups
+        sequenced: the messages of a group are handed out in order, to one consumer at a time; exclusive: and a group
+        stays with its consumer.
+    group_header
+        The header that names a message's group.
+    ungrouped
+        Messages without a group form one group (default), have no order (free) or are refused (reject).
+    ack_order
+        An ack that passes over an earlier message of its group is refused (strict), kept until its turn comes (hold)
+        or taken (lenient).
+    purge_by
+        partition: acked messages are dropped by whole days, on PostgreSQL and MariaDB.
+    column
+        A further column, name=type with bigint, double, boolean, text, bytes or json; may be given several times.
+    adopt
+        Make the SQL table of this name, which is there already, a message table.
+    exist_ok
+        Do nothing where the table exists already.
+    """
+    header = {} if group_header is None else {"group_header": group_header}
+    with common.connect(create=None) as database:
+        database.create_table(
+            name,
+            id_type=id_type,
+            payload=payload,
+            groups=groups,
+            ungrouped=ungrouped,
+            ack_order=ack_order,
+            purge_by=purge_by,
+            columns=pairs("column", column),
+            adopt=adopt,
+            exist_ok=exist_ok,
+            **header,
+            **options.given(),
+        )
+        common.output.talk(f"message table {name} is there")
+
+
+@app.command
+def ls(*, common: Common = Common()) -> None:
+    """List the message tables and what becomes of their messages."""
+    with common.connect() as database:
+        rows = [{"name": name, **asdict(database.table(name).stats())} for name in database.tables()]
+        common.output.rows(rows, ("name", *_STATES))
+
+
+@app.command
+def info(name: str, /, *, common: Common = Common()) -> None:
+    """Show a table's messages by state, and its options."""
+    with common.connect() as database:
+        table = database.table(name)
+        table_stats = table.stats()
+        facts: dict[str, Any] = {
+            "name": name,
+            **asdict(table_stats),
+            "oldest_age": span(table_stats.oldest_age),
+            **_pause(table),
+            **shown(table.options),
+        }
+        common.output.facts(facts)
+
+
+def _pause(table: MessageTable) -> dict[str, Any]:
+    until = table.paused_until
+    return {"paused": until is not None, "paused_until": pause_end(until)}
+
+
+@app.command
+def put(
+    name: str,
+    payload: str | None = None,
+    /,
+    *,
+    jsonl: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    id: str | None = None,  # noqa: A002  # the option's name
+    at: str | None = None,
+    delay: str | None = None,
+    group: str | None = None,
+    priority: int = 0,
+    header: Annotated[list[str] | None, Parameter(name="--header", negative="")] = None,
+    expires: str | None = None,
+    unique: str | None = None,
+    unique_until: Literal["claimed", "done"] | None = None,
+    on_conflict: Literal["existing", "replace"] | None = None,
+    column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
+    time_unit: TimeUnit = "ns",
+    common: Common = Common(),
+) -> None:
+    """Put a message and print its id; with --jsonl, put many and print theirs.
+
+    Parameters
+    ----------
+    name
+        The table.
+    payload
+        The message, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
+    jsonl
+        A file of messages, an object a line; - is standard input. A line has "payload" or "payload_base64", and may
+        have id, at, delay, group, priority, headers, expires_at, unique, unique_until, on_conflict and further
+        columns, which win over the options given here.
+    id
+        Its id. Putting the same id again changes nothing.
+    at
+        When it is to be sent: a time with offset.
+    delay
+        After how long it is to be sent, for example 5m.
+    group
+        Its group.
+    priority
+        Higher ones are sent first.
+    header
+        name=text; may be given several times.
+    expires
+        From when on it is not sent any more: a time with offset.
+    unique
+        A key of which one message waits at a time; while one does, its id is printed.
+    unique_until
+        claimed: it has the key until a consumer gets it, unless given; done: until it is acked or dead.
+    on_conflict
+        existing: the one that waits stays as it is, unless given; replace: it gets this payload and time.
+    column
+        A value of a further column of the table, name=value; may be given several times.
+    time_unit
+        What an int that is the time at or expires_at of a line counts since 1970.
+    """
+    if (payload is None) == (jsonl is None):
+        raise InvalidArgumentError("payload is missing; give it, or many messages with --jsonl, and not both")
+    with common.connect() as database:
+        table = database.table(name)
+        if expires is not None and to_time(expires, "expires") <= database.backend.now():
+            raise InvalidArgumentError(f"expires must be in the future, got {quoted(expires)}")
+        options: dict[str, Any] = {
+            "id": None if id is None else message_id(table, id),
+            "at": at,
+            "delay": delay,
+            "group": group,
+            "priority": priority,
+            "headers": headers_of(header),
+            "expires_at": expires,
+            "unique": unique,
+            "unique_until": unique_until,
+            "on_conflict": on_conflict,
+            **columns_of(table, column),
+        }
+        if jsonl:
+            ids = put_lines(table, jsonl, options, time_unit)
+        else:
+            ids = iter([table.put(payload_of(table, payload or ""), **options)])
+        common.output.rows(({"id": str(each)} for each in ids), ("id",))
+
+
+@app.command
+def receive(
+    name: str,
+    /,
+    *,
+    limit: int | None = None,
+    wait: str | None = None,
+    where: str | None = None,
+    order: str | None = None,
+    ack: bool = False,
+    common: Common = Common(),
+) -> int:
+    """Take messages that are due, and print them. Exit code 1 where there was none.
+
+    Parameters
+    ----------
+    name
+        The table.
+    limit
+        At most this many; the table's batch size unless given.
+    wait
+        How long to wait for the first one, for example 30s.
+    where
+        Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
+    order
+        In which order, for example "priority DESC, amount".
+    ack
+        Ack them once they are printed; without this they are sent again when the lease ends.
+    """
+    with common.connect() as database:
+        deliveries = database.table(name).receive(limit=limit, wait=wait, where=where, order=order)
+        common.output.rows(map(_delivery, deliveries), _DELIVERY_COLUMNS)
+        sys.stdout.flush()
+        if ack:
+            for delivery in deliveries:
+                delivery.ack()
+        return 0 if deliveries else 1
+
+
+@app.command
+def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Common = Common()) -> int:
+    """Print messages that wait, without taking them. Exit code 1 where there is none.
+
+    Parameters
+    ----------
+    name
+        The table.
+    limit
+        At most this many.
+    group
+        Of this group alone; an empty text names the messages without one.
+    """
+    with common.connect() as database:
+        found = database.table(name).peek(limit, group)
+        common.output.rows(map(_waiting, found), _WAITING_COLUMNS)
+        return 0 if found else 1
+
+
+@app.command
+def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> int:
+    """Ack messages by id: they are never sent again. Exit code 1 if one of them is unknown, or was acked before."""
+    with common.connect() as database:
+        table = database.table(name)
+        count = table.ack([message_id(table, text) for text in ids])
+        common.output.talk(f"acked {count} of {len(ids)}")
+        return int(count < len(ids))
+
+
+@app.command
+def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> int:
+    """Cancel messages by id: what waits is dropped, and consumers see it of what they have.
+
+    Exit code 1 if one of them is unknown, or was acked or cancelled before.
+
+    Parameters
+    ----------
+    name
+        The table.
+    ids
+        Which messages.
+    reason
+        Why; explain shows it.
+    """
+    with common.connect() as database:
+        table = database.table(name)
+        count = table.cancel([message_id(table, text) for text in ids], reason)
+        common.output.talk(f"cancelled {count} of {len(ids)}")
+        return int(count < len(ids))
+
+
+@app.command
+def retry(
+    name: str,
+    ids: list[str] | None = None,
+    /,
+    *,
+    at: str | None = None,
+    common: Common = Common(),
+) -> int:
+    """Send messages again now, or at a time, with the back-off started again.
+
+    Exit code 1 if one of those that are named is unknown, acked or cancelled.
+
+    Parameters
+    ----------
+    name
+        The table.
+    ids
+        Which messages; all that back off unless given.
+    at
+        A time with offset; now unless given.
+    """
+    with common.connect() as database:
+        table = database.table(name)
+        if not ids:
+            if at is not None:
+                raise InvalidArgumentError(f"at: {quoted(at)} is for messages that are named; name them")
+            common.output.talk(f"{table.retry()} are sent again now")
+            return 0
+        when = database.backend.now() if at is None else to_time(at, "at")
+        count = table.reschedule([message_id(table, text) for text in ids], when, epoch=0)
+        common.output.talk(f"{count} of {len(ids)} are sent again from {format_time(when)} on")
+        return int(count < len(ids))
+
+
+@app.command
+def purge(name: str, /, *, common: Common = Common()) -> None:
+    """Delete messages that were acked longer ago than the table's purge_after."""
+    with common.connect() as database:
+        common.output.talk(f"purged {database.table(name).purge()} messages")
+
+
+@app.command
+def archive(
+    name: str,
+    topic: str,
+    /,
+    *,
+    older_than: str = "0s",
+    common: Common = Common(),
+) -> None:
+    """Move acked messages into a topic, each exactly once.
+
+    Parameters
+    ----------
+    name
+        The table.
+    topic
+        The topic that takes them, in the same database.
+    older_than
+        How long ago they must have been acked, for example 1d.
+    """
+    with common.connect() as database:
+        count = database.archive(name, topic, older_than)
+        common.output.talk(f"archived {count} messages in topic {topic}")
+
+
+@app.command
+def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noqa: A002  # the option's name
+    """Say why a message is not out."""
+    with common.connect() as database:
+        table = database.table(name)
+        explanation = table.explain(message_id(table, id))
+        if common.json:
+            due_at = None if explanation.due_at is None else format_time(explanation.due_at)
+            common.output.facts(asdict(explanation) | {"due_at": due_at})
+        else:
+            common.output.text(str(explanation))
+
+
+def message_id(table: MessageTable, text: str) -> MessageId:
+    """Read an id as the table has them."""
+    if table.options.id_type != "bigint":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError(f"id: {quoted(text)} is no number, and the ids of {table.name!r} are") from None
+
+
+def _delivery(delivery: Delivery) -> dict[str, Any]:
+    row = {name: getattr(delivery, name) for name in _DELIVERY_COLUMNS}
+    return row | {"lease_until": format_time(delivery.lease_until), "headers": dict(delivery.headers) or None}
+
+
+def _waiting(message: Peeked) -> dict[str, Any]:
+    row = {name: getattr(message, name) for name in _WAITING_COLUMNS}
+    expires_at = None if message.expires_at is None else format_time(message.expires_at)
+    times = {"due_at": format_time(message.due_at), "expires_at": expires_at}
+    return row | times | {"headers": dict(message.headers) or None}

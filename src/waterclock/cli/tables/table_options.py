@@ -1,0 +1,60 @@
+"""The options of a message table that may change while it is in use, as commands take them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from cyclopts import Parameter
+
+from waterclock.cli.terminal.output import span
+from waterclock.tables.model.options import DURATIONS, OptionChanges, TableOptions
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ChangingOptions:
+    """Those that are not given are the library's defaults, or stay as they are."""
+
+    ack_wait: str | None = None
+    """How long a consumer has before a message is sent again; doubles each time. A new table has 30s."""
+    purge_after: str | None = None
+    """How long acked messages are kept. A new table has 1d."""
+    batch_size: int | None = None
+    """How many messages a consumer takes at a time, where it does not say. A new table has 10."""
+    cache_size: int | None = None
+    """How many messages a subscription holds at the most. A new table has 10000."""
+    poll_interval: str | None = None
+    """How often consumers look for messages that no notification announced. A new table has 30s."""
+    min_backoff: str | None = None
+    """Shortest pause after a failed attempt."""
+    max_backoff: str | None = None
+    """Longest wait."""
+    jitter: float | None = None
+    """Fraction by which waits vary. A new table has 0.33."""
+    max_attempts: int | None = None
+    """How often a message is sent at the most; then it becomes a dead letter."""
+    dead_letter: str | None = None
+    """The message table that takes dead letters; NAME_dead unless given."""
+    rate_limit: float | None = None
+    """How many messages a second are handed out at the most."""
+    on_exhausted: Literal["block", "dead_letter"] | None = None
+    """When the first message of a group has used up its attempts, it becomes a dead letter, or the group waits (block).
+    A new table has dead_letter."""
+    on_expired: Literal["drop", "dead_letter"] | None = None
+    """A message that expires before a consumer takes it is dropped, or becomes a dead letter. A new table drops."""
+    group_idle: str | None = None
+    """How long an exclusive group without messages stays with its consumer."""
+
+    def given(self) -> OptionChanges:
+        """Take those that are given."""
+        found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return OptionChanges(**{name: value for name, value in found.items() if value is not None})
+
+
+def shown(options: TableOptions) -> dict[str, Any]:
+    """Lay options out for output."""
+    found = asdict(options)
+    durations = {name: span(found[name]) for name in DURATIONS}
+    columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())
+    return {**found, **durations, "columns": columns or None}

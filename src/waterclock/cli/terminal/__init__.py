@@ -1,0 +1,1 @@
+"""What every command shares: options, output, the names of extras."""

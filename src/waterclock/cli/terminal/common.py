@@ -1,0 +1,107 @@
+"""The options that every command takes, and what they open."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from waterclock.cli.terminal.output import Output, without_controls
+from waterclock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from waterclock.connection import Database
+
+_GROUP = "Everywhere"
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """Options of every command."""
+
+    url: Annotated[str | None, Parameter(env_var="WATERCLOCK_URL", group=_GROUP)] = field(default=None, repr=False)
+    """Database: sqlite:///FILE, postgresql://…, mysql://…"""
+    ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
+        default=None, repr=False
+    )
+    """Folder or URL of new topics' sealed ledgers; for SQLite FILE-ledgers unless given."""
+    json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
+    """Write JSON: one object a line."""
+    yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False
+    """Do not ask before something is deleted."""
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", group=_GROUP)] = False
+    """Say nothing on stderr but errors."""
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), negative="", group=_GROUP)] = False
+    """Log what is done to stderr."""
+
+    @property
+    def output(self) -> Output:
+        """Where results and talk go."""
+        if self.verbose:
+            log_to_stderr()
+        return Output(as_json=self.json, quiet=self.quiet)
+
+    def confirm(self, what: str) -> None:
+        """Ask before something that cannot be undone; refuse where there is no terminal to ask on."""
+        if self.yes:
+            return
+        if not sys.stdin.isatty():
+            raise InvalidArgumentError(f"this would {what}; say --yes to do it")
+        if input(f"This will {without_controls(what)}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise InvalidArgumentError("nothing was done")
+
+    @property
+    def database_url(self) -> str:
+        """The database that was named; InvalidArgumentError where none was."""
+        if self.url is None:
+            raise InvalidArgumentError(
+                "no database given; use --url sqlite:///factory.db, or set WATERCLOCK_URL once for all commands"
+            )
+        return self.url
+
+    def connect(self, *, create: bool | None = False) -> Database:
+        """Open the database, which must have a catalogue unless the command creates one; ``create`` as in `connect`."""
+        from waterclock.connection import connect
+
+        return connect(self.database_url, self.ledgers, create=create)
+
+
+def log_to_stderr(*, as_json: bool = False, warnings_only: bool = False) -> None:
+    """Write log lines with their time and level to stderr, or one JSON object each."""
+    import logging
+
+    import structlog
+
+    if as_json:
+        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        plain = structlog.dev.plain_traceback
+        colored = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        render = [structlog.processors.format_exc_info, _escape_controls, colored]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _add_formatted_traceback,
+        ],
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING if warnings_only else logging.INFO, force=True)
+
+
+def _escape_controls(_logger: Any, _level: str, event: Any) -> Any:
+    """Escape control characters in all that is logged, before the renderer adds its colors."""
+    return {name: without_controls(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _add_formatted_traceback(_logger: Any, _level: str, event: Any) -> Any:
+    """Take over a traceback that the record has as text, as that of a handler in another process."""
+    if text := event["_record"].exc_text:
+        event.pop("exc_info", None)
+        event["exception"] = text
+    return event

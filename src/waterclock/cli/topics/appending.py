@@ -1,0 +1,156 @@
+"""Appending a file's messages so that the same file, appended again, goes on where it was broken off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from waterclock._support.quoting import quoted
+from waterclock.cli.topics.recognising import Prefix, recognise
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.ingest.files import MessageFile, Progress
+from waterclock.message import Message
+from waterclock.topics.format.entries import encode_entry
+from waterclock.topics.model.clock_skew_limit import Rejected
+from waterclock.topics.topic import Topic
+from waterclock.topics.writing.appending import Appended, append_entry
+from waterclock.topics.writing.producers import last_sequence, newest_numbers, numbered
+
+
+@dataclass(frozen=True)
+class AppendedFile:
+    """What became of a file.
+
+    Attributes
+    ----------
+    given
+        How many messages it has.
+    appended
+        Those that were written now.
+    before
+        Those that had their turn before.
+    rejected
+        Those that the topic did not take now; each ``index`` counts from the first message of the file.
+    """
+
+    given: int
+    appended: int
+    before: int
+    rejected: tuple[Rejected, ...]
+
+
+class OtherFileError(InvalidArgumentError):
+    """The producer of a file has appended another one."""
+
+
+def append_file(
+    topic: Topic, file: MessageFile, producer: str | None, progress: Progress | None = None
+) -> AppendedFile:
+    """Append the messages of a file, numbered from 0 for a producer, and pass over those that it appended before.
+
+    Parameters
+    ----------
+    topic
+        The topic.
+    file
+        The file.
+    producer
+        The producer's name. None: the file is known by its messages (`waterclock.cli.topics.recognising`). Standard
+        input, which can be read only once, then has no producer and is appended whole.
+    progress
+        As of `MessageFile.chunks`.
+
+    Raises
+    ------
+    WaterclockError
+        What reading or appending raises, with how many messages are in and how to go on.
+    """
+    name, before = _known(topic, file) if producer is None else (producer, _appended_before(topic, producer))
+    again = None if producer is None else _Again(topic, producer)
+    prefix = Prefix()
+    passed = appended = 0
+    rejected: list[Rejected] = []
+    try:
+        for chunk in file.chunks(progress):
+            if again is not None:
+                again.compare(chunk, passed)
+            else:
+                for message in chunk:
+                    prefix.add(message)
+            first = max(before, passed)
+            new = chunk[first - passed :]
+            if new:
+                done = _append(topic, new, name, first, prefix.checksum if again is None else None)
+                appended += 0 if done.duplicate else done.count
+                rejected += [each._replace(index=first + each.index) for each in done.rejected]
+            passed += len(chunk)
+    except OtherFileError:
+        raise  # none of its messages is in
+    except WaterclockError as error:
+        raise type(error)(f"{error}; {_how_far(max(before, passed), len(rejected), name)}") from error
+    if again is not None:
+        again.finish()
+    return AppendedFile(passed, appended, passed - appended - len(rejected), tuple(rejected))
+
+
+def _known(topic: Topic, file: MessageFile) -> tuple[str | None, int]:
+    recognised = recognise(topic, file)
+    return (None, 0) if recognised is None else recognised
+
+
+def _appended_before(topic: Topic, producer: str) -> int:
+    last = last_sequence(topic.storage, producer)
+    return 0 if last is None else last + 1
+
+
+def _append(topic: Topic, messages: list[Message], name: str | None, first: int, checksum: int | None) -> Appended:
+    """Append messages of a file; with them a checksum of the file up to their end, where there is one to keep."""
+    if name is None or checksum is None:
+        return topic.append(messages, producer=name, sequence=None if name is None else first)
+    storage = topic.storage
+    entry = encode_entry(messages, storage.backend.now_about, storage.ahead_limit())
+    return append_entry(storage, entry, numbered(name, first, None, entry.given, checksum))
+
+
+class _Again:
+    """Compares a file with what its producer appended last: another file under its name would be passed over."""
+
+    def __init__(self, topic: Topic, producer: str) -> None:
+        self._topic = topic
+        self._producer = producer
+        self._numbers = newest_numbers(topic.storage, producer)
+        self._messages: list[Message] = []
+
+    def compare(self, chunk: list[Message], passed: int) -> None:
+        """Take the next messages of the file, ``passed`` before them; OtherFileError where they are others."""
+        if self._numbers is None:
+            return
+        first, last = self._numbers
+        self._messages += chunk[max(0, first - passed) : max(0, last + 1 - passed)]
+        if passed + len(chunk) > last:
+            self._numbers = None
+            try:
+                self._topic.append(self._messages, producer=self._producer, sequence=first)
+            except InvalidArgumentError as error:
+                raise OtherFileError(
+                    f"producer {quoted(self._producer)} has appended other messages as {first} to {last}; give this"
+                    " file a --producer of its own, or none"
+                ) from error
+
+    def finish(self) -> None:
+        """Note the end of the file; InvalidArgumentError where its producer has appended more."""
+        if self._numbers is not None:
+            raise InvalidArgumentError(
+                f"producer {quoted(self._producer)} has appended messages up to {self._numbers[1]}, and this file has"
+                " fewer; give it a --producer of its own, or none"
+            )
+
+
+def _how_far(count: int, rejected: int, producer: str | None) -> str:
+    if count == 0:
+        return "none of its messages is in"
+    all_in = f"its first {count} messages are in"
+    if rejected:
+        all_in += f", but for {rejected} that were rejected"
+    if producer is None:
+        return f"{all_in}: go on after them"
+    return f"{all_in}: put it right and append it again, and it goes on after them"

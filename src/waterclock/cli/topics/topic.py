@@ -1,0 +1,648 @@
+"""``waterclock topic``: make topics, append to them, read them, find a moment, seal."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from waterclock._support import moments
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import span
+from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
+from waterclock.message import Message, Position
+from waterclock.time import MAX_NS, MIN_NS, TimeUnit, format_duration, format_time, to_duration
+from waterclock.topics.model.literals import By, OnAhead
+
+if TYPE_CHECKING:
+    from waterclock.topics.catalogue.ledgers import LedgerInfo
+    from waterclock.topics.catalogue.topic_info import TopicInfo
+    from waterclock.topics.topic import Topic
+
+app = App(name="topic")
+
+FOLLOW_EVERY = 0.2
+"""Seconds between two looks of ``--follow`` for what was appended."""
+
+_PAGE = 1000
+_REASONS = 10  # rejected messages of which the reason is printed
+_SUMMARY = ("name", "ledgers", "messages", "size")
+_TIMES = ("event_time", "publish_time", "receive_time")
+_BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
+_FAULT_COLUMNS = ("kind", "ledger", "entry", "messages", "file", "text")
+_LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
+
+
+@app.command
+def add(
+    name: str,
+    /,
+    *,
+    roll_after: str = "1h",
+    roll_size: int = 64 << 20,
+    retention: str | None = None,
+    max_ahead: str | None = None,
+    on_ahead: OnAhead = "reject",
+    exist_ok: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Make a topic.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    roll_after
+        How long a ledger stays open at the most.
+    roll_size
+        Bytes at which the open ledger is closed.
+    retention
+        How long messages are kept; for ever unless given.
+    max_ahead
+        How far ahead of the database's clock a publish or receive time may be, for example 5m; any unless given.
+    on_ahead
+        What becomes of a message that is further ahead: reject leaves it out, keep writes it with a warning.
+    exist_ok
+        Do nothing where the topic exists already.
+    """
+    with common.connect(create=None) as database:
+        topic = database.create_topic(
+            name,
+            roll_after=roll_after,
+            roll_size=roll_size,
+            retention=retention,
+            max_ahead=max_ahead,
+            on_ahead=on_ahead,
+            exist_ok=exist_ok,
+        )
+        common.output.talk(f"topic {topic.name} is there")
+
+
+@app.command
+def alter(
+    name: str,
+    /,
+    *,
+    roll_after: str | None = None,
+    roll_size: int | None = None,
+    retention: str | None = None,
+    max_ahead: str | None = None,
+    on_ahead: OnAhead | None = None,
+    unset: list[str] | None = None,
+    common: Common = Common(),
+) -> None:
+    """Change options; those that are not given stay. Appends and upkeep follow within a second.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    roll_after
+        Age at which the open ledger is closed.
+    roll_size
+        Bytes at which the open ledger is closed.
+    retention
+        How long messages are kept.
+    max_ahead
+        How far ahead of the database's clock a publish or receive time may be.
+    on_ahead
+        What happens to a message that is further ahead: reject leaves it out, keep writes it with a warning.
+    unset
+        An option to remove, for example retention; may be given several times.
+    """
+    given = {
+        "roll_after": roll_after,
+        "roll_size": roll_size,
+        "retention": retention,
+        "max_ahead": max_ahead,
+        "on_ahead": on_ahead,
+    }
+    changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    changes |= {option.replace("-", "_"): None for option in unset or []}
+    if not changes:
+        raise InvalidArgumentError("alter: no option is given; name at least one")
+    with common.connect() as database:
+        database.topic(name).alter(**changes)
+        common.output.talk(f"changed {', '.join(changes)} of {name}")
+
+
+@app.command
+def rename(name: str, new_name: str, /, *, common: Common = Common()) -> None:
+    """Rename a topic. Processes that have it open go on; its former name is unknown.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    new_name
+        Its name from now on.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        topic.rename(new_name)
+        common.output.talk(f"topic {name} is named {topic.name} now")
+
+
+@app.command
+def ls(*, limit: int | None = None, common: Common = Common()) -> None:
+    """List the topics.
+
+    Parameters
+    ----------
+    limit
+        At most this many.
+    """
+    from waterclock.topics.reading.reading import check_limit
+
+    with common.connect() as database:
+        infos = database.topic_infos()[: check_limit(limit)]
+        common.output.rows(map(_summary, infos), _SUMMARY)
+
+
+@app.command
+def info(name: str, /, *, common: Common = Common()) -> None:
+    """Show what a topic holds, from when to when, and where it ends."""
+    with common.connect() as database:
+        topic = database.topic(name)
+        facts, bounds = topic.info, topic.bounds
+        times: dict[str, str | dict[str, str] | None] = dict.fromkeys(_TIMES)
+        if bounds is not None:
+            for kind in _TIMES:
+                begin, end = format_time(bounds.begin[kind]), format_time(bounds.end[kind])
+                times[kind] = {"begin": begin, "end": end} if common.json else f"{begin} to {end}"
+        limits = {
+            "roll_after": span(facts.roll_after),
+            "roll_size": facts.roll_size,
+            "retention": span(facts.retention),
+            "max_ahead": span(facts.max_ahead),
+            "on_ahead": facts.on_ahead,
+        }
+        common.output.facts(_summary(facts) | {"head": facts.head} | times | limits)
+
+
+@app.command
+def append(
+    name: str,
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
+    /,
+    *,
+    producer: str | None = None,
+    max_payload: int | None = None,
+    time_unit: TimeUnit = "ns",
+    common: Common = Common(),
+) -> None:
+    """Append the messages of a file: JSON lines, or .parquet; - is standard input.
+
+    A file that was appended before, or a part of it, is not appended twice: it goes on after its last message. Exit
+    code 1 where the topic did not take all of its messages.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    file
+        Where the messages are, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
+    producer
+        The producer's name; what it appended before, counted from the first message of the file, is passed over. Unless
+        given, a file is known by the messages with which it begins, and standard input is appended whole.
+    max_payload
+        Bytes that a payload may have; 64 MiB unless given.
+    time_unit
+        What times that are ints count since 1970.
+    """
+    from waterclock.cli.topics.appending import append_file
+    from waterclock.ingest.files import MAX_PAYLOAD, MessageFile
+
+    messages = MessageFile(file, MAX_PAYLOAD if max_payload is None else max_payload, time_unit)
+    with common.connect() as database:
+        topic = database.topic(name)
+        with common.output.progress(f"appending to {name}") as progress:
+            done = append_file(topic, messages, producer, progress)
+        before = f", {done.before} were in already" if done.before else ""
+        common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
+        if done.rejected:
+            reasons = [f"message {each.index + 1}: {each.reason}" for each in done.rejected[:_REASONS]]
+            more = [f"and {len(done.rejected) - _REASONS} more"] if len(done.rejected) > _REASONS else []
+            said = f"rejected {len(done.rejected)} of {done.given} messages"
+            raise WaterclockError("\n".join([said, *reasons, *more]))
+
+
+@app.command
+def read(
+    name: str,
+    /,
+    *,
+    start: str | None = None,
+    stop: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    by: By = "publish_time",
+    where_time: Annotated[bool, Parameter(negative="")] = False,
+    limit: int | None = None,
+    follow: bool = False,
+    common: Common = Common(),
+) -> None:
+    """Print messages, one a line.
+
+    --since and --until are places in the topic: it begins at the first message at or after --since, and stops before
+    the first one at or after --until. If times are disordered, messages between them may lie outside the range of
+    time, and others outside may lie in it; --where-time filters by each message's own time instead.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    start
+        First position, ledger:entry:index.
+    stop
+        Position before which to stop.
+    since
+        First time: with offset, or a duration such as 2h for that long ago.
+    until
+        Time before which to stop.
+    by
+        Which of a message's times those are; effective_time is the smaller of its publish and receive time.
+    where_time
+        Print the messages whose own time is in the range from --since to before --until, wherever they stand.
+    limit
+        At most this many messages.
+    follow
+        Go on with what is appended, until interrupted.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        output = common.output
+        if where_time:
+            if start is not None or stop is not None or follow:
+                raise InvalidArgumentError(
+                    "where-time filters by --since and --until; leave out --start, --stop and --follow"
+                )
+            for message in _within(topic, since, until, by, limit):
+                output.message(message)
+            return
+        messages = topic.read(
+            None if start is None else Position.parse(start),
+            None if stop is None else Position.parse(stop),
+            since=since,
+            until=until,
+            by=by,
+            limit=limit,
+        )
+        following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
+        is_outside = _outside(topic, since, until, by)
+        outside = printed = 0
+        for message in messages:
+            output.message(message)
+            following = _behind(message)
+            printed += 1
+            outside += is_outside(message)
+        if outside:
+            output.talk(
+                f"{outside} of {printed} messages have {_article(by)} outside the range; --where-time filters by it"
+            )
+        while follow:
+            sys.stdout.flush()
+            moments.sleep(FOLLOW_EVERY)
+            for message in topic.read(following or Position(0, 0, 0)):
+                output.message(message)
+                following = _behind(message)
+
+
+@app.command
+def find(
+    name: str,
+    moment: str,
+    /,
+    *,
+    by: By = "publish_time",
+    common: Common = Common(),
+) -> int:
+    """Find the first message at or after a time, and print the times that it has. Exit code 1 if none is found.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    moment
+        A time with offset, or a duration such as 2h for that long ago.
+    by
+        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        found = topic.find(moment, by=by)
+        facts: dict[str, Any] = {"position": found.position, "found": found.found, "by": by}
+        message = next(topic.read(found.position, limit=1), None) if found.found else None
+        for kind in _TIMES:
+            time = None if message is None else getattr(message, kind)
+            facts[kind] = None if time is None else format_time(time)
+        common.output.facts(facts)
+        return 0 if found.found else 1
+
+
+@app.command
+def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: Common = Common()) -> None:
+    """List a topic's ledgers with their bounds in time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    start
+        Number of the ledger to begin at.
+    limit
+        At most this many; what is not listed is not read.
+    """
+    from waterclock.topics.model.names import check_integer
+    from waterclock.topics.reading.reading import check_limit
+
+    with common.connect() as database:
+        listed = _listed(database.topic(name), check_integer(start, "start"), check_limit(limit))
+        common.output.rows(_ledger_rows(listed), _LEDGER_COLUMNS)
+
+
+@app.command
+def roll(name: str, /, *, common: Common = Common()) -> None:
+    """Close the open ledger and open the next one."""
+    with common.connect() as database:
+        topic = database.topic(name)
+        topic.roll()
+        common.output.talk(f"the topic goes on at {topic.head}")
+
+
+@app.command
+def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
+    """Write every closed ledger to Parquet.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        if master is None:
+            sealed = topic.seal()
+        else:
+            from waterclock.spark import seal_topic
+            from waterclock.spark.session.session import session
+
+            sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
+    common.output.talk(f"sealed {sealed} ledgers")
+
+
+@app.command
+def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
+    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        if master is None:
+            saved = topic.compact()
+        else:
+            from waterclock.spark import compact_topic
+            from waterclock.spark.session.session import session
+
+            saved = compact_topic(session(f"waterclock compact {name}", master), topic)
+    common.output.talk(f"saved {saved} files")
+
+
+@app.command
+def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
+    """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    ttl
+        How old a message may be, for example 7d.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        age = to_duration(ttl, "ttl")
+        common.confirm(f"expire what is older than {format_duration(age)} in topic {name}")
+        expired = topic.expire(age)
+        common.output.facts(expired._asdict())
+
+
+@app.command
+def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:
+    """Delete the ledgers that lie wholly before a position or a publish time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    before
+        ledger:entry:index, a time with offset, or a duration such as 30d for that long ago. A ledger is deleted whole
+        or not at all.
+    force
+        Also delete what a subscription has not read yet.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        place = position_or_time(before)
+        common.confirm(f"delete the ledgers of topic {name} before {before}")
+        count = topic.truncate(place, force=force)
+        common.output.talk(f"deleted {count} ledgers")
+
+
+@app.command
+def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
+    """Forget the producers whose names begin so, such as those of a stream that is gone for good.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    producer
+        How their names begin; a stream on Spark has spark- and its query's id.
+    """
+    from waterclock.topics.writing.producers import forget_producers
+
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
+        common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
+
+
+@app.command
+def files(name: str, /, *, common: Common = Common()) -> None:
+    """List the files of a topic's sealed ledgers by their full names, each once.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        common.output.rows([{"file": file} for file in database.topic(name).files()], ("file",))
+
+
+@app.command
+def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
+    """Let a topic's files lie somewhere else: copy them there, or say where their folder has come to.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    root
+        Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
+        files are looked for and the place is written down. Otherwise they are copied there and compared.
+    """
+    from waterclock.topics.topic import Topic
+
+    with common.connect() as database, common.output.progress(f"files of {name}") as step:
+        try:
+            topic = database.topic(name)
+        except UnavailableError:
+            # Its store is not where it was; it may be where it is said to be now.
+            topic = Topic.open(database.backend, root, name)
+        relocated = topic.relocate(root, progress=step)
+    verb = "copied" if relocated.copied else "found"
+    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
+
+
+@app.command
+def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
+    """Check a topic's catalogue and files, while it is in use. Exit code 1 where messages cannot be found or read.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    deep
+        Read every byte and compare it with its checksum.
+    """
+    with common.connect() as database, common.output.progress("verifying") as progress:
+        verified = database.topic(name).verify(deep=deep, progress=progress)
+    common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
+    common.output.talk(
+        f"looked at {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
+        f" {len(verified.faults)} faults{_recorded(verified.lost)}"
+    )
+    return 0 if verified.is_whole else 1
+
+
+@app.command
+def repair(name: str, /, *, common: Common = Common()) -> int:
+    """Import or find files that the catalogue has lost, measure bounds, and record as lost what cannot be read.
+
+    Exit code 1 where something is wrong still.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"repair topic {name}, and record as lost what cannot be read")
+        with common.output.progress("verifying and repairing") as progress:
+            repaired = topic.repair(progress=progress)
+    common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
+    common.output.talk(
+        f"imported {len(repaired.imported)} ledgers, found the files of {len(repaired.moved)} elsewhere,"
+        f" measured {len(repaired.measured)} again, recorded {repaired.lost} messages as lost;"
+        f" {len(repaired.left)} faults are left"
+    )
+    return 0 if repaired.is_whole else 1
+
+
+def _recorded(lost: int) -> str:
+    return f"; {lost} messages are recorded as lost" if lost else ""
+
+
+@app.command
+def rm(name: str, /, *, common: Common = Common()) -> None:
+    """Remove a topic with its messages, files, subscriptions and producers."""
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"remove topic {name} and everything in it")
+        topic.remove()
+        common.output.talk(f"topic {name} is gone")
+
+
+def position_or_time(text: str) -> Position | str:
+    """Read ledger:entry:index as a position, anything else as a time."""
+    return Position.parse(text) if re.fullmatch(r"-?\d+:-?\d+:-?\d+", text) else text
+
+
+def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: int | None) -> Iterator[Message]:
+    from waterclock.arrow import from_arrow
+    from waterclock.topics.reading.reading import check_limit
+    from waterclock.topics.reading.selecting import select_by_time
+
+    batches = select_by_time(topic.storage, *_times(topic, since, until), by)
+    messages = (message for batch in batches for message in from_arrow(batch))
+    return islice(messages, check_limit(limit))
+
+
+def _times(topic: Topic, since: str | None, until: str | None) -> tuple[int, int]:
+    """Return a range of time in ns; a side that is not given is open."""
+    time = topic.storage.time
+    return MIN_NS if since is None else time(since, "since"), MAX_NS if until is None else time(until, "until")
+
+
+def _outside(topic: Topic, since: str | None, until: str | None, by: By) -> Callable[[Message], bool]:
+    """Return what tells whether a message's own time is outside a range."""
+    first, last = _times(topic, since, until)
+
+    def is_outside(message: Message) -> bool:
+        publish, receive = message.publish_time, message.receive_time
+        times = {"event_time": message.event_time, "publish_time": publish, "receive_time": receive}
+        time = min(publish or 0, receive or 0) if by == "effective_time" else times[by] or 0
+        return not first <= time < last
+
+    return is_outside
+
+
+def _article(by: By) -> str:
+    return f"{'an' if by.startswith('e') else 'a'} {by}"
+
+
+def _behind(message: Message) -> Position:
+    ledger, entry, index = message.position or Position(0, 0, 0)
+    return Position(ledger, entry, index + 1)
+
+
+def _summary(info: TopicInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in _SUMMARY}
+
+
+def _listed(topic: Topic, start: int, limit: int | None) -> Iterator[LedgerInfo]:
+    """Read a page at a time, so that a long listing begins at once and is never in memory whole."""
+    while limit is None or limit > 0:
+        page = topic.ledgers(start, min(_PAGE, limit or _PAGE))
+        yield from page
+        if not page or page[-1].state == "open":
+            return
+        start = page[-1].ledger + 1
+        limit = None if limit is None else limit - len(page)
+
+
+def _ledger_rows(ledgers: Iterable[LedgerInfo]) -> Iterator[dict[str, Any]]:
+    for ledger in ledgers:
+        row: dict[str, Any] = {name: getattr(ledger, name, None) for name in _LEDGER_COLUMNS}
+        bounds = ledger.bounds
+        if bounds:
+            for kind in _TIMES:
+                row[f"begin_{kind}"] = format_time(bounds.begin[kind])
+                row[f"end_{kind}"] = format_time(bounds.end[kind])
+        yield row

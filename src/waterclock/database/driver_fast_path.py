@@ -1,0 +1,590 @@
+"""Statements straight to the driver, for what runs thousands of times a second.
+
+SQLAlchemy's pool and execution cost four times what the driver does for a statement of one row. Here a statement is
+compiled once and its text kept, and so is what turns the driver's rows into those of the statement's types.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from waterclock.database.deadlines import ANSWERS_WITHIN, lent, mine, returned
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.shared_compile_cache import alike
+from waterclock.database.sql_connection import SqlConnection, SqlRows
+from waterclock.database.wrapping import MISFITS, wrapped
+
+_WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of what failed
+
+
+class Frame(NamedTuple):
+    """The statements around a transaction.
+
+    Attributes
+    ----------
+    begin, commit, rollback
+        What makes it one.
+    hurry, wait
+        Before one whose commit need not wait for the disk, and after it; empty where each waits.
+    run
+        Runs one of them on a driver's connection.
+    together
+        Opens a driver's pipeline: what is sent in it waits for answers when it is synced or left. None where no network
+        lies between.
+    """
+
+    begin: tuple[str, ...]
+    commit: str
+    rollback: str
+    hurry: str
+    wait: str
+    run: Callable[[Any, str], Any]
+    together: Callable[[Any], AbstractContextManager[Any]] | None = None
+
+
+@dataclass(slots=True)
+class _Compiled:
+    text: str
+    constants: dict[str, Any]
+    computed: tuple[tuple[str, Callable[[], Any]], ...]
+    processors: dict[str, Callable[[Any], Any]]
+    places: tuple[str, ...] | None  # names in the order of the text, for drivers that count
+    columns: Sequence[sa.ColumnElement[Any]]
+    reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver described its rows
+
+
+@built_once(maxsize=1024)
+def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
+    # An insert of many rows learns from them which columns it has.
+    names: dict[str, Any] = {} if keys is None else {"column_keys": keys}
+    clause = cast("sa.ClauseElement", statement)
+    compiled: Any = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
+    text = str(compiled)
+    processors: dict[str, Callable[[Any], Any]] = {}
+    constants: dict[str, Any] = {}
+    computed: list[tuple[str, Callable[[], Any]]] = []
+    # What was expanded, or given to a part of the statement, has values that its parameters do not tell.
+    known = compiled.construct_params(_check=False)
+    for name, bind in compiled.binds.items():
+        process = bind.type.dialect_impl(dialect).bind_processor(dialect)
+        if process is not None:
+            processors[name] = process
+        if bind.callable is not None:
+            computed.append((name, bind.callable))
+        elif bind.unique and type(bind.value) is int and _place(name) in text:
+            text = text.replace(_place(name), f"({bind.value})" if bind.value < 0 else str(bind.value))
+        elif not bind.required or known.get(name) is not bind.value:
+            constants[name] = known.get(name) if process is None else process(known.get(name))
+    constants |= {name: value for name, value in known.items() if name not in compiled.binds}
+    places = tuple(compiled.positiontup) if compiled.positional else None
+    columns = list(statement.exported_columns) if isinstance(statement, sa.sql.expression.ReturnsRows) else []
+    return _Compiled(text, constants, tuple(computed), processors, places, columns)
+
+
+def _place(name: str) -> str:
+    """Give where a driver that goes by names puts a value: a number that never changes costs less in the text."""
+    return f"%({name})s"
+
+
+def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect: sa.Dialect) -> Any:
+    """Make what makes a row, with its columns as attributes, of what the driver gives.
+
+    A type of ours may name in ``as_it_is`` the type of a value that its processor would give back as it is.
+    """
+    names = [getattr(column, "name", None) for column in columns]
+    body = {name: property(itemgetter(place)) for place, name in enumerate(names) if isinstance(name, str)}
+    row: Any = type("Row", (tuple,), {"__slots__": (), **body})
+    mends = [
+        (place, process, getattr(column.type, "as_it_is", None))
+        for place, (column, described) in enumerate(zip(columns, description, strict=True))
+        if (process := column.type.dialect_impl(dialect).result_processor(dialect, described[1])) is not None
+    ]
+    if not mends:
+        return row
+
+    def mended(values: Sequence[Any]) -> Any:
+        found = list(values)
+        for place, process, as_it_is in mends:
+            if type(found[place]) is not as_it_is:
+                found[place] = process(found[place])
+        return row(found)
+
+    return mended
+
+
+def _given(compiled: _Compiled, parameters: Mapping[str, Any]) -> Any:
+    """Lay values out as the driver takes them."""
+    values = dict(compiled.constants)
+    for name, compute in compiled.computed:
+        values[name] = compute()
+    for name, value in parameters.items():
+        process = compiled.processors.get(name)
+        values[name] = value if process is None else process(value)
+    return values if compiled.places is None else tuple(map(values.__getitem__, compiled.places))
+
+
+class FetchedRows(list[Any]):
+    """The rows of a statement, all of them, since a cursor that is left open keeps locks.
+
+    Attributes
+    ----------
+    rowcount
+        How many rows it changed.
+    """
+
+    rowcount = -1
+
+    def all(self) -> list[Any]:
+        """Give the rows."""
+        return self
+
+    def scalar(self) -> Any:
+        """Give the first column of the first row, or None."""
+        return self[0][0] if self else None
+
+    scalar_one = scalar  # for statements that always have a row
+
+    def first(self) -> Any:
+        """Give the first row, or None."""
+        return self[0] if self else None
+
+    def one(self) -> Any:
+        """Give the only row of a statement that always has one."""
+        [row] = self
+        return row
+
+
+Asked = tuple[sa.Executable, Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+"""A statement, and what is bound in it; or that of each time that it runs."""
+
+_Sent = tuple[str, Any]
+"""A text, and its values as the driver takes them; a list of those of each time that it runs."""
+
+
+def _to_send(compiled: _Compiled, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> _Sent:
+    """Lay out a statement with its values, or with those of each time that it runs, as a list."""
+    if isinstance(parameters, Sequence):
+        return compiled.text, list(map(partial(_given, compiled), parameters))
+    return compiled.text, _given(compiled, parameters)
+
+
+class Direct:
+    """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed.
+
+    Attributes
+    ----------
+    together
+        Whether several statements may go in one round trip. Who has to see each by itself switches it off.
+    has_failed
+        Whether a statement raised an error, also one that its caller handled.
+    """
+
+    together = True
+
+    def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
+        self.has_failed = False
+        self._connection = connection
+        self.dialect = alike(dialect)
+
+    def execute(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> FetchedRows:
+        """Run a statement, once or for each of several parameters; keep the object, since it is compiled once."""
+        if isinstance(parameters, Sequence):
+            return self._execute_many(statement, parameters)
+        # Here and in what it calls each call of a function counts: it costs as much as the driver does.
+        compiled = _compile(statement, self.dialect)
+        cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
+        found = FetchedRows()
+        found.rowcount = cursor.rowcount
+        if compiled.columns:
+            found.extend(map(compiled.reading or self._learn(compiled, cursor), cursor.fetchall()))
+        return found
+
+    def _learn(self, compiled: _Compiled, cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        compiled.reading = reading = _reading(compiled.columns, cursor.description, self.dialect)
+        return reading
+
+    def _execute_many(self, statement: sa.Executable, parameters: Sequence[Mapping[str, Any]]) -> FetchedRows:
+        keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
+        compiled = _compile(statement, self.dialect, keys)
+        given = list(map(partial(_given, compiled), parameters))
+        cursor = self._connection.cursor()
+        self._translated(cursor.executemany, compiled.text, given)
+        found = FetchedRows()
+        found.rowcount = cursor.rowcount
+        return found
+
+    def scalars(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+        """Run a statement, and return the first column."""
+        return list(map(itemgetter(0), self.execute(statement, parameters)))
+
+    def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
+        """Run a statement of the driver's; read its rows to the end.
+
+        Returns
+        -------
+        cursor
+            The driver's, with ``rowcount`` and tuples.
+
+        Raises
+        ------
+        sqlalchemy.exc.DBAPIError
+            As SQLAlchemy would raise it.
+        """
+        return self._translated(self._connection.execute, text, () if parameters is None else parameters)
+
+    def runs(self, frame: Frame) -> Callable[[str], Any]:
+        """Give what runs the frame's statements, with errors as SQLAlchemy would raise them."""
+        return partial(self._translated, frame.run, self._connection)
+
+    def _translated(self, execute: Callable[[Any, Any], Any], *given: Any) -> Any:
+        driver_error = self.dialect.loaded_dbapi.Error
+        try:
+            return execute(*given)
+        except BaseException as error:
+            self.has_failed = True
+            if isinstance(error, driver_error):
+                at = next(at for at, one in enumerate(given) if isinstance(one, str))
+                raise self._wrapped(error, given[at], *given[at + 1 :]) from error
+            if isinstance(error, MISFITS):
+                raise exc.DataError(None, None, error) from error
+            raise
+
+    def _wrapped(self, error: Any, text: str, parameters: Any = None) -> exc.DBAPIError:
+        broken = self.dialect.is_disconnect(error, self._connection, None)
+        return wrapped(error, self.dialect, text, parameters, broken=broken)
+
+
+class Together(Direct):
+    """One of a transaction in which statements share round trips, which on a network cost more than most statements.
+
+    The transaction begins with its first statement, and what no answer is needed of goes with the next one, or with the
+    commit. One pipeline spans the whole transaction. It is synced after each exchange but the last, which ends when the
+    pipeline is left: psycopg then sends a Flush after the Sync. The server counts how long a transaction hears nothing
+    (`LONGEST_SILENCE`) from its answer to a Sync until anything comes, and a Flush, which has no answer, would end that
+    for good.
+
+    Parameters
+    ----------
+    frame
+        What makes a transaction of the statements, and lets several go at once.
+    """
+
+    def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame) -> None:
+        super().__init__(connection, dialect)
+        assert frame.together is not None  # noqa: S101  # else it is a Direct
+        self._frame = frame
+        self._open_pipeline = frame.together
+        self._pipeline: Any = None
+        self._leaving = ExitStack()
+        self._ahead: list[_Sent] = [(text, None) for text in frame.begin]  # goes before the next statement
+        self._has_begun = self._has_ended = False
+
+    def runs(self, frame: Frame) -> Callable[[str], Any]:
+        """Return what runs the frame's statements; it begins and ends a transaction only if there is something in it.
+
+        After an error nothing is rolled back: closing the connection does that. Nothing can be committed either.
+        """
+
+        def run_in_time(text: str) -> None:
+            if text == frame.commit and self.has_failed:
+                raise exc.PendingRollbackError("cannot commit: a statement of the transaction failed")
+            has_something = self._has_begun or (text == frame.commit and len(self._ahead) > len(frame.begin))
+            if text not in frame.begin and has_something and not (self._has_ended or self.has_failed):
+                self._exchange([(text, None)])
+
+        return run_in_time
+
+    def leave_closed(self) -> None:
+        """Leave the pipeline of a connection that was closed, which says so in vain."""
+        with suppress(Exception):
+            self._leaving.close()
+
+    def execute(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> FetchedRows:
+        """Run a statement as `Direct.execute` does, with those that wait."""
+        return self.execute_all([(statement, parameters or {})])[0]
+
+    def execute_later(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Run a statement of which no answer is needed with the next one."""
+        self._ahead.append(_to_send(self._compiled(statement, parameters), parameters))
+
+    def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[FetchedRows]:
+        """Run statements one after the other in one round trip; `execute_all` explains it."""
+        compiled = [self._compiled(statement, values) for statement, values in asked]
+        sent = [_to_send(one, values) for one, (_, values) in zip(compiled, asked, strict=True)]
+        first = len(self._ahead)
+        cursors = self._exchange([*sent, (self._frame.commit, None)] if commit else sent)
+        return [self._found(one, cursor) for one, cursor in zip(compiled, cursors[first:], strict=False)]
+
+    def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
+        """Run a statement of the driver's as `Direct.exec_driver_sql` does, with those that wait."""
+        return self._exchange([(text, () if parameters is None else parameters)])[-1]
+
+    def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
+        """Send what waits and then these, and return the driver's cursors for both."""
+        assert not self._has_ended  # noqa: S101  # what follows would be in no transaction
+        every = [*self._ahead, *sent]
+        self._ahead.clear()
+        self._has_begun = True
+        self._has_ended = bool(every) and every[-1][0] in (self._frame.commit, self._frame.rollback)
+        cursors: list[Any] = []
+        driver_error = self.dialect.loaded_dbapi.Error
+        try:
+            if self._pipeline is None:
+                self._pipeline = self._leaving.enter_context(self._open_pipeline(self._connection))
+            for text, given in every:
+                cursors.append(self._send(text, given))
+            if self._has_ended:
+                self._leaving.close()
+            else:
+                self._pipeline.sync()
+        except BaseException as error:
+            self.has_failed = True
+            cause = _first(error.orig if isinstance(error, exc.DBAPIError) else error, driver_error)
+            if not isinstance(cause, driver_error):
+                raise
+            named = self._wrapped(cause, *every[_failed(cause, cursors, len(every))])
+            lost = isinstance(cause, self.dialect.loaded_dbapi.OperationalError) and not _state(cause)
+            named.connection_invalidated |= lost or bool(getattr(error, "connection_invalidated", False))
+            raise named from cause
+        return cursors
+
+    def _send(self, text: str, given: Any) -> Any:
+        if given is None:
+            return self._translated(self._frame.run, self._connection, text)
+        if not isinstance(given, list):
+            return self._translated(self._connection.execute, text, given)
+        cursor = self._connection.cursor()
+        self._translated(cursor.executemany, text, given)
+        return cursor
+
+    def _compiled(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> _Compiled:
+        # An insert of many rows learns from them which columns it has.
+        many = isinstance(statement, sa.Insert) and isinstance(parameters, Sequence)
+        return _compile(
+            statement, self.dialect, tuple(cast("Sequence[Mapping[str, Any]]", parameters)[0]) if many else None
+        )
+
+    def _found(self, compiled: _Compiled, cursor: Any) -> FetchedRows:
+        found = FetchedRows()
+        found.rowcount = cursor.rowcount
+        if compiled.columns:
+            found.extend(map(compiled.reading or self._learn(compiled, cursor), cursor.fetchall()))
+        return found
+
+
+def _state(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None)
+
+
+def _first(error: BaseException | None, driver_error: type[Exception]) -> BaseException | None:
+    """Return the driver's error that caused this one: a pipeline that cannot be left any more raises one of its own."""
+    while error is not None and _state(error) is None and isinstance(error.__context__, driver_error):
+        error = error.__context__
+    return error
+
+
+def _failed(error: BaseException, cursors: Sequence[Any], count: int) -> int:
+    """Return which of ``count`` statements failed that went at once; ``cursors`` are those of the ones sent."""
+    # The server's answer to one may be read while a later one is sent; what the driver refuses itself is the later one.
+    if _state(error) is not None:
+        for at, cursor in enumerate(cursors):
+            if cursor.pgresult is None or cursor.pgresult.status > _WELL:
+                return at
+    return min(len(cursors), count - 1)
+
+
+def execute_later(connection: SqlConnection, *asked: Asked) -> None:
+    """Run statements of which no answer is needed: with the next one, where that spares a round trip."""
+    later = connection.execute_later if isinstance(connection, Together) else connection.execute
+    for statement, values in asked:
+        later(statement, values)
+
+
+def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bool = False) -> Sequence[SqlRows]:
+    """Run statements one after the other, in one round trip where that can be.
+
+    Each sees what those before it did, and what others committed meanwhile.
+
+    Parameters
+    ----------
+    commit
+        Whether they are the last ones of a transaction, which may be committed with them.
+    """
+    if isinstance(connection, Together):
+        return connection.execute_all(asked, commit=commit)
+    return [connection.execute(statement, values) for statement, values in asked]
+
+
+class DirectPool:
+    """Connections that are kept for `Direct`. Safe to share between threads.
+
+    They are not looked at before they are lent: what goes over them may be tried again, and is.
+
+    Parameters
+    ----------
+    engine
+        Opens them.
+    set_up
+        Prepares one that was opened.
+    is_whole
+        Returns whether one is between two transactions, and in order.
+    outlives_errors
+        Whether one that is whole may be lent again after an error of the driver.
+    """
+
+    KEPT = 8
+    """Connections that lie idle at most."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        set_up: Callable[[Any], None],
+        is_whole: Callable[[Any], bool],
+        *,
+        outlives_errors: bool,
+    ) -> None:
+        self._engine = engine
+        self._within: float | None = engine.get_execution_options().get(ANSWERS_WITHIN)
+        self._set_up = set_up
+        self._is_whole = is_whole
+        self._outlives_errors = outlives_errors
+        self._idle: deque[Any] = deque()
+
+    def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[Direct]:
+        """Lend a connection.
+
+        Parameters
+        ----------
+        frame
+            Statements that make a transaction of what is done while it is lent; None: each statement commits.
+        durable
+            Whether a commit must survive a failure of the computer. False is for what concerns only processes of that
+            computer, which do not survive either, in a database on it; on a server every commit survives.
+
+        Raises
+        ------
+        sqlalchemy.exc.DBAPIError
+            As SQLAlchemy would raise it.
+        """
+        return self._lend_alone() if frame is None else self._lend_in(frame, durable=durable)
+
+    @contextmanager
+    def _lend_alone(self) -> Generator[Direct]:
+        # One that met an error is not lent again; if it broke, the others of its age are not either.
+        connection = self._take()
+        direct = Direct(connection, self._engine.dialect)
+        may_stay = False  # a statement may be under way on it
+        try:
+            yield direct
+            may_stay = not direct.has_failed
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                self.close()
+            raise
+        finally:
+            (self._keep if may_stay else _close)(connection)
+
+    @contextmanager
+    def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
+        connection = self._take()
+        at_once = frame.together is not None and Direct.together
+        dialect = self._engine.dialect
+        direct = Together(connection, dialect, frame) if at_once else Direct(connection, dialect)
+        run = direct.runs(frame)
+        hurries = bool(frame.hurry) and not durable
+        may_stay = False
+        try:
+            if hurries:
+                run(frame.hurry)
+            for text in frame.begin:
+                run(text)
+            yield direct
+            run(frame.commit)
+            if hurries:
+                run(frame.wait)
+            may_stay = self._outlives_errors or not direct.has_failed
+        except BaseException as error:
+            # If it broke, the transaction ends with the connection.
+            if not self._is_whole(connection):
+                with suppress(exc.DBAPIError):
+                    run(frame.rollback)
+            if hurries and self._is_whole(connection):
+                run(frame.wait)
+            # On one that was interrupted a statement may be under way.
+            may_stay = isinstance(error, Exception) and self._may_stay(connection, direct)
+            if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+                self.close()
+            raise
+        finally:
+            (self._keep if may_stay else _close)(connection)
+            if isinstance(direct, Together) and not may_stay:
+                direct.leave_closed()
+
+    def _may_stay(self, connection: Any, direct: Direct) -> bool:
+        return (self._outlives_errors or not direct.has_failed) and self._is_whole(connection)
+
+    def close(self) -> None:
+        """Give back the connections that are not in use."""
+        with suppress(IndexError):
+            while True:
+                _close(self._idle.pop())
+
+    def leave(self) -> list[Any]:
+        """Let go of the connections that are not in use without a word over them; return them."""
+        left, self._idle = list(self._idle), deque()
+        return left
+
+    def _take(self) -> Any:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open()
+        if self._within is not None or mine.seconds is not None:
+            lent(connection, self._within)
+        return connection
+
+    def _keep(self, connection: Any) -> None:
+        if self._within is not None or mine.seconds is not None:
+            returned(connection)
+        if len(self._idle) < self.KEPT:
+            self._idle.append(connection)
+        else:
+            _close(connection)
+
+    def _open(self) -> Any:
+        dialect = self._engine.dialect
+        driver_error = dialect.loaded_dbapi.Error
+        connection: Any = None
+        try:
+            pooled = self._engine.raw_connection()
+            connection = pooled.driver_connection
+            pooled.detach()
+            lent(connection, self._within)
+            self._set_up(connection)
+        except driver_error as error:
+            _close(connection)
+            raise wrapped(error, dialect) from error
+        return connection
+
+
+def _close(connection: Any) -> None:
+    returned(connection)
+    with suppress(Exception):
+        connection.close()

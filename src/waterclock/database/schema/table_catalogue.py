@@ -1,0 +1,185 @@
+"""The catalogue of message tables: their options, their totals, and the state of their groups."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.catalogue import metadata
+from waterclock.database.schema.types import BigInt, Key, LongText, Name
+
+message_tables = sa.Table(
+    "waterclock_message_tables",
+    metadata,
+    sa.Column("table_id", Key, primary_key=True, doc="Names the message table in the other tables."),
+    sa.Column(
+        "name",
+        Name,
+        nullable=False,
+        unique=True,
+        doc="Name of the table, and of the SQL table with its messages.",
+    ),
+    sa.Column("options", LongText, nullable=False, doc="The options, as JSON; durations in ns."),
+    sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
+    sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
+    sa.Column("time_created", BigInt, nullable=False, doc="When the table was made, ns."),
+)
+"""One row for each message table. The messages are in the SQL table of that name."""
+
+totals = sa.Table(
+    "waterclock_table_totals",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("purged", BigInt, nullable=False, doc="Messages that were purged."),
+    sa.Column(
+        "sent",
+        BigInt,
+        nullable=False,
+        doc="Deliveries that the rows do not count, because a row was removed or its epoch was set back.",
+    ),
+    sa.Column("rate_next", BigInt, nullable=False, doc="When the next message was due at a steady `rate_limit`, ns."),
+)
+"""One row for each message table: what its rows do not tell.
+
+Apart from the entry in `message_tables`, because a claim under a rate limit holds its row here until it commits.
+"""
+
+
+def _index_of(name: str, where: str, *columns: str) -> sa.Index:
+    """Index some of the groups; all of them on MariaDB, which has no such indexes."""
+    some = sa.text(where)
+    return sa.Index(f"waterclock_groups_{name}_idx", *columns, postgresql_where=some, sqlite_where=some)
+
+
+groups = sa.Table(
+    "waterclock_groups",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("group_id", Name, primary_key=True, doc="The group; empty for messages that name none."),
+    sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: the group has none."),
+    sa.Column(
+        "next_position",
+        BigInt,
+        doc="Position of the first message that no consumer has, of a sequenced group that of the head; NULL: none.",
+    ),
+    sa.Column("tail", BigInt, nullable=False, doc="Position of the last message that was routed."),
+    sa.Column("priority", sa.Integer, nullable=False, doc="Priority of the head."),
+    sa.Column(
+        "ready_at",
+        BigInt,
+        doc="When the group has something to hand out, or a lease of it ends, ns; NULL: never by itself.",
+    ),
+    sa.Column(
+        "assigned",
+        Name,
+        nullable=False,
+        server_default="",
+        doc="The consumer who alone may have the group; empty: any consumer.",
+    ),
+    sa.Column(
+        "drain_to",
+        Name,
+        doc="The consumer it is assigned to as soon as none of its messages is leased; NULL: it stays.",
+    ),
+    sa.Column(
+        "pinned",
+        sa.SmallInteger,
+        nullable=False,
+        server_default="0",
+        doc="1 where the group was assigned by hand, else 0.",
+    ),
+    sa.Column(
+        "paused_until",
+        BigInt,
+        doc="No message of the group is sent before this time, ns; NULL: it is not paused.",
+    ),
+    sa.Column("idle_since", BigInt, doc="Since when an exclusive group has no message, ns; NULL while it has some."),
+    sa.Column(
+        "first_seq",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="`seq` of the message that began the group, also once that is acked: groups due together go in this order.",
+    ),
+    # Each holds only the groups that it is for: a planner that takes the catalogue for empty, as it was when analysed,
+    # thinks any index with the table's number as good as the key, and would go through all groups for one.
+    # Groups that are due together go in the order in which they began: their messages lie together, unlike those of
+    # neighbours by name.
+    _index_of("due", "ready_at IS NOT NULL", "assigned", "table_id", "priority", "ready_at", "first_seq"),
+    _index_of("assigned", "assigned <> ''", "assigned", "table_id", "group_id"),
+    _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
+)
+"""One row for each group that has messages, or an owner: when it may be handed out next, and to whom."""
+
+consumers = sa.Table(
+    "waterclock_consumers",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("name", Name, primary_key=True, doc="The consumer."),
+    sa.Column("session", BigInt, nullable=False, doc="Number of the process that goes by the name."),
+    sa.Column(
+        "lease_until",
+        BigInt,
+        nullable=False,
+        doc="Without a heartbeat until then, its groups go to other consumers, ns.",
+    ),
+    sa.Column("max_groups", BigInt, doc="How many groups it takes at the most; NULL: any number."),
+    sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
+)
+"""One row for each consumer of a table with exclusive groups that lives."""
+
+heartbeats = sa.Table(
+    "waterclock_heartbeats",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("session", BigInt, primary_key=True, autoincrement=False, doc="Number of the process."),
+    sa.Column("subscribers", BigInt, nullable=False, doc="Subscriptions that it has open."),
+    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `beat_at`."),
+    sa.Column(
+        "beat_at",
+        BigInt,
+        nullable=False,
+        doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
+    ),
+    sa.Column("failing", BigInt, nullable=False, server_default="0", doc="Its subscriptions whose claims fail."),
+    sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
+)
+"""One row for each process that takes messages from a table: its last heartbeat."""
+
+unique_keys = sa.Table(
+    "waterclock_unique_keys",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("unique_key", Name, primary_key=True, doc="The key that was given with `put(unique=)`."),
+    sa.Column("message_id", Name, doc="Id of the message that was put with it last, as text; NULL: none yet."),
+    sa.Column(
+        "until_done",
+        sa.SmallInteger,
+        nullable=False,
+        doc="1 where the message has the key until it is acked or dead, 0 where until it is claimed.",
+    ),
+    sa.Column("used_at", BigInt, nullable=False, doc="When a producer used the key last, or a purge kept it, ns."),
+    sa.Index("waterclock_unique_keys_used_idx", "used_at", "table_id"),
+)
+"""One row for each key of messages of which only one waits at a time; it is locked by who puts with the key.
+
+Whether the message has its key still follows from its own row, so that a claim, an ack or plain SQL need not come here.
+"""
+
+schedules = sa.Table(
+    "waterclock_schedules",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("name", Name, primary_key=True, doc="Names the schedule in its table."),
+    sa.Column("cron", LongText, nullable=False, doc="When it ticks: minute, hour, day, month, weekday."),
+    sa.Column("timezone", Name, nullable=False, doc="The time zone of these."),
+    sa.Column("message", LongText, nullable=False, doc="What it puts, as JSON; a payload of bytes in base64."),
+    sa.Column("catch_up", Name, nullable=False, doc="Which missed ticks are put later: none, one or all."),
+    sa.Column("within", BigInt, doc="How long ago a tick may have been missed that is put later, ns; NULL: any time."),
+    sa.Column("overlap", Name, nullable=False, doc="run, or skip: nothing is put while the last message is not acked."),
+    sa.Column("paused", sa.SmallInteger, nullable=False, doc="1 where it is paused, else 0."),
+    sa.Column("seen_until", BigInt, nullable=False, doc="Up to when its ticks were dealt with, ns."),
+    sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: none."),
+    sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: it is paused, or there is none."),
+    sa.Column("last_id", Name, doc="Id of the message that was put last, as text; NULL: none."),
+)
+"""One row for each schedule; it is locked by the process that puts the message of a tick."""

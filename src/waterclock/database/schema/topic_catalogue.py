@@ -1,0 +1,272 @@
+"""The catalogue of topics: their counters, ledgers, entries, files, producers and subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.catalogue import metadata
+from waterclock.database.schema.types import BigInt, Blob, Key, LongText, Name
+
+TIMES = ("event_time", "publish_time", "receive_time")
+"""The times of a message whose bounds the catalogue keeps."""
+
+BOUNDED = (*TIMES, "effective_time")
+"""Those, and the time by which messages expire: the smaller of publish_time and receive_time."""
+
+
+def _begins(of: str) -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"begin_{time}", BigInt, doc=f"Lowest {time} of {of}, ns; NULL: not known.") for time in TIMES]
+
+
+def _ends(of: str) -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"end_{time}", BigInt, doc=f"Highest {time} of {of}, ns; NULL: not known.") for time in BOUNDED]
+
+
+def _peaks(of: str) -> Iterable[sa.Column[int]]:
+    return [sa.Column(f"peak_{time}", BigInt, doc=f"Highest {time} of {of}, ns; NULL: not known.") for time in BOUNDED]
+
+
+stores = sa.Table(
+    "waterclock_stores",
+    metadata,
+    sa.Column("id", Key, primary_key=True, doc="Names the store in the other tables."),
+    sa.Column("identity", Name, nullable=False, unique=True, doc="The identity in the marker that lies in the store."),
+    sa.Column("root", LongText, nullable=False, doc="URL of the store, without secrets."),
+    sa.Column(
+        "is_complete",
+        sa.SmallInteger,
+        nullable=False,
+        doc="1 where the root is all that it takes to open the store; 0 where the caller gave credentials, options"
+        " or a filesystem with it.",
+    ),
+    sa.Column("created_at", BigInt, nullable=False, doc="When the store was first used, ns."),
+    sqlite_autoincrement=True,
+)
+"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets."""
+
+topics = sa.Table(
+    "waterclock_topics",
+    metadata,
+    sa.Column(
+        "id",
+        Key,
+        primary_key=True,
+        doc="Names the topic in the other tables; the id of a removed topic is not used again.",
+    ),
+    sa.Column("name", Name, nullable=False, unique=True, doc="Name of the topic."),
+    sa.Column("roll_after", BigInt, doc="Age at which the open ledger is closed, ns; NULL: at no age."),
+    sa.Column("roll_size", BigInt, nullable=False, doc="Size at which the open ledger is closed, bytes."),
+    sa.Column("retention", BigInt, doc="How long messages are kept, ns; NULL: for ever."),
+    sa.Column("created_at", BigInt, nullable=False, doc="When the topic was made, ns."),
+    sa.Column("ledger", BigInt, nullable=False, doc="Number of the open ledger."),
+    sa.Column("entries", BigInt, nullable=False, doc="Entries of the open ledger."),
+    sa.Column("messages", BigInt, nullable=False, doc="Messages of the open ledger."),
+    sa.Column("bytes", BigInt, nullable=False, doc="Bytes of the open ledger."),
+    sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message of the topic."),
+    sa.Column("opened_at", BigInt, doc="When the open ledger got its first entry, ns; NULL: it has none."),
+    *_begins("the open ledger"),
+    *_ends("the open ledger"),
+    *_peaks("all ledgers that are closed"),
+    sa.Column(
+        "first_ledger",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="The first ledger that was not deleted on purpose: one that is missing after it is a fault.",
+    ),
+    sa.Column(
+        "first_ordinal",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="Number of the first message that was not deleted on purpose.",
+    ),
+    sa.Column("store_id", BigInt, nullable=False, doc="The store of its files."),
+    sa.Column(
+        "origin",
+        Name,
+        nullable=False,
+        doc="A number that no other topic has, in any database; the files of the topic bear it.",
+    ),
+    sa.Column(
+        "max_ahead",
+        BigInt,
+        doc="How far ahead of the clock a publish_time or receive_time may be, ns; NULL: any distance.",
+    ),
+    sa.Column("on_ahead", sa.String(16), doc="What becomes of a message that is further ahead; NULL: it is rejected."),
+    sa.Column("stored_bytes", BigInt, nullable=False, server_default="0", doc="Bytes of all ledgers but the open one."),
+    sa.Column(
+        "stale_peaks",
+        BigInt,
+        doc="Up to this ledger, and behind it until they agree, peaks may be those of deleted ledgers; NULL: none are.",
+    ),
+    sa.Column("expiring_owner", Name, doc="The process that deletes expired ledgers now; NULL: none does."),
+    sa.Column("expiring_until", BigInt, doc="When the turn of that process ends, ns."),
+    sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
+)
+"""One row a topic, and at once the counter that every append locks: position order is commit order."""
+
+ledgers = sa.Table(
+    "waterclock_ledgers",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
+    sa.Column("ledger", BigInt, primary_key=True, autoincrement=False, doc="Number of the ledger in the topic."),
+    sa.Column(
+        "state",
+        sa.String(16),
+        nullable=False,
+        doc="`closed`: its entries are rows. `sealed`: its messages are a file. `lost`: they are gone, and a"
+        " repair has recorded that.",
+    ),
+    sa.Column("entries", BigInt, nullable=False, doc="Entries of the ledger."),
+    sa.Column("messages", BigInt, nullable=False, doc="Messages of the ledger."),
+    sa.Column(
+        "bytes",
+        BigInt,
+        nullable=False,
+        doc="Bytes of its entries; once sealed, of its file, or of its part of a file that ledgers share.",
+    ),
+    sa.Column("first_ordinal", BigInt, nullable=False, doc="Number of its first message in the topic."),
+    sa.Column("opened_at", BigInt, doc="When it got its first entry, ns."),
+    sa.Column("closed_at", BigInt, nullable=False, doc="When it was closed, ns."),
+    sa.Column("sealed_at", BigInt, doc="When it was sealed, ns; NULL: it is not."),
+    *_begins("the ledger"),
+    *_ends("the ledger"),
+    *_peaks("the ledger and all before it"),
+    sa.Column("path", Name, doc="Name of its file below the root of the store; NULL: it has none."),
+    sa.Column("file_bytes", BigInt, doc="Length of the whole file, bytes."),
+    sa.Column("row_groups", LongText, doc="Time bounds of the row groups of the file, as JSON."),
+    sa.Column("footer", Blob, doc="Footer of the file, so that reading a part of the file needs no other read."),
+    sa.Column("shared_footer", Blob, doc="Footer of a file that ledgers share; the last one of them has it."),
+    sa.Column(
+        "lost_in_file",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="Messages of damaged row groups that are recorded as lost.",
+    ),
+    sa.Column(
+        "imported",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="1 where the file was imported, and so belongs to another database as well; else 0.",
+    ),
+    sa.Column("checksums", Blob, doc="Checksums of the columns of the row groups in the file."),
+    sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
+    sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
+    *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
+    *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
+)
+"""One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
+(they are gone for good, and a repair has recorded that, so that ordinals add up).
+
+``peak_*`` never falls from one ledger to the next, so the first ledger with ``peak >= t`` is one step down an index
+however disordered the times are.
+"""
+
+entries = sa.Table(
+    "waterclock_entries",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
+    sa.Column("ledger", BigInt, primary_key=True, autoincrement=False, doc="The ledger."),
+    sa.Column("entry", BigInt, primary_key=True, autoincrement=False, doc="Number of the entry in the ledger."),
+    sa.Column("first_ordinal", BigInt, nullable=False, doc="Number of its first message in the topic."),
+    sa.Column("messages", BigInt, nullable=False, doc="Messages of the entry."),
+    sa.Column("bytes", BigInt, nullable=False, doc="Bytes of the entry."),
+    sa.Column(
+        "token",
+        BigInt,
+        nullable=False,
+        doc="Drawn for each append, so that a producer whose commit was cut off can look whether it arrived.",
+    ),
+    *_begins("the entry"),
+    *_ends("the entry"),
+    *_peaks("the entry and all before it in its ledger"),
+    sa.Column("data", Blob, nullable=False, doc="The messages, as Arrow IPC."),
+    *(sa.Index(f"waterclock_entries_{time}_idx", "topic_id", "ledger", f"peak_{time}", "entry") for time in BOUNDED),
+)
+"""One row an append to a ledger that is not sealed."""
+
+files = sa.Table(
+    "waterclock_files",
+    metadata,
+    sa.Column(
+        "path",
+        Name,
+        primary_key=True,
+        doc="Name below the root of the topic's store; of a file in a store that the topic has left, `IDENTITY:NAME`.",
+    ),
+    sa.Column("topic_id", BigInt, nullable=False, doc="The topic."),
+    sa.Column("ledger", BigInt, nullable=False, doc="The ledger that the file is, or was, for."),
+    sa.Column(
+        "state",
+        sa.String(16),
+        nullable=False,
+        doc="`pending`: it is being written. `copied`: a relocation copies it. `deleted`: it waits to be removed.",
+    ),
+    sa.Column("owner", Name, nullable=False, doc="The process that writes it."),
+    sa.Column(
+        "until",
+        BigInt,
+        nullable=False,
+        doc="When the lease of the writer ends, or the file may be removed, ns.",
+    ),
+    sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
+    sa.Index("waterclock_files_until_idx", "topic_id", "until"),
+)
+"""Files that belong to no sealed ledger: ``pending`` or ``copied`` (until the lease ends), or ``deleted`` (waiting)."""
+
+producers = sa.Table(
+    "waterclock_producers",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
+    sa.Column("name", Name, primary_key=True, doc="The producer."),
+    sa.Column(
+        "producer_epoch",
+        BigInt,
+        nullable=False,
+        doc="Number of the producer's present instance; an older one is refused.",
+    ),
+    sa.Column("last_sequence", BigInt, doc="The highest number that was appended; NULL: none."),
+    sa.Column(
+        "recent",
+        LongText,
+        nullable=False,
+        doc="The last appends, as JSON: [first, last, ledger, entry, checksum, verdict] each; ledger and entry"
+        " are null where every message was rejected. The verdict is [judged_at, max_ahead, rejected]; null where none"
+        " was.",
+    ),
+    sa.Column(
+        "covered",
+        LongText,
+        nullable=False,
+        doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, joined where they touch.",
+    ),
+)
+"""Producers that number their messages."""
+
+subscriptions = sa.Table(
+    "waterclock_subscriptions",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
+    sa.Column("name", Name, primary_key=True, doc="The subscription."),
+    sa.Column("created_at", BigInt, nullable=False, doc="When it was made, ns."),
+    sa.Column("ledger", BigInt, nullable=False, doc="Ledger of the next message to be read."),
+    sa.Column("entry", BigInt, nullable=False, doc="Entry of the next message."),
+    sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
+    sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message in the topic."),
+    sa.Column(
+        "reader_epoch",
+        BigInt,
+        nullable=False,
+        doc="Grows each time that a reader takes the subscription; an older reader is refused.",
+    ),
+    sa.Column("not_before", BigInt, doc="Messages of an earlier time are not delivered, ns; NULL: all are."),
+    sa.Column("not_before_by", sa.String(16), doc="The time that `not_before` is about; NULL: publish_time."),
+    sa.Column("holder", Name, doc="The reader that has the subscription; NULL: none has."),
+    sa.Column("held_until", BigInt, doc="When the turn of that reader ends, ns."),
+)
+"""Durable reading positions: the next message to be read, and its number in the topic."""

@@ -1,0 +1,208 @@
+"""Turns: writers of one SQLite file stand in a queue instead of trying their luck, in a process and between processes.
+
+A writer that finds the file busy can only sleep and try again, and while others write without a pause, it may lose that
+lottery for seconds. So writers take turns. The threads of a process stand in a queue, first come, first served, and
+the first of them waits for the lock of a file beside the database (``FILE-turn``), which the kernel gives on as
+soon as it is free and takes from a process that dies. That file is made when two processes meet for the first time.
+
+A turn is a courtesy: SQLite's own lock guards the data. A writer waits at most `LONGEST_WAIT` for its turn and then
+tries without one, so a process that is frozen in the middle of its turn holds no other writer up for longer than that.
+One that has its turn, and tries for that long in vain, goes on trying without: others may be able to write.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from waterclock._support import moments
+
+try:
+    import fcntl
+except ImportError:  # a system without such locks: then threads take turns, and processes do not
+    fcntl = None
+
+LONGEST_WAIT = 2.0
+"""Seconds that a writer waits for its turn, or keeps it in vain, at most."""
+
+
+class Turns:
+    """The turns of those who write to one database file.
+
+    Parameters
+    ----------
+    file
+        The database's.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._path = file.with_name(f"{file.name}-turn")
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._waiting: deque[threading.Lock] = deque()
+        self._file: int | None = None
+        _all.add(self)
+
+    def begin_anew(self) -> None:
+        """Forget who waits: after a fork those are not in this process."""
+        self._lock = threading.Lock()
+        self._is_taken = False
+        self._waiting = deque()
+        self._file = None  # closed already, with those of other turns
+
+    @contextmanager
+    def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[float]:
+        """Wait for one's turn, at most so long, and have it until the block ends.
+
+        Yields
+        ------
+        float
+            When to end the block at the latest, in the seconds of `moments.monotonic`.
+
+        Parameters
+        ----------
+        with_others
+            Whether another process is known to write: then the file for its turns is made where there is none.
+        """
+        give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
+        is_first = self._come_first(give_up_at)
+        file = None
+        try:
+            file = self._take_file(give_up_at, make=with_others) if is_first else None
+            yield moments.monotonic() + LONGEST_WAIT
+        finally:
+            if file is not None:
+                _unlock(file)
+            if is_first:
+                self._let_next_come_first()
+
+    def _come_first(self, give_up_at: float) -> bool:
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return True
+            asleep = threading.Lock()
+            asleep.acquire()
+            self._waiting.append(asleep)
+        try:
+            if moments.acquire(asleep, max(give_up_at - moments.monotonic(), 0)):
+                return True
+        except BaseException:
+            if not self._give_up(asleep):
+                self._let_next_come_first()
+            raise
+        return not self._give_up(asleep)
+
+    def _give_up(self, asleep: threading.Lock) -> bool:
+        """Leave the queue; False where the turn had come at that very moment."""
+        with self._lock:
+            with suppress(ValueError):
+                self._waiting.remove(asleep)
+                return True
+            return False
+
+    def _let_next_come_first(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_taken = False
+
+    def _take_file(self, give_up_at: float, *, make: bool) -> int | None:
+        """Lock the file that processes take turns by; None where there is none, or it takes too long."""
+        if fcntl is None:
+            return None
+        if self._file is None:
+            with suppress(OSError):  # there is none yet, or its folder may not be written to
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
+                _opened.add(self._file)
+        if self._file is None:
+            return None
+        try:
+            _lock(self._file, wait=False)
+        except BlockingIOError:
+            wait = _Wait(self._file)
+            if not wait.until(give_up_at):
+                self._file = None  # it is the one who waits who closes it now
+                return None
+        except OSError:
+            return None
+        return self._file
+
+    def close(self) -> None:
+        """Give the file back. The turns can be used again."""
+        with self._lock:
+            if not self._is_taken and self._file is not None:
+                _close(self._file)
+                self._file = None
+
+
+def _close(file: int) -> None:
+    _unlock(file)  # closing does not, while a process that was forked has yet to close its copy
+    _opened.discard(file)
+    os.close(file)
+
+
+def _lock(file: int, *, wait: bool = True) -> None:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _unlock(file: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+class _Wait:
+    """The waiting for a lock, in a thread of its own, because the kernel waits for ever."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._has_it = threading.Event()
+        self._is_given_up = False
+        threading.Thread(target=self._wait, name="turn", daemon=True).start()
+
+    def _wait(self) -> None:
+        with suppress(OSError):
+            _lock(self._file)
+        with self._lock:
+            self._has_it.set()
+            if self._is_given_up:
+                _close(self._file)
+
+    def until(self, give_up_at: float) -> bool:
+        """Wait; False where it took too long, and then the lock is given back when it comes."""
+        try:
+            if moments.wait(self._has_it, max(give_up_at - moments.monotonic(), 0)):
+                return True
+        except BaseException:
+            self._give_up()
+            raise
+        return not self._give_up()
+
+    def _give_up(self) -> bool:
+        with self._lock:
+            self._is_given_up = not self._has_it.is_set()
+            return self._is_given_up
+
+
+_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+_opened: set[int] = set()
+
+
+def _begin_anew() -> None:
+    # A lock belongs to all copies of a descriptor: with one left here, a turn would outlive its process, the parent.
+    for file in _opened:
+        os.close(file)
+    _opened.clear()
+    for turns in list(_all):
+        turns.begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

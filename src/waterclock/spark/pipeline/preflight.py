@@ -1,0 +1,69 @@
+"""Looks whether the topics and message tables that a pipeline names are there, and are fit for it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from waterclock._support.quoting import quoted
+from waterclock.connection import Database, connect
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource
+
+
+def check_places(pipeline: Pipeline) -> None:
+    """Check that each topic and table exists and that each output accepts what the pipeline writes to it.
+
+    Raises
+    ------
+    NotFoundError
+        If a topic or message table is missing; the error names it.
+    InvalidArgumentError
+        If a message table does not hold bytes under text ids; if rejected messages go to a topic that refuses
+        some of them, or to the topic that is read, where they would be rejected again and again.
+    """
+    with _opened(f"{pipeline.name}, source", pipeline.source) as database:
+        read = database.topic(pipeline.source.topic).storage.origin
+    for output in pipeline.outputs:
+        if output.kind == "parquet":
+            continue
+        with _opened(f"{pipeline.name}, output {quoted(output.name)}", output) as database:
+            if output.kind == "table":
+                if output.target not in database.tables():
+                    raise NotFoundError(
+                        f"no message table named {quoted(output.target)} in {database.backend.name}. Run 'waterclock"
+                        f" table add {output.target} --id-type text --groups sequenced'"
+                    )
+                options = database.table(output.target).options
+                if options.payload != "bytes":
+                    raise InvalidArgumentError(
+                        f"table {quoted(output.target)} holds payloads of type {options.payload}, and those of batches"
+                        ' are bytes; make one with payload="bytes"'
+                    )
+                if (ids := options.id_type) != "text":
+                    raise InvalidArgumentError(
+                        f"table {quoted(output.target)} has ids of type {ids}, and those of batches are texts;"
+                        ' make one with id_type="text"'
+                    )
+                continue
+            topic = database.topic(output.target)
+            if (info := topic.info).max_ahead is not None and info.on_ahead == "reject":
+                raise InvalidArgumentError(
+                    f"topic {quoted(output.target)} refuses messages that are too far ahead (max_ahead), and rejected"
+                    ' ones may be; give a topic without it, or with on_ahead="keep"'
+                )
+            if topic.storage.origin == read:
+                raise InvalidArgumentError(
+                    f"topic {quoted(output.target)} is the one that is read, so rejected messages would come again"
+                    " and again from there; give another one"
+                )
+
+
+@contextmanager
+def _opened(what: str, place: PipelineSource | PipelineOutput) -> Generator[Database]:
+    """Open a database that is there, and have errors say what of the file it is for, in a line."""
+    try:
+        with connect(place.url, place.ledgers, create=False) as database:
+            yield database
+    except (InvalidArgumentError, NotFoundError, UnavailableError) as error:
+        raise type(error)(f"{what}: {' '.join(str(error).split())}") from error

@@ -1,0 +1,103 @@
+"""The lives of sources: where a source is forgotten after a silence, what it sends later is that of another one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.batching.event_time.columns import read_clocks
+from waterclock.batching.rate.by_message.silence import silences
+from waterclock.spark.many_sources import ManySources
+from waterclock.spark.streaming.event_time_rows import begins
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+class Lives(NamedTuple):
+    """Into which lives the messages of sources part.
+
+    Attributes
+    ----------
+    of_message
+        Of each message, the life that it is of; the first one of each source has the source's number.
+    sources
+        Of each life, its source.
+    last
+        Of each source, its last life.
+    ends
+        Which lives end, so that everything of them is to be given out.
+    """
+
+    of_message: Ints
+    sources: Ints
+    last: Ints
+    ends: Flags
+
+    @classmethod
+    def endless(cls, many: ManySources) -> Lives:
+        """Give each source one life that goes on."""
+        every = np.arange(len(many.source_names))
+        return cls(many.sources.astype(np.int64), every, every, np.zeros(len(every), np.bool_))
+
+    @classmethod
+    def parted(
+        cls, many: ManySources, is_new: Flags, calls: Flags, clocks: Ints, known: int, after: int, promised: int
+    ) -> Lives:
+        """Part them at silences of more than ``after`` ns.
+
+        Parameters
+        ----------
+        many
+            Messages source by source, and of each those first that were known before.
+        is_new, calls
+            Which are not known, and which of these begin a call.
+        clocks
+            The greatest receive time of each source so far, ns; moved to what it is with these.
+        known
+            How many sources were heard before; they are the first ones. What ``clocks`` has of the others is the least
+            time of all.
+        after
+            ns.
+        promised
+            What is received before it, ns, is among these: lives that nothing can go on with end.
+        """
+        sources = many.sources[is_new]
+        received = np.ascontiguousarray(many.messages["receive_time"][is_new])
+        firsts = np.flatnonzero(calls[is_new])
+        before = clocks[sources[firsts]]
+        readings = read_clocks(sources, received, clocks)
+        goes_on = np.flatnonzero(~begins(sources)[firsts]) if len(firsts) else firsts
+        before[goes_on] = readings[firsts[goes_on] - 1]
+        heard = sources[firsts] < known
+        heard[goes_on] = True
+        begun = np.zeros(len(many.sources), np.bool_)
+        begun[np.flatnonzero(calls)[silences(received, firsts, before, heard, after)]] = True
+        count = len(many.source_names)
+        so_far = np.cumsum(begun)
+        first = np.concatenate([[0], np.cumsum(np.bincount(many.sources, minlength=count))])[:-1]
+        of_earlier = np.concatenate([[0], so_far])[first]
+        is_first = so_far == of_earlier[many.sources]
+        of_life = np.concatenate([np.arange(count), many.sources[begun]]).astype(np.int64)
+        last = np.arange(count)
+        last[of_life[count:]] = np.arange(count, len(of_life))
+        ends = np.ones(len(of_life), np.bool_)
+        # A clock that is further on than the promise is not silent; the others' distances fit an unsigned number.
+        apart = np.uint64(promised % 2**64) - clocks.view(np.uint64)
+        ends[last] = (clocks < promised) & (apart > np.uint64(after))
+        of_message = np.where(is_first, many.sources, count + so_far - 1).astype(np.int64)
+        return cls(of_message, of_life, last, ends)
+
+    @property
+    def go_on(self) -> npt.NDArray[np.intp]:
+        """The sources whose last life does not end."""
+        return np.flatnonzero(~self.ends[self.last])
+
+    def name(self, many: ManySources) -> ManySources:
+        """Have each life stand for a source of its own, of the same name."""
+        return many._replace(
+            source_names=many.source_names.take(pa.array(self.sources)), sources=self.of_message.astype(np.int32)
+        )

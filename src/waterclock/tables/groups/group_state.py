@@ -1,0 +1,419 @@
+"""What is known of a group: its first messages, when it may be handed out, and who may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.driver_fast_path import Asked, execute_later
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import consumers, groups
+from waterclock.database.sql_connection import SqlConnection, SqlRows
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
+from waterclock.tables.model.claims.epochs import uncounted_sql
+from waterclock.time import MAX_NS
+
+UNGROUPED = ""
+"""The group of the messages that name none."""
+
+UNASSIGNED = ""
+"""What stands in ``assigned`` of a group that any consumer may have."""
+
+
+def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
+    """Choose the table's groups that are bound as ``name``, of which the transaction changes only those it locked."""
+    return context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), name)
+
+
+def is_assigned(who: Any) -> sa.ColumnElement[bool]:
+    """Say whose a group is, of groups that are chosen otherwise: no index is to be used for this."""
+    return sa.func.coalesce(groups.c.assigned, UNASSIGNED) == who
+
+
+def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
+    """Choose the groups of a consumer, by the index of assigned groups."""
+    return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
+
+
+def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
+    """Keep groups from changing until the transaction ends; in order, so that transactions do not deadlock.
+
+    Returns
+    -------
+    dict
+        Their rows, as they are now, by name. A group that has ended has none.
+    """
+    return by_name(connection.execute(*locking_groups(context, group_ids)))
+
+
+def locking_groups(context: TableContext, group_ids: Iterable[str]) -> Asked:
+    """Give the statement of `lock_groups`, for those who have more to ask at once."""
+    return _locked(context), {"groups": sorted(set(group_ids))}
+
+
+def by_name(found: SqlRows) -> dict[str, sa.Row[Any]]:
+    """Give the rows of groups by their names."""
+    return {row.group_id: row for row in found}
+
+
+def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> list[str]:
+    """Lock those of these groups that no other transaction has locked; return which."""
+    locking = locking_free(context)
+    every = pieces(sorted(set(group_ids)))
+    return sorted(row.group_id for some in every for row in connection.execute(locking, {"groups": list(some)}))
+
+
+@built_once(maxsize=256)
+def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tuple[Any, ...]]:
+    """Lock those of the groups that are bound as ``name`` that no other transaction has locked."""
+    key = groups.c.table_id, groups.c.group_id
+    return context.sql.lock_keys(groups, context.table_id, key, name, skip_locked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """What consumers have of groups, as far as no other transaction has locked some of it.
+
+    Attributes
+    ----------
+    names
+        The groups of which nothing is locked.
+    seqs
+        What consumers have of those.
+    """
+
+    names: list[str]
+    seqs: list[int]
+
+
+def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> Out:
+    """Lock what consumers have of groups, which the transaction has locked; wait for no message.
+
+    A group of which another transaction has locked one is left out: those behind it must not overtake it.
+    """
+    names = sorted(set(group_ids))
+    if not names:
+        return Out([], [])
+    found = connection.execute(_out_and_locked(context), {"groups": names}).all()
+    ours = {row.seq for row in found if row.ours}
+    locked = {row.group_id for row in found if row.seq not in ours}
+    return Out(
+        [name for name in names if name not in locked],
+        sorted({row.seq for row in found if row.group_id not in locked}),
+    )
+
+
+def is_out(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Say that a consumer has a message."""
+    return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
+
+
+@built_once(maxsize=256)
+def _out_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    def out(rows: sa.FromClause) -> sa.Select[Any, Any]:
+        return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows))
+
+    return _seen_and_locked(context, out)
+
+
+def _seen_and_locked(
+    context: TableContext, choose: Callable[[sa.FromClause], sa.Select[Any, Any]]
+) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    """Select messages, and lock those of them that no other transaction has locked, which are ours."""
+    yes = sa.literal_column("1").label("ours")
+    if context.sql.one_writer:
+        return choose(context.rows).add_columns(yes)
+    seen = choose(context.rows.alias("seen")).subquery("seen")
+    locked = choose(context.rows).with_for_update(skip_locked=True).subquery("locked")
+    return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, yes))
+
+
+@built_once(maxsize=256)
+def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return context.sql.lock_keys(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
+
+
+def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
+    """Note groups anew after their messages changed: the first ones, and when they may be handed out.
+
+    A group without messages ends, unless it has an owner or was paused or pinned: then its row goes, too. The caller
+    has locked the groups.
+
+    Parameters
+    ----------
+    may_end
+        False where the caller knows that messages are left.
+    """
+    names = sorted(set(group_ids))
+    for some in pieces(names, NAMED_AT_ONCE):
+        chosen = {"groups": list(some)}
+        if context.options.ack_order == "hold":
+            _ack_held_back(context, connection, chosen["groups"])
+        drained = [_drained(context)] if context.options.groups == "exclusive" else []
+        ended = [_ended(context)] if may_end else []
+        execute_later(connection, *[(statement, chosen) for statement in (_note(context), *drained, *ended)])
+
+
+def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | sa.Delete]:
+    """Give the statements of `settle` for the groups whose names are kept, where no acks are held back."""
+    exclusive = [_drained(context, KEPT)] if context.options.groups == "exclusive" else []
+    return [_note(context, KEPT), *exclusive, _ended(context, KEPT)] if may_end else [_note(context, KEPT)]
+
+
+def settle_starts(
+    context: TableContext, connection: SqlConnection, going_on: Iterable[str], ending: Iterable[str]
+) -> None:
+    """Note groups anew of which nothing but the first messages was acked, as `settle` does; with fewer statements.
+
+    Parameters
+    ----------
+    going_on
+        Groups that have messages left, or of which something must be remembered.
+    ending
+        Groups that have none left, unless one came meanwhile, and end with them.
+    """
+    values = {"groups": sorted(going_on), "ending": sorted(ending)}
+    if context.sql.deletes_wait and values["ending"]:
+        settle(context, connection, [*values["groups"], *values["ending"]])
+    elif not values["ending"]:
+        execute_later(connection, (_note(context), values))
+    elif not values["groups"]:
+        execute_later(connection, (_empty(context), values))
+    else:
+        run_both(context, connection, _note(context), _empty(context), values)
+
+
+def must_stay(noted: sa.Row[Any]) -> bool:
+    """Say that a group's row remembers something, also when it has no messages."""
+    return noted.assigned != UNASSIGNED or noted.paused_until is not None or noted.pinned != 0
+
+
+def run_both(
+    context: TableContext,
+    connection: SqlConnection,
+    one: sa.Update,
+    another: sa.Update | sa.Delete,
+    values: Mapping[str, Any],
+) -> None:
+    """Run two statements that change different rows and do not see each other: as one where that is quicker."""
+    execute_later(connection, *[(statement, values) for statement in context.sql.both(one, another)])
+
+
+@built_once(maxsize=256)
+def _empty(context: TableContext) -> sa.Delete:
+    first = first_of(context, context.rows.c.position, context.rows.c.position.is_not(None))
+    return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
+
+
+def settle_exhausted(context: TableContext, connection: SqlConnection, after: str | None = None) -> str | None:
+    """Note groups anew that are never due by themselves, because other options may let them go on.
+
+    What another transaction has locked is left to a look through the groups.
+
+    Parameters
+    ----------
+    after
+        Look at groups after this one, in the database's order; None: at all of them.
+
+    Returns
+    -------
+    str | None
+        The last of the groups that were looked at; None where there are no more.
+    """
+    never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
+    chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(NAMED_AT_ONCE)
+    if after is not None:
+        chosen = chosen.where(groups.c.group_id > after)
+    names = list(connection.scalars(chosen))
+    if not names:
+        return None
+    settle(context, connection, lock_free_groups(context, connection, names))
+    return names[-1]
+
+
+def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    """Look at the first message of a group that is not acked, in a statement about `groups`."""
+    rows = context.rows
+    return (
+        sa.select(value)
+        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), *conditions)
+        .order_by(rows.c.position)
+        .limit(1)
+        .correlate(groups)
+        .scalar_subquery()
+    )
+
+
+def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a message holds up its group, because it has used up its attempts."""
+    most = context.options.blocking_attempts
+    return sa.false() if most is None else context.rows.c.epoch >= most
+
+
+@built_once(maxsize=256)
+def _note(context: TableContext, name: str = "groups") -> sa.Update:
+    return sa.update(groups).where(these_groups(context, name)).values(_noted(context))
+
+
+def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that settling a group would change what decides on when and to whom it goes."""
+    noted = _noted(context)
+    deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
+    wrong = [groups.c[name].is_distinct_from(noted[name]) for name in deciding]
+    lost = first_of(context, context.rows.c.seq, has_lost_its_place(context))
+    wrong += [_has_held_first(context), lost.is_not(None)]
+    return sa.or_(*wrong, groups.c.head.is_(None) & sa.and_(*_needless()))
+
+
+def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that plain SQL took away a message's place in its group, which the router takes for given."""
+    return context.rows.c.position.is_(None) & (context.rows.c.routed == sa.literal_column("1"))
+
+
+def _noted(context: TableContext) -> dict[str, Any]:
+    """Give what a group's row says of its messages."""
+    rows = context.rows
+    waiting = (rows.c.position.is_not(None), rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
+    last = (
+        sa.select(rows.c.position)
+        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), rows.c.position.is_not(None))
+        .order_by(rows.c.position.desc())
+        .limit(1)
+        .correlate(groups)
+        .scalar_subquery()
+    )
+    routed = rows.c.position.is_not(None)
+    head = first_of(context, rows.c.position, routed)
+    values: dict[str, Any] = {
+        "head": head,
+        "tail": sa.func.coalesce(last, groups.c.tail),
+        "priority": sa.func.coalesce(first_of(context, rows.c.priority, routed), groups.c.priority),
+    }
+    if context.options.groups == "exclusive":
+        values["next_position"] = first_of(context, rows.c.position, *waiting)
+        values["idle_since"] = sa.case(
+            (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
+        )
+        lapse = first_of(context, sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()), routed)
+        next_due = sa.case((groups.c.drain_to.is_not(None), sa.null()), else_=_due(context, is_exhausted_sql(context)))
+        due = first_of(context, next_due, *waiting)
+        never = sa.literal(MAX_NS, sa.BigInteger)
+        earliest = context.sql.smaller(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
+        values["ready_at"] = sa.func.nullif(earliest, never)
+    else:
+        values["next_position"] = head
+        over = rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
+        values["ready_at"] = first_of(context, _due(context, is_exhausted_sql(context) & over), routed)
+    return values
+
+
+def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
+    """Give when a message is due, or expires: then the next claim removes it, whether it is ever due or not."""
+    rows, paused_until = context.rows, groups.c.paused_until
+    expires = sa.case((rows.c.claim_id.is_(None) | never, sa.func.coalesce(rows.c.expires_at, MAX_NS)), else_=MAX_NS)
+    due = context.sql.smaller(sa.case((never, MAX_NS), else_=sa.func.coalesce(rows.c.time_next, 0)), expires)
+    return sa.case((never & rows.c.expires_at.is_(None), sa.null()), (paused_until > due, paused_until), else_=due)
+
+
+def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that an earlier message of the group is not acked."""
+    rows = context.rows
+    head = (
+        sa.select(groups.c.head)
+        .where(groups.c.table_id == context.table_id, groups.c.group_id == rows.c.group_id)
+        .correlate(rows)
+        .scalar_subquery()
+    )
+    return rows.c.position > head
+
+
+def epoch_begun(context: TableContext) -> sa.ColumnElement[int]:
+    """Return the epoch of a message that is taken back from a consumer: one behind another has not been begun."""
+    epoch = context.rows.c.epoch
+    return sa.case((is_behind(context), uncounted_sql(epoch)), else_=epoch)
+
+
+def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a consumer has messages of a group. They are always the first ones, so the head is one of them."""
+    rows = context.rows
+    return sa.exists().where(
+        rows.c.group_id == groups.c.group_id,
+        rows.c.position == groups.c.head,
+        rows.c.time_acked.is_(None),
+        rows.c.claim_id.is_not(None),
+    )
+
+
+@built_once(maxsize=256)
+def _drained(context: TableContext, name: str = "groups") -> sa.Update:
+    rows = context.rows
+    out = has_something_out(context)
+    due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
+    lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
+    heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
+    return (
+        sa.update(groups)
+        .where(these_groups(context, name), groups.c.drain_to.is_not(None), ~out)
+        .values(ready_at=due, assigned=heir, drain_to=None)
+    )
+
+
+@built_once(maxsize=256)
+def _ended(context: TableContext, name: str = "groups") -> sa.Delete:
+    return sa.delete(groups).where(these_groups(context, name), groups.c.head.is_(None), *_needless())
+
+
+def _needless() -> tuple[sa.ColumnElement[bool], ...]:
+    """Say that nothing of a group must be remembered when it has no messages."""
+    return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
+
+
+def _ack_held_back(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
+    """Ack what was held back and has nothing before it any more, up to the first that another transaction has locked.
+
+    A look through the groups, or the next claim, goes on with that one.
+    """
+    for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
+        values = {"of": row.group_id, "until": MAX_NS if row.until is None else row.until}
+        found = connection.execute(_held_and_locked(context), values).all()
+        ours = {one.seq for one in found if one.ours}
+        locked = min((one.position for one in found if one.seq not in ours), default=MAX_NS)
+        seqs = sorted({one.seq for one in found if one.position < locked})
+        if seqs:
+            connection.execute(_acking_held_back(context), {"seqs": seqs})
+
+
+@built_once(maxsize=256)
+def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    unacked = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.ack_held_at.is_(None))
+    return sa.select(groups.c.group_id, unacked.label("until")).where(these_groups(context), _has_held_first(context))
+
+
+def _has_held_first(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a group's first message was acked, and nothing holds that ack back any more."""
+    rows = context.rows
+    return first_of(context, rows.c.ack_held_at, rows.c.position.is_not(None)).is_not(None)
+
+
+@built_once(maxsize=256)
+def _held_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    def held(rows: sa.FromClause) -> sa.Select[Any, Any]:
+        return sa.select(rows.c.seq, rows.c.position).where(
+            rows.c.group_id == sa.bindparam("of"),
+            rows.c.position < sa.bindparam("until", type_=sa.BigInteger),
+            rows.c.time_acked.is_(None),
+            rows.c.ack_held_at.is_not(None),
+        )
+
+    return _seen_and_locked(context, held)
+
+
+@built_once(maxsize=256)
+def _acking_held_back(context: TableContext) -> sa.Update:
+    acked = {"time_acked": context.backend.now_sql(), "time_next": None, "ack_held_at": None}
+    return sa.update(context.rows).where(context.unacked()).values(acked)

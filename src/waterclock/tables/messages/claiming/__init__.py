@@ -1,0 +1,1 @@
+"""Claiming messages for a consumer, with and without groups."""

@@ -1,0 +1,156 @@
+"""Claiming in a table with exclusive groups: a group stays with a consumer for as long as the consumer lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups import consumers
+from waterclock.tables.groups.group_state import (
+    UNASSIGNED,
+    first_of,
+    is_behind,
+    is_out,
+    lock_out,
+    settle,
+    these_groups,
+)
+from waterclock.tables.messages.claiming.claim_groups import GroupClaim, leave_out
+from waterclock.tables.model.claims.claim import Claimed, Wanted
+from waterclock.tables.model.claims.epochs import uncounted_sql
+
+
+def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+    """Take messages of the consumer's own groups and, as far as it has room for them, of groups that no consumer has.
+
+    Returns
+    -------
+    tuple
+        What was taken, and whether there are new messages that were not looked at.
+    """
+    claim = _ExclusiveClaim(context, connection, wanted)
+    claim.take()
+    return claim.claimed, claim.more
+
+
+class _ExclusiveClaim(GroupClaim):
+    def take(self) -> None:
+        """Take what is due, unless another process that is alive goes by the consumer's name."""
+        context, connection, most_groups = self._context, self._connection, self._wanted.max_groups
+        top = self.route_new(None)
+        if not consumers.join(context, connection, self._me, most_groups, self._now):
+            self.more = False
+            return
+        consumers.release_lapsed(context, connection, self._now)
+        if context.options.group_idle is not None:
+            consumers.release_idle(context, connection, self._now)
+        if most_groups is not None:
+            self._room = consumers.room_of(context, connection, self._me, most_groups)
+        most = self._wanted.limit
+        if most > 1 and (top.unrouted or top.of_unassigned is not None):
+            # The first one to ask leaves some to those that wait.
+            share = consumers.fair_share(context, connection, self._me, most, self._now)
+            if share < most:
+                self._room = share if self._room is None else min(self._room, share)
+        self.take_all(top, is_known=False)
+        if self.claimed:
+            consumers.renew(context, connection, self._me, max(one.lease_until for one in self.claimed))
+
+    def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
+        context, connection = self._context, self._connection
+        chosen = self._revoke_lapsed(self._choose(free, most))
+        if not chosen:
+            return
+        sent = self._due_first(self._first_messages(chosen, most, who), most)
+        self._hand_out(sent)
+        if who == UNASSIGNED and sent:
+            connection.execute(_assign(context), {"groups": sorted(sent), "who": self._me})
+            if self._room is not None:
+                self._room -= len(sent)
+        settle(context, connection, chosen)
+
+    def _hand_out(self, sent: dict[str, list[Any]]) -> None:
+        context, connection = self._context, self._connection
+        ends = dict(connection.execute(_last_ends(context), {"groups": list(sent)}).all()) if sent else {}
+        by_end: dict[int, list[Any]] = {}
+        for group_id, members in sent.items():
+            # No shorter than that of those that are out, so that none returns while an earlier one is still out.
+            until = max(self._lease_end(members), ends.get(group_id) or 0)
+            by_end.setdefault(until, []).extend(members)
+            self.claimed += [Claimed(row, until) for row in members]
+        for until, together in by_end.items():
+            connection.execute(leave_out(context), self._out_values(together, until))
+
+    def _revoke_lapsed(self, chosen: list[str]) -> list[str]:
+        """Begin groups anew whose first message was not acked in time: those behind it may not overtake it.
+
+        Returns
+        -------
+        list
+            The groups but for those that cannot begin anew, because another transaction has locked a message.
+        """
+        context, connection = self._context, self._connection
+        lapsed = list(connection.scalars(_lapsed(context), {"groups": chosen, "now": self._now}))
+        if not lapsed:
+            return chosen
+        out = lock_out(context, connection, lapsed)
+        if out.names:
+            connection.execute(_revoke_behind(context), {"seqs": out.seqs, "now": self._now})
+            settle(context, connection, out.names)
+        self._starts |= dict.fromkeys(out.names)
+        locked = set(lapsed).difference(out.names)
+        return [name for name in chosen if name not in locked]
+
+
+@built_once(maxsize=256)
+def _lapsed(context: TableContext) -> sa.Select[Any]:
+    # Looked up group by group, here and below: for a join, a planner that guesses goes through all messages.
+    rows = context.rows
+    end = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.claim_id.is_not(None))
+    over = end <= sa.bindparam("now", type_=sa.BigInteger)
+    return sa.select(groups.c.group_id).where(these_groups(context), over)
+
+
+@built_once(maxsize=256)
+def _revoke_behind(context: TableContext) -> sa.Update:
+    rows = context.rows
+    early = rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger)
+    has_not_begun = early if context.options.max_attempts is None else early | is_behind(context)
+    return (
+        sa.update(rows)
+        .where(context.unacked())
+        # The epoch first: MariaDB reads what it has set in the same statement.
+        .ordered_values(
+            (rows.c.epoch, sa.case((has_not_begun, uncounted_sql(rows.c.epoch)), else_=rows.c.epoch)),
+            (rows.c.time_next, sa.case((early, sa.bindparam("now", type_=sa.BigInteger)), else_=rows.c.time_next)),
+            (rows.c.claim_id, None),
+        )
+    )
+
+
+@built_once(maxsize=256)
+def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
+    rows = context.rows
+    until = (
+        sa.select(sa.func.max(rows.c.time_next))
+        .where(
+            rows.c.group_id == groups.c.group_id,
+            rows.c.position >= groups.c.head,
+            rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
+            is_out(rows),
+        )
+        .correlate(groups)
+        .scalar_subquery()
+    )
+    return sa.select(groups.c.group_id, until.label("until")).where(these_groups(context))
+
+
+@built_once(maxsize=256)
+def _assign(context: TableContext) -> sa.Update:
+    return sa.update(groups).where(these_groups(context)).values(assigned=sa.bindparam("who"))

@@ -1,0 +1,417 @@
+"""Claiming messages of a table with groups: each group goes to one consumer, its first messages first.
+
+What both policies of groups share. `claiming_sequenced` and `claiming_exclusive` are the claims.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.groups.group_state import UNASSIGNED, epoch_begun, is_assigned, lock_out, these_groups
+from waterclock.tables.groups.routing import route_new
+from waterclock.tables.messages.claiming.group_levels import (
+    FREE_COLUMNS,
+    Level,
+    Look,
+    at_level,
+    is_ungrouped,
+    levels,
+    look,
+)
+from waterclock.tables.messages.finishing.dead_letters import bury, exhausted_reason, may_bury
+from waterclock.tables.messages.finishing.expiring import expire, expire_first
+from waterclock.tables.model.claims.claim import Claimed, Wanted
+from waterclock.tables.model.claims.epochs import after_claim_sql, before_claim
+from waterclock.tables.model.schema import not_acked
+
+_Row = Any
+
+
+class GroupClaim(ABC):
+    """One claim under way: highest priority first, then oldest, and of each priority the consumer's own groups first.
+
+    Where some messages are in no group, chance decides who goes first.
+
+    Attributes
+    ----------
+    claimed
+        What was taken.
+    more
+        Whether there are messages that were not looked at.
+    """
+
+    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
+        self._context = context
+        self._connection = connection
+        self._wanted = wanted
+        self._me = wanted.consumer or UNASSIGNED
+        self._now = 0
+        self._after = context.reached.now()
+        self._room: int | None = None  # for so many more groups that no consumer has; None: for any number
+        self._free: tuple[int | None, Sequence[_Row] | None] = (None, None)  # a priority, and what was locked of it
+        self._seen: set[tuple[str, str, int | None]] = set()
+        self._starts: dict[str, int | None] = {}  # where messages of chosen groups begin that no consumer has
+        # One for all, so that groups whose messages were sent equally often go out in one statement.
+        self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
+        self._expired = 0
+        self.claimed: list[Claimed] = []
+        self.more = False
+
+    @abstractmethod
+    def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
+        """Take up to ``most`` messages from the start of groups that the transaction has locked."""
+
+    def route_new(self, count: int | None) -> Look:
+        """Look at what there is, and route what is new. See `look` for ``count``."""
+        context, connection = self._context, self._connection
+        top = look(context, connection, self._me, after=self._after, count=count)
+        self._now = top.now
+        if top.unrouted:
+            # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
+            self.more = route_new(context, connection)
+            self._now = context.backend.now(connection)
+        return top
+
+    def take_all(self, top: Look, *, is_known: bool) -> None:
+        """Take what is due as far as there is room; note how far the look for new messages has come.
+
+        Parameters
+        ----------
+        top
+            What there was before new messages were routed.
+        is_known
+            Whether that has not changed since.
+        """
+        context, connection = self._context, self._connection
+        self._take_levels(top if is_known else None)
+        context.marks.had_enough = len(self.claimed) == self._wanted.limit
+        if not context.marks.had_enough:
+            context.reached.forget()
+            if self._after is not None and not top.unrouted and look(context, connection, self._me).unrouted:
+                self.more = route_new(context, connection)
+                self._take_levels(None)
+        elif self._after is None and not top.unrouted:
+            context.reached.note(top.newest or 0)
+        self.more |= self._expired > 0
+
+    def _take_levels(self, top: Look | None) -> None:
+        if top is not None:
+            self._free = (top.of_unassigned, top.free)
+        for level in levels(self._context, self._connection, self._me, top):
+            self._take(level)
+            if len(self.claimed) == self._wanted.limit:
+                break
+
+    def _take(self, level: Level) -> None:
+        if self._context.options.ungrouped != "free":
+            self._take_groups(level, self._wanted.limit - len(self.claimed))
+            return
+        ungrouped_first = random.random() < 0.5  # noqa: PLR2004, S311  # a fair coin, no secret
+        if ungrouped_first:
+            self._take_ungrouped(level, max(1, self._left // 2))
+        self._take_groups(level, self._left if ungrouped_first else max(1, self._left // 2))
+        self._take_ungrouped(level, self._left)
+        self._take_groups(level, self._left)
+
+    @property
+    def _left(self) -> int:
+        return self._wanted.limit - len(self.claimed)
+
+    def _take_ungrouped(self, level: Level, most: int) -> None:
+        if most <= 0:
+            return
+        context, connection, wanted = self._context, self._connection, self._wanted
+        due = {"of": level.priority, "now": self._now, "count": most}
+        found = connection.execute(_ungrouped_due(context), due).all()
+        expired = [row.seq for row in found if row.expires_at is not None and row.expires_at <= self._now]
+        if expired and (context.options.on_expired != "dead_letter" or may_bury(self._context)):
+            self._expired += expire(context, connection, expired)
+        if expired:
+            found = [row for row in found if row.expires_at is None or row.expires_at > self._now]
+        most_attempts = context.options.max_attempts
+        if most_attempts is not None:
+            exhausted = [row.seq for row in found if (row.epoch or 0) >= most_attempts]
+            if exhausted and may_bury(self._context):
+                bury(context, connection, exhausted, exhausted_reason(context))
+            if exhausted:
+                found = [row for row in found if row.seq not in exhausted]
+        wait = wanted.backoff.wait
+        claimed = [Claimed(row, self._now + wait(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
+        if claimed:
+            mark = {"by": wanted.claim_id, "who": wanted.consumer}
+            values = [{"of": one.row.seq, "until": one.lease_until, **mark} for one in claimed]
+            connection.execute(_leave_ungrouped(context), values)
+        self.claimed += claimed
+
+    def _take_groups(self, level: Level, most: int) -> None:
+        upto = len(self.claimed) + most
+        for who in level.whose:
+            # At more only where the first ones gave little.
+            per_group = self._context.reached.per_group
+            while len(self.claimed) < upto and self._expired < _EXPIRED_AT_MOST:
+                count = count_of(upto - len(self.claimed), per_group)
+                per_group = 1
+                if who == UNASSIGNED and self._room is not None:
+                    count = min(count, self._room)
+                found = self._free_groups(level.priority, who, count) if count > 0 else []
+                if not found:
+                    break
+                self._take_from(found, upto - len(self.claimed), who)
+
+    def _free_groups(self, priority: int, who: str, count: int) -> Sequence[_Row]:
+        locked_at, locked = self._free
+        if who == UNASSIGNED and locked_at == priority and locked is not None:
+            self._free = (None, None)
+            return locked
+        at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
+        found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
+        # What was seen may be the consumer's own, and so not among those found: then there are more than asked for.
+        if not self._seen:
+            return list(found)
+        return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
+
+    def _choose(self, free: Iterable[_Row], most: int) -> list[str]:
+        """Choose as many groups as probably have ``most`` messages."""
+        chosen: list[str] = []
+        expected = 0
+        for group in free:
+            if expected >= most:
+                break
+            chosen.append(group.group_id)
+            self._starts[group.group_id] = group.next_position
+            self._seen.add((group.group_id, group.assigned, group.head))
+            expected += max(1, group.tail - (group.next_position or group.tail) + 1)
+        self._context.reached.per_group = max(1, min(expected, most) // len(chosen))
+        return chosen
+
+    def _first_messages(self, chosen: list[str], most: int, who: str) -> dict[str, list[_Row]]:
+        """Give the first messages of groups that may go out next, by group, up to the first that another one locks."""
+        context, connection = self._context, self._connection
+        which = {"groups": chosen, "count": most, "who": who, "now": self._now}
+        # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
+        found = connection.execute(_first_rows(context), which)
+        rows = [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found
+        # In the order in which the groups were chosen, which a database would have to find anew.
+        by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
+        lapsed: set[str] = set()
+        for row in rows:
+            if by_group[row.group_id]:
+                by_group[row.group_id].append(row)
+            else:
+                by_group[row.group_id] = [row]
+            if row.claim_id is not None:
+                lapsed.add(row.group_id)
+        for members in by_group.values():
+            members.sort(key=_position)
+        if context.options.max_attempts is not None:
+            names = [column.name for column in columns_read(context.rows)]
+            for name in lapsed:
+                first, *behind = by_group[name]
+                by_group[name] = [first, *(_as_not_begun(names, row) for row in behind)]
+        if lapsed:
+            # Those of them that are not sent again now must not be acked by their former consumer.
+            out = lock_out(context, connection, lapsed)
+            by_group |= dict.fromkeys(lapsed.difference(out.names), _NONE)
+            connection.execute(_revoke_all(context), {"seqs": out.seqs})
+        if not context.sql.one_writer:
+            self._end_before_locked(by_group, which)
+        return by_group
+
+    def _end_before_locked(self, by_group: dict[str, list[_Row]], which: dict[str, Any]) -> None:
+        """Leave out what comes behind a message that another transaction has locked."""
+        gaps = [
+            name
+            for name, members in by_group.items()
+            if members and members[-1].position - (self._starts[name] or 0) >= len(members)
+        ]
+        if not gaps:
+            return
+        locked: dict[str, int] = {}
+        ours = {row.seq for name in gaps for row in by_group[name]}
+        for row in self._connection.execute(_first_places(self._context), {**which, "groups": gaps}):
+            if row.seq not in ours:
+                locked[row.group_id] = min(row.position, locked.get(row.group_id, row.position))
+        for name, place in locked.items():
+            by_group[name] = [row for row in by_group[name] if row.position < place]
+
+    def _due_first(self, by_group: dict[str, list[_Row]], most: int) -> dict[str, list[_Row]]:
+        """Choose what goes out of groups; remove what has expired, and bury what has used up its attempts."""
+        chosen: dict[str, list[_Row]] = {}
+        buried: list[int] = []
+        for group_id, members in by_group.items():
+            if any(row.expires_at is not None and row.expires_at <= self._now for row in members):
+                if self._context.options.on_expired == "dead_letter" and not may_bury(self._context):
+                    continue
+                self._expired += expire_first(self._context, self._connection, group_id, self._now, len(members))
+            living, exhausted = self._due_prefix(members)
+            if exhausted and not may_bury(self._context):
+                continue  # it holds up its group
+            buried += exhausted
+            if living and most:
+                chosen[group_id] = living[:most]
+                most -= len(chosen[group_id])
+        if buried:
+            bury(self._context, self._connection, buried, exhausted_reason(self._context))
+        return chosen
+
+    def _lease_end(self, members: list[_Row]) -> int:
+        # The longest wait of those that go out together.
+        sent = 0
+        for row in members:
+            sent = max(sent, row.epoch or 0)
+        backoff = self._context.backoff
+        return self._now + (backoff.wait(sent, self._swing) if sent else backoff.first)
+
+    def _out_values(self, members: Iterable[_Row], until: int) -> dict[str, Any]:
+        """Give what `leave_out` is bound to."""
+        seqs = list(map(_seq, members))
+        return {"seqs": seqs, "until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
+
+    def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
+        """Choose what may go out, and which messages die of those that have used up their attempts."""
+        # A message that is not due yet, or not sent any more, holds those behind it, else they would overtake it.
+        options = self._context.options
+        living: list[_Row] = []
+        exhausted: list[int] = []
+        for row in members:
+            if row.expires_at is not None and row.expires_at <= self._now:
+                continue  # it is gone
+            if row.time_next is not None and row.time_next > self._now:
+                break
+            if options.max_attempts is None or (row.epoch or 0) < options.max_attempts:
+                living.append(row)
+            elif options.on_exhausted == "dead_letter":
+                exhausted.append(row.seq)
+            else:
+                break
+        return living, exhausted
+
+
+def count_of(messages: int, per_group: int) -> int:
+    """Say at how many groups to look for so many messages."""
+    # Looking at a group locks it: so at not many more than will do.
+    return 1 + messages * 3 // (2 * per_group)
+
+
+def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
+    """Return a message behind the first one of its group as `epoch_begun` leaves it."""
+    if row.claim_id is None:
+        return row
+    before = {"epoch": before_claim(row.epoch), "claim_id": None}
+    return SimpleNamespace(**{name: getattr(row, name) for name in names} | before)
+
+
+_EXPIRED_AT_MOST = 1000
+"""Expired messages after which a claim looks for no more groups: the next transaction goes on."""
+
+_NONE: list[_Row] = []
+_position = attrgetter("position")
+_seq = attrgetter("seq")
+
+
+@built_once(maxsize=1)
+def _free_groups() -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(*FREE_COLUMNS)
+        .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
+        .order_by(groups.c.ready_at, groups.c.first_seq)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@built_once(maxsize=256)
+def _ungrouped_due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return (
+        sa.select(*columns_read(rows))
+        .where(
+            is_ungrouped(context),
+            rows.c.priority == sa.bindparam("of"),
+            rows.c.time_next <= sa.bindparam("now", type_=sa.BigInteger),
+        )
+        .order_by(rows.c.time_next, rows.c.seq)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@built_once(maxsize=256)
+def _leave_ungrouped(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(rows.c.seq == sa.bindparam("of"), not_acked(rows))
+        .values(
+            time_next=sa.bindparam("until"),
+            epoch=after_claim_sql(rows.c.epoch),
+            claim_id=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
+    )
+
+
+@built_once(maxsize=256)
+def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return _first(context, columns_read(rows), skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _first_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    return _first(context, (rows.c.seq, rows.c.group_id, rows.c.position))
+
+
+def _first(
+    context: TableContext, columns: Sequence[sa.Column[Any]], *, skip_locked: bool = False
+) -> sa.Select[*tuple[Any, ...]]:
+    # Positions of a group have no gaps but for acked messages, so the first ones are found without sorting a group.
+    rows = context.rows
+    belongs = sa.and_(
+        rows.c.group_id == groups.c.group_id,
+        rows.c.position >= groups.c.next_position,
+        rows.c.position < groups.c.next_position + sa.bindparam("count"),
+        rows.c.time_acked.is_(None),
+        rows.c.ack_held_at.is_(None),
+    )
+    return context.sql.of_each(groups, columns, belongs, rows.c.position, skip_locked=skip_locked).where(
+        these_groups(context),
+        is_assigned(sa.bindparam("who")),
+        sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
+    )
+
+
+@built_once(maxsize=256)
+def _revoke_all(context: TableContext) -> sa.Update:
+    # By their keys, here and elsewhere: by group, MariaDB would wait for any other of its messages that is locked.
+    revoking = sa.update(context.rows).where(context.unacked()).values(claim_id=None)
+    return revoking if context.options.max_attempts is None else revoking.values(epoch=epoch_begun(context))
+
+
+@built_once(maxsize=256)
+def leave_out(context: TableContext) -> sa.Update:
+    """Give messages to a consumer."""
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(context.unacked())
+        .values(
+            time_next=sa.bindparam("until"),
+            epoch=after_claim_sql(rows.c.epoch),
+            claim_id=sa.bindparam("by"),
+            consumer=sa.bindparam("who"),
+        )
+    )

@@ -1,0 +1,57 @@
+"""Claiming in a table with sequenced groups: only a group's first messages are out, to one consumer, until acked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.group_state import run_both, settle, these_groups
+from waterclock.tables.messages.claiming.claim_groups import GroupClaim, count_of, leave_out
+from waterclock.tables.model.claims.claim import Claimed, Wanted
+
+
+def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+    """Take messages from the start of groups of which nothing is out.
+
+    Returns
+    -------
+    tuple
+        What was taken, and whether there are new messages that were not looked at.
+    """
+    claim = _SequencedClaim(context, connection, wanted)
+    # Most claims find the groups that they lock in the first look already.
+    top = claim.route_new(count_of(wanted.limit, context.reached.per_group))
+    claim.take_all(top, is_known=not top.unrouted)
+    return claim.claimed, claim.more
+
+
+class _SequencedClaim(GroupClaim):
+    def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
+        context, connection = self._context, self._connection
+        chosen = self._choose(free, most)
+        sent = self._due_first(self._first_messages(chosen, most, who), most)
+        by_end: dict[int, tuple[list[str], list[Any]]] = {}
+        for group_id, members in sent.items():
+            until = self._lease_end(members)
+            names, messages = by_end.setdefault(until, ([], []))
+            names.append(group_id)
+            messages += members
+            for row in members:
+                self.claimed.append(Claimed(row, until))
+        for until, (names, messages) in by_end.items():
+            values = {**self._out_values(messages, until), "groups": sorted(names)}
+            run_both(context, connection, leave_out(context), _note_out(context), values)
+        if len(sent) < len(chosen):
+            # Of the others the first message was deleted by plain SQL, or is exhausted.
+            settle(context, connection, set(chosen).difference(sent))
+
+
+@built_once(maxsize=256)
+def _note_out(context: TableContext) -> sa.Update:
+    return sa.update(groups).where(these_groups(context)).values(ready_at=sa.bindparam("until"))

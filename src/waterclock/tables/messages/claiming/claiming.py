@@ -1,0 +1,195 @@
+"""Claiming messages that are due: lease, back-off and epoch move in the statement or transaction that finds them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock._support import moments
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import ConstraintError, WaterclockError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import priority_levels
+from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
+from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
+from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
+from waterclock.tables.messages.claiming.group_levels import next_group_due
+from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
+from waterclock.tables.model.claims.claim import Claimed, Wanted
+from waterclock.tables.model.schema import is_waiting
+
+_log = logging.getLogger(__name__)
+
+_NO_MARKS: dict[int, int] = {}
+
+_OF_GROUPS = {"sequenced": claim_sequenced, "exclusive": claim_exclusive}
+
+
+def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    """Take messages that are due for the consumer: highest priority first, then the oldest due first.
+
+    A claim whose answer was lost is no harm: it is a lease that runs out.
+    """
+    if context.options.groups is not None:
+        return _claim_groups(context, wanted)
+    marks = context.marks
+    chooses = wanted.where is not None or wanted.order
+    begin = _NO_MARKS if chooses else marks.now()
+    claimed = _claim_rows(context, wanted, begin)
+    if chooses:
+        return claimed
+    if len(claimed) == wanted.limit:
+        marks.advance(claimed)
+        return claimed
+    marks.forget()
+    if begin:
+        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
+        found = _claim_rows(context, rest, _NO_MARKS)
+        # Where this process stood still between the two, the second took again what the first had taken.
+        again = {one.row.seq for one in found}
+        claimed = [*(one for one in claimed if one.row.seq not in again), *found]
+    return claimed
+
+
+def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    claimed: list[Claimed] = []
+    if context.sql.at_once and context.options.ungrouped != "free":
+        claimed, more = claim_at_once(context, wanted)
+        if not more or len(claimed) == wanted.limit:
+            return claimed
+        wanted = replace(wanted, limit=wanted.limit - len(claimed))
+    try:
+        found = _claim_in_steps(context, wanted, claimed)
+    except WaterclockError as error:
+        if not claimed:
+            raise
+        _log.warning("a claim of %s ends early: %s", context.name, error)  # what it has is the consumer's already
+        if wanted.unanswered is not None:
+            wanted.unanswered.doubt(moments.monotonic_ns())
+        return claimed
+    if not claimed:
+        return found
+    again = {one.row.seq for one in found}
+    return [*(one for one in claimed if one.row.seq not in again), *found]
+
+
+def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Claimed]) -> list[Claimed]:
+    claim_some = _OF_GROUPS[context.options.groups or "sequenced"]
+    durable = context.options.max_attempts is not None
+    is_again = False
+
+    def work(own: SqlConnection) -> tuple[list[Claimed], bool]:
+        return claim_some(context, own, wanted)
+
+    while True:
+        try:
+            found = context.backend.transact(
+                trying(context, wanted, before, work) if context.options.groups == "exclusive" else work,
+                indexed=True,
+                durable=durable,
+            )
+        except ConstraintError:  # another thread signed the same consumer in just now
+            if is_again:
+                raise
+            is_again = True
+            continue
+        if isinstance(found, TakenBefore):
+            return found.claimed
+        claimed, more = found
+        if claimed or not more:  # what may be taken may lie behind a hundred thousand messages of a group that is out
+            return claimed
+
+
+def is_idle(context: TableContext) -> bool:
+    """Ask whether certainly nothing is due, where that is quicker than to look; False where it may not be."""
+    walks = context.marks.walks
+    if context.options.groups is not None or not walks.should_ask():
+        return False
+    began = moments.monotonic()
+    question = _any_due(context.rows, context.backend.now_sql())
+    if context.sql.one_writer:
+        with context.backend.snapshot(indexed=True) as connection:
+            found = connection.execute(question).scalar()
+    else:
+        found = context.backend.alone(lambda own: own.execute(question).scalar(), durable=False)
+    walks.asked(moments.monotonic() - began)
+    return found is None
+
+
+@built_once(maxsize=256)
+def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
+    # In the order of the index by which messages are claimed, so that no planner goes through the table instead.
+    return (
+        sa.select(rows.c.priority)
+        .where(is_waiting(rows), rows.c.time_next <= now)
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+    )
+
+
+def claim_within(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
+    """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
+    if context.options.groups is not None:
+        return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]
+    return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
+
+
+def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
+    return context.backend.alone(
+        lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
+        # A consumer does not survive a failure of the computer, but the count of attempts must, where there is a limit.
+        durable=context.options.max_attempts is not None,
+    )
+
+
+def next_due(
+    context: TableContext,
+    connection: SqlConnection,
+    where: sa.ColumnElement[bool] | None = None,
+    consumer: str | None = None,
+    max_groups: int | None = None,
+) -> tuple[int | None, int]:
+    """Find when something may be due that is not out now, and what the clock says; both ns. Reads only.
+
+    The former is None where nothing waits, and the latter itself where something may be due already.
+
+    Parameters
+    ----------
+    where
+        Which messages, as in a claim; None: all.
+    consumer, max_groups
+        For whom; in a table with groups this matters.
+    """
+    now = context.backend.now_sql()
+    if where is not None:
+        due, at = connection.execute(_next_due_chosen(context.rows, now, where)).one()
+        return due, at
+    if not context.options.groups:
+        due, at = connection.execute(_next_due_row(context.rows, now)).one()
+        return due, at
+    return next_group_due(context, connection, consumer, max_groups)
+
+
+@built_once(maxsize=256)
+def _next_due_row(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any, Any]:
+    unacked = is_waiting(rows)
+    levels = priority_levels(rows)
+    earliest = (
+        sa.select(rows.c.time_next)
+        .where(unacked, rows.c.priority == levels.c.priority)
+        .order_by(rows.c.time_next)
+        .limit(1)
+        .scalar_subquery()
+    )
+    due = sa.select(earliest.label("due")).select_from(levels).subquery()
+    return sa.select(sa.func.min(due.c.due), now)
+
+
+@built_once(maxsize=256)
+def _next_due_chosen(rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool]) -> sa.Select[Any, Any]:
+    return sa.select(sa.func.min(rows.c.time_next), now).where(rows.c.time_acked.is_(None), where)

@@ -1,0 +1,260 @@
+"""What a claim in a table with groups looks at first: what is new, what time it is, and which priorities there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
+from waterclock.tables.groups import consumers
+from waterclock.tables.groups.group_state import UNASSIGNED
+from waterclock.tables.groups.routing import is_unrouted
+from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is for a consumer.
+
+    Attributes
+    ----------
+    now
+        The clock, ns.
+    unrouted
+        Whether there are messages that have no place in their groups yet.
+    of_unassigned, of_mine
+        The highest priority, below the one asked for, of groups that any consumer may have and of the consumer's own.
+    newest
+        The seq up to which messages were looked at.
+    free
+        The first groups of that priority that any consumer may have and that are due, locked by the transaction; None:
+        not looked for.
+    """
+
+    now: int
+    unrouted: bool
+    of_unassigned: int | None
+    of_mine: int | None
+    newest: int | None
+    free: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Groups of one priority, and whose they are: the consumer's own first."""
+
+    priority: int
+    whose: tuple[str, ...]
+
+
+def look(
+    context: TableContext,
+    connection: SqlConnection,
+    me: str,
+    below: int = ABOVE_EVERY_PRIORITY,
+    after: int | None = None,
+    count: int | None = None,
+) -> Look:
+    """Look at everything at once, because each question would be a round trip.
+
+    Parameters
+    ----------
+    after
+        Look for new messages from this seq on; None: from the very first one on.
+    count
+        How many groups to lock, if nothing is unrouted and it is worth a round trip; None: none.
+    """
+    values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED, "after": after}
+    statement = looking(context, all_rows=after is None)
+    if count is None or after is None or not context.sql.locks_in_parts:
+        [found] = connection.execute(statement, values)
+        newest = found.newest if after is None else after
+        return Look(found.now, found.first_new is not None, found.of_unassigned, found.of_mine, newest)
+    rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
+    free = [row for row in rows if row.group_id is not None]
+    return Look(rows[0].now, rows[0].first_new is not None, rows[0].of_unassigned, rows[0].of_mine, after, free)
+
+
+def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
+    """Give the priorities one by one from the top: usually there is one, and a caller that has enough stops.
+
+    Parameters
+    ----------
+    top
+        What is known of the highest one.
+    """
+    below = ABOVE_EVERY_PRIORITY
+    while True:
+        found = top or look(context, connection, me, below)
+        top = None
+        ungrouped = None
+        if context.options.ungrouped == "free":
+            ungrouped = connection.execute(_ungrouped_priority(context), {"below": below}).scalar()
+        highest = BELOW_EVERY_PRIORITY
+        for priority in (found.of_unassigned, found.of_mine, ungrouped):
+            if priority is not None and priority > highest:
+                highest = priority
+        if highest == BELOW_EVERY_PRIORITY:
+            return
+        below = highest
+        mine = (me,) if found.of_mine == below else ()
+        unassigned = (UNASSIGNED,) if found.of_unassigned == below and me != UNASSIGNED else ()
+        yield Level(below, mine + unassigned)
+
+
+def next_group_due(
+    context: TableContext, connection: SqlConnection, consumer: str | None, max_groups: int | None
+) -> tuple[int | None, int]:
+    """Find when something may be due for a consumer, and what the clock says, both ns. Reads only.
+
+    What is found first that may be due already is answer enough.
+    """
+    me = consumer or UNASSIGNED
+    top = look(context, connection, me)
+    earliest: int | None = None
+    for due in _due_times(context, connection, me, max_groups, top):
+        earliest = due if earliest is None else min(earliest, due)
+        if earliest <= top.now:
+            break
+    return earliest, top.now
+
+
+def _due_times(
+    context: TableContext, connection: SqlConnection, me: str, max_groups: int | None, top: Look
+) -> Iterator[int]:
+    if top.unrouted:
+        yield 0
+    full = False
+    if context.options.groups == "exclusive":
+        due, is_refused = consumers.claim_due(context, connection, me)
+        yield due
+        if is_refused:  # what is ready for the name is not for this session, which would ask for it without a pause
+            return
+        lapse = consumers.next_lapse(context, connection)
+        if lapse is not None:
+            yield lapse
+        full = max_groups is not None and consumers.room_of(context, connection, me, max_groups) == 0
+    for level in levels(context, connection, me, top):
+        at: dict[str, Any] = {"table_id": context.table_id, "of": level.priority}
+        questions = [(_earliest_group(), at | {"who": who}) for who in level.whose if who != UNASSIGNED or not full]
+        if context.options.ungrouped == "free":
+            questions.append((_earliest_ungrouped(context), at))
+        for question, values in questions:
+            found = connection.execute(question, values).scalar()
+            if found is not None:
+                yield found
+
+
+FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
+"""What a claim needs to know of a group that is free."""
+
+
+def at_level() -> tuple[sa.ColumnElement[bool], ...]:
+    """Choose the groups of the table bound as ``table_id``, of the priority ``of``, that are assigned to ``who``."""
+    return (
+        groups.c.table_id == sa.bindparam("table_id"),
+        groups.c.assigned == sa.bindparam("who"),
+        groups.c.priority == sa.bindparam("of"),
+    )
+
+
+@built_once(maxsize=256)
+def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Look at everything at once, as `look` does."""
+
+    def greatest(who: str) -> sa.ScalarSelect[Any]:
+        return (
+            sa.select(groups.c.priority)
+            .where(
+                groups.c.table_id == context.table_id,
+                groups.c.assigned == sa.bindparam(who, type_=groups.c.assigned.type),
+                groups.c.ready_at.is_not(None),
+                groups.c.priority < sa.bindparam("below", type_=sa.BigInteger),
+            )
+            .order_by(groups.c.priority.desc())
+            .limit(1)
+            .scalar_subquery()
+        )
+
+    rows = context.rows
+    # In the index's order, else a planner reads through the table where few of it are unrouted.
+    unrouted = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+    # Not as the greatest, for which a planner that takes the table for empty goes through it.
+    last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
+    if context.sql.unacked_apart and rows.info.get(PARTITIONED):
+        last = last.where(not_acked(rows))  # else each day of acked messages is looked through
+    newest = last.scalar_subquery()
+    if not all_rows:
+        unrouted = unrouted.where(rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
+    return sa.select(
+        context.backend.now_sql().label("now"),
+        unrouted.scalar_subquery().label("first_new"),
+        greatest("unassigned").label("of_unassigned"),
+        greatest("me").label("of_mine"),
+        *([newest.label("newest")] if all_rows else []),
+    )
+
+
+@built_once(maxsize=256)
+def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    top = looking(context, all_rows=False).cte("top")
+    nothing_new = sa.select(top.c.first_new).scalar_subquery().is_(None)
+    free = (
+        sa.select(*FREE_COLUMNS)
+        .where(
+            groups.c.table_id == context.table_id,
+            groups.c.assigned == sa.bindparam("unassigned", type_=groups.c.assigned.type),
+            groups.c.priority == sa.select(top.c.of_unassigned).scalar_subquery(),
+            groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
+            nothing_new,
+        )
+        .order_by(groups.c.ready_at, groups.c.first_seq)
+        .limit(sa.bindparam("count"))
+        .with_for_update(skip_locked=True)
+        .cte("free")
+    )
+    return sa.select(top, free).select_from(top.outerjoin(free, sa.true()))
+
+
+@built_once(maxsize=1)
+def _earliest_group() -> sa.Select[Any]:
+    return (
+        sa.select(groups.c.ready_at)
+        .where(*at_level(), groups.c.ready_at.is_not(None))
+        .order_by(groups.c.ready_at)
+        .limit(1)
+    )
+
+
+def is_ungrouped(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say that a message is in no group, and may be due."""
+    return is_waiting(context.rows) & context.rows.c.group_id.is_(None)
+
+
+@built_once(maxsize=256)
+def _ungrouped_priority(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.priority)
+        .where(is_ungrouped(context), rows.c.priority < sa.bindparam("below", type_=sa.BigInteger))
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+    )
+
+
+@built_once(maxsize=256)
+def _earliest_ungrouped(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.time_next)
+        .where(is_ungrouped(context), rows.c.priority == sa.bindparam("of"))
+        .order_by(rows.c.time_next)
+        .limit(1)
+    )

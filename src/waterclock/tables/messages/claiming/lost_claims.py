@@ -1,0 +1,140 @@
+"""Claims whose answer was lost: what they took is found by their number, and handed out before what lies behind it.
+
+The groups of a consumer stay its own in a table with exclusive groups. So its next claim would go on behind messages
+that it has without knowing. Where a try of a claim got no answer, the next try looks for them first, and so does each
+claim of the consumer's for a while: the server may go on with what the consumer has given up. A claim that looks has
+the consumer's row before, which each claim needs: so no other one takes anything between the look and what follows. It
+waits for claims and heartbeats of this consumer alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from waterclock._support import moments
+from waterclock.database.per_database_cache import PerDatabaseCache, built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.groups import consumers
+from waterclock.tables.groups.group_state import UNASSIGNED, belongs_to
+from waterclock.tables.model.claims.claim import Claimed, Unanswered, Wanted
+from waterclock.tables.model.claims.epochs import before_claim
+
+_T = TypeVar("_T")
+
+LOOKED_FOR = 900_000_000_000
+"""For how long a claim whose answer was lost is looked for, ns. The server goes on for less than a minute without the
+client; but a network that was away may bring what was sent for as long as TCP repeats it, a quarter of an hour."""
+
+_unanswered = PerDatabaseCache[dict[tuple[int, str | None], list[Unanswered]]](lambda _: {})
+"""By the number of the table and the name of the consumer."""
+
+
+@contextmanager
+def numbered(context: TableContext, consumer: str | None) -> Generator[Unanswered]:
+    """Give a claim of exclusive groups its number, with those of the consumer's former ones that got no answer.
+
+    Where the block fails, this one has got none, as far as is known.
+    """
+    unanswered = Unanswered(secrets.randbits(63))
+    key = context.table_id, consumer
+    waiting = _unanswered.known.get(context.backend, {}).get(key)
+    if waiting:
+        with suppress(IndexError):  # another thread may take some
+            while True:
+                unanswered.join(waiting.pop())
+    try:
+        yield unanswered
+    except BaseException:
+        unanswered.doubt(moments.monotonic_ns())
+        raise
+    finally:
+        if unanswered.forget(moments.monotonic_ns() - LOOKED_FOR):
+            _unanswered.of(context.backend).setdefault(key, []).append(unanswered)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBefore:
+    """What a claim took in a try whose answer was lost, or former ones did."""
+
+    claimed: list[Claimed]
+
+
+def trying(
+    context: TableContext, wanted: Wanted, claimed: Sequence[Claimed], work: Callable[[SqlConnection], _T]
+) -> Callable[[SqlConnection], _T | TakenBefore]:
+    """Make a claim look first for what it took before, when it is tried again, or former ones; else it goes on.
+
+    Parameters
+    ----------
+    claimed
+        What earlier transactions of the claim took, and what is known of.
+    """
+    tries = count()
+    unanswered = wanted.unanswered or Unanswered(wanted.claim_id)
+
+    def run(own: SqlConnection) -> _T | TakenBefore:
+        # An embedded database answers, or its process is gone; but a claim before may have been broken off.
+        if next(tries) and not context.sql.one_writer:
+            unanswered.doubt(moments.monotonic_ns())
+        if not unanswered.since:
+            return work(own)
+        found = _taken(context, own, wanted, unanswered, claimed)
+        return TakenBefore(found) if found else work(own)
+
+    return run
+
+
+def _taken(
+    context: TableContext,
+    connection: SqlConnection,
+    wanted: Wanted,
+    unanswered: Unanswered,
+    claimed: Iterable[Claimed],
+) -> list[Claimed]:
+    """Find what claims have taken and what is not known of, but for groups of which a lease has ended since."""
+    me = wanted.consumer or UNASSIGNED
+    connection.execute(*consumers.locking(context, me))
+    now = context.backend.now(connection)
+    found = connection.execute(_of_claims(context), {"numbers": sorted(unanswered.since), "who": me}).all()
+    lapsed = {row.group_id for row in found if row.time_next <= now}
+    known = unanswered.known | {(one.row.seq, wanted.claim_id) for one in claimed}
+    names = [column.name for column in columns_read(context.rows)]
+    new = [row for row in found if (row.seq, row.claim_id) not in known and row.group_id not in lapsed]
+    return [_as_before(names, row, now) for row in new]
+
+
+def _as_before(names: list[str], row: Any, now: int) -> Claimed:
+    """Give a message as it was before it was claimed. When it was due is not known any more: not later than ``now``."""
+    before = {"epoch": before_claim(row.epoch), "time_next": now, "claim_id": None}
+    values = dict(zip(names, row, strict=False)) | before
+    return Claimed(SimpleNamespace(**values), row.time_next, claim_id=row.claim_id)
+
+
+@built_once(maxsize=256)
+def _of_claims(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Find the messages of claims in the consumer's groups: they lie between the head and what comes next."""
+    rows = context.rows
+    return (
+        sa.select(*columns_read(rows))
+        .select_from(groups.join(rows, rows.c.group_id == groups.c.group_id))
+        .where(
+            groups.c.table_id == context.table_id,
+            belongs_to(sa.bindparam("who")),
+            rows.c.position >= groups.c.head,
+            rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
+            rows.c.time_acked.is_(None),
+            context.sql.any_of(rows.c.claim_id, "numbers"),
+        )
+        .order_by(rows.c.group_id, rows.c.position)
+    )

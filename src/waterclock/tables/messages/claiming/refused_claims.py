@@ -1,0 +1,329 @@
+"""Claiming past messages that the database refuses to let be claimed, such as one for which a user's trigger raises.
+
+A refused claim is narrowed down to its first message, or its first group. If that is refused, too, the next tries leave
+out more and more of what comes first. If something behind can be claimed, what was refused is passed by for
+`PASSED_BY_FOR`, and what was only left out is tried soon after, a few at a time; if not, the refusal is about more than
+single messages, and nothing is noted. Claims that are refused soon after that are not narrowed down (`Narrowing`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock._support.quoting import in_a_line
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, WaterclockError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.group_state import UNASSIGNED, lock_free_groups, settle
+from waterclock.tables.groups.routing import route_these, unrouted_groups
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.rows.refused_rows import pass_by_refused
+from waterclock.tables.model.claims.claim import Claimed, Wanted
+from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR
+from waterclock.tables.model.schema import is_waiting
+
+MOST_TRIES = 24
+"""Claims, or routings, that one call tries: one refused of a thousand is found in 21, and thousands of refused ones at
+the head are left out."""
+
+TRIED_ONE_BY_ONE = 4
+"""Refused messages after which one call leaves out others with them."""
+
+FIRST_TRIES = 12
+"""Routings, down to one of two thousand groups, after which a call takes the refusal for one of all messages."""
+
+MOST_GROUP_TRIES = 32
+"""Claims that one call tries before it takes the refusal for one of all groups, and postpones none any more."""
+
+MOST_POSTPONED = 4_096
+"""Groups that one call postpones."""
+
+NAMED_IN_A_REPORT = 10
+"""Refused messages or groups that one report names."""
+
+_Claim = Callable[[TableContext, Wanted], list[Claimed]]
+
+_log = logging.getLogger(__name__)
+
+
+def excluding(context: TableContext, where: sa.ColumnElement[bool] | None) -> sa.ColumnElement[bool] | None:
+    """Add to a choice of messages that they are not passed by."""
+    passed = context.refused_seqs.all()
+    return _excluding(context.rows, where, passed) if passed else where
+
+
+def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, claim: _Claim) -> list[Claimed]:
+    """Claim again what the database refused with ``error``, past the messages of which it is so.
+
+    Raises
+    ------
+    RefusedError, InvalidArgumentError
+        If it lets none of those behind be claimed either.
+    """
+    if isinstance(error, ForbiddenError):  # a missing privilege concerns all messages
+        raise error
+    if context.dead is not None:
+        with context.backend.snapshot() as connection:
+            if not context.sql.column_names(connection, context.dead.name):  # the caller looks at the table again
+                raise error
+    if not context.narrowing.may_begin():
+        raise error
+    past = _past_rows if context.options.groups is None else _past_groups
+    with context.narrowing.timed():
+        return past(context, wanted, claim, error)
+
+
+def claim_refused_again(context: TableContext, wanted: Wanted, claim: _Claim) -> list[Claimed]:
+    """Claim some of what was passed by for long enough, once and in a tenth of the time at most.
+
+    Parameters
+    ----------
+    wanted
+        Its choice does not leave out what is passed by.
+    """
+    passed = context.refused_seqs
+    some = passed.due(wanted.limit) if context.probing.may_begin() else []
+    if not some:
+        return []
+    chosen = _these(context.rows.c.seq, some)
+    where = chosen if wanted.where is None else wanted.where & chosen
+    try:
+        with context.probing.timed():
+            claimed = claim(context, replace(wanted, where=where))
+    except ForbiddenError:
+        raise
+    except (RefusedError, InvalidArgumentError) as error:
+        passed.at_once = max(1, len(some) // 2)
+        if len(some) == 1:
+            passed.note(some)
+            process_heartbeat(context).note_passed_by(_reason(_messages(passed.all()), error))
+        return []
+    passed.at_once *= 2
+    taken = {one.row.seq for one in claimed}
+    passed.forget(some if wanted.where is None else taken)
+    passed.note(taken.symmetric_difference(some) if wanted.where is not None else ())
+    return claimed
+
+
+def _past_rows(context: TableContext, wanted: Wanted, claim: _Claim, error: WaterclockError) -> list[Claimed]:
+    refused: list[int] = []
+    most, skip = wanted.limit, 0
+    room = MOST_PASSED_BY - len(context.refused_seqs.all())
+    for _ in range(MOST_TRIES if room > 0 else 0):
+        with context.backend.snapshot(indexed=True) as connection:
+            found = list(connection.scalars(_due(context, wanted, refused).limit(min(skip + most, room))))
+        due = found[skip:] or found[-1:]
+        if not due:
+            break
+        chosen = _these(context.rows.c.seq, due)
+        try:
+            claimed = claim(context, replace(wanted, where=chosen if wanted.where is None else wanted.where & chosen))
+        except ForbiddenError:
+            raise
+        except (RefusedError, InvalidArgumentError) as another:
+            error = another
+            if len(due) == 1:
+                refused += due
+                if skip >= len(found):
+                    break
+                # By chance, so that no message is left out each time.
+                skip = 2 * skip + random.randint(0, skip) + (len(refused) >= TRIED_ONE_BY_ONE)  # noqa: S311  # no secret
+            most = max(1, len(due) // 2)
+            continue
+        if claimed and refused:
+            context.refused_seqs.note(refused)
+            left_out = found[: found.index(due[0])]
+            context.refused_seqs.note(left_out, passed_by_for=0)
+            behind = f" and {len(left_out)} behind them" if left_out else ""
+            _report(context, _messages(refused) + behind, error)
+        return claimed
+    raise error
+
+
+def _due(context: TableContext, wanted: Wanted, refused: Sequence[int]) -> sa.Select[Any]:
+    rows = context.rows
+    order = wanted.order or (rows.c.priority.desc(), rows.c.time_next, rows.c.seq)
+    chosen = sa.select(rows.c.seq).where(is_waiting(rows), rows.c.time_next <= context.backend.now_sql())
+    if wanted.where is not None:
+        chosen = chosen.where(wanted.where)
+    if refused:
+        chosen = chosen.where(~_these(rows.c.seq, refused))
+    return chosen.order_by(*order)
+
+
+def _these(seq: sa.ColumnElement[int], seqs: Sequence[int]) -> sa.ColumnElement[bool]:
+    # As literals: claims bind their own values only.
+    return seq.in_([sa.literal_column(f"{one:d}", sa.BigInteger) for one in seqs])
+
+
+@built_once(maxsize=64)
+def _excluding(rows: sa.Table, where: sa.ColumnElement[bool] | None, seqs: frozenset[int]) -> sa.ColumnElement[bool]:
+    # As one text, which takes no time to compile: there may be thousands.
+    listed = sa.literal_column(f"({', '.join(map(str, sorted(seqs)))})")
+    others = rows.c.seq.op("NOT IN", is_comparison=True, return_type=sa.Boolean())(listed)
+    return others if where is None else where & others
+
+
+def _past_groups(context: TableContext, wanted: Wanted, claim: _Claim, error: WaterclockError) -> list[Claimed]:
+    _pass_by_unrouted(context)
+    postponed = _Postponed(context, wanted.consumer or UNASSIGNED)
+    for _ in range(MOST_GROUP_TRIES):
+        try:
+            claimed = claim(context, replace(wanted, limit=1))
+        except ForbiddenError:
+            raise
+        except (RefusedError, InvalidArgumentError) as another:
+            error = another
+            if not postponed.add():
+                break
+            continue
+        new = postponed.refused - context.refused_groups.now()
+        if claimed or not new:
+            if new:
+                context.refused_groups.note(new)
+                _report(context, f"the first messages of groups {_some(sorted(new))}", error)
+            return claimed
+        if not postponed.halve():
+            break
+    postponed.undo()
+    raise error
+
+
+class _Postponed:
+    """The first groups that are due, postponed because the database refused claims of them: ever more with each.
+
+    Attributes
+    ----------
+    refused
+        Those of them with which a refused claim began.
+    """
+
+    def __init__(self, context: TableContext, me: str) -> None:
+        self._context = context
+        self._me = me
+        self._names: list[str] = []
+        self._last: list[str] = []  # what was added last, without what was given back of it
+        self._count = 1
+        self._grows = True
+        self.refused: set[str] = set()
+
+    def add(self) -> bool:
+        """Postpone the first groups; return False if there is none, or too many were postponed."""
+        if len(self._names) >= MOST_POSTPONED:
+            return False
+        # Looked up now, since a claim that heals groups may have changed which ones are the first.
+        with self._context.backend.snapshot(indexed=True) as connection:
+            first = list(connection.scalars(_first_groups(self._context, self._me).limit(self._count)))
+        if not first:
+            return False
+        self._context.backend.transact(lambda own: own.execute(*_postponing(self._context, first)))
+        self.refused.add(first[0])
+        self._last = [name for name in first if name not in self._names]
+        self._names += self._last
+        if not self._grows:
+            self._count = max(1, self._count // 2)
+        elif len(self.refused) >= TRIED_ONE_BY_ONE:
+            self._count *= 2
+        return True
+
+    def halve(self) -> bool:
+        """Give back half of those that were added last; return False if that was one, which was refused."""
+        half = len(self._last) // 2
+        if not half:
+            return False
+        self._grows, self._count = False, max(1, half // 2)
+        self._last = self._names[-half:]
+        del self._names[-half:]
+        self._settle(self._last)
+        return True
+
+    def undo(self) -> None:
+        """Give all of them back."""
+        if self._names:
+            self._settle(self._names)
+
+    def _settle(self, names: Sequence[str]) -> None:
+        self._context.backend.transact(
+            lambda own: settle(self._context, own, lock_free_groups(self._context, own, names))
+        )
+
+
+def _pass_by_unrouted(context: TableContext) -> None:
+    """Route new messages to their groups, except for groups in which the database refuses that."""
+    with context.backend.snapshot(indexed=True) as connection:
+        names = unrouted_groups(context, connection)
+
+    def route_some(some: Sequence[str]) -> int:
+        context.backend.transact(lambda own: route_these(context, own, some), indexed=True)
+        return len(some)
+
+    # Where many are refused, those put last are the likeliest not to be.
+    routed, refusal, *_ = pass_by_refused(names, route_some, FIRST_TRIES, last_first=True)
+    if refusal is None:
+        return
+    if not routed:
+        routed, *_ = pass_by_refused(_turned(names), route_some, FIRST_TRIES, last_first=True)
+    if not routed:
+        return
+    with context.backend.snapshot(indexed=True) as connection:
+        names = unrouted_groups(context, connection)
+    _, refusal, refused, untried = pass_by_refused(_turned(names), route_some, MOST_TRIES)
+    if refusal is not None:
+        context.refused_groups.note([*refused, *untried])
+        _report(context, f"new messages of groups {_some([*refused, *untried])}", refusal)
+
+
+def _turned(names: Sequence[str]) -> list[str]:
+    """Begin somewhere by chance, so that a group among those that are refused is not left out each time."""
+    begin = random.randrange(len(names)) if names else 0  # noqa: S311  # no secret
+    return [*names[begin:], *names[:begin]]
+
+
+def _first_groups(context: TableContext, me: str) -> sa.Select[Any]:
+    """Find the groups with which a claim begins."""
+    return (
+        sa.select(groups.c.group_id)
+        .where(
+            groups.c.table_id == context.table_id,
+            groups.c.assigned.in_([UNASSIGNED, me]),
+            groups.c.ready_at <= context.backend.now_sql(),
+        )
+        .order_by(groups.c.priority.desc(), groups.c.assigned.desc(), groups.c.ready_at, groups.c.first_seq)
+    )
+
+
+def _postponing(context: TableContext, names: Sequence[str]) -> tuple[sa.Update, list[dict[str, Any]]]:
+    # A change of the group, or a look that finds that this contradicts its messages, makes it due again before. Several
+    # become due one by one, by chance: a group that is not refused then meets none before it that is.
+    now, wait = context.backend.now_sql(), sa.bindparam("wait", type_=sa.BigInteger)
+    its = (groups.c.table_id == context.table_id) & (groups.c.group_id == sa.bindparam("name"))
+    statement = sa.update(groups).where(its, groups.c.ready_at <= now).values(ready_at=now + wait)
+    if len(names) == 1:
+        return statement, [{"name": names[0], "wait": PASSED_BY_FOR}]
+    return statement, [{"name": name, "wait": random.randint(1, PASSED_BY_FOR)} for name in names]  # noqa: S311  # no secret
+
+
+def _messages(seqs: Collection[int]) -> str:
+    return f"messages with seq {_some(sorted(seqs))}"
+
+
+def _some(refused: Sequence[object]) -> str:
+    named = ", ".join(map(repr, refused[:NAMED_IN_A_REPORT]))
+    return named if len(refused) <= NAMED_IN_A_REPORT else f"{named} and {len(refused) - NAMED_IN_A_REPORT} more"
+
+
+def _reason(what: str, error: WaterclockError) -> str:
+    return f"{what} are passed by for {PASSED_BY_FOR // 1_000_000_000} s: {error}"
+
+
+def _report(context: TableContext, what: str, error: WaterclockError) -> None:
+    reason = _reason(what, error)
+    process_heartbeat(context).note_passed_by(reason)
+    _log.warning("cannot claim from %r: %s", context.name, in_a_line(reason))

@@ -1,0 +1,1 @@
+"""What ends or prolongs a lease: ack, extend, cancel, expire, dead-letter."""

@@ -1,0 +1,104 @@
+"""Cancelling messages: what waits is dropped at once, and the consumer that has one is let know.
+
+A message that is cancelled expires before any time: all that keeps expired messages from going out, and from holding up
+others, keeps these. One that a consumer has stays with it until it is acked, given back or its lease ends, so that
+nothing of its group overtakes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import pieces
+from waterclock.tables.groups.group_state import UNGROUPED, settle
+from waterclock.tables.messages.rows.locking import lock_ids, lock_in_order
+from waterclock.tables.model.schema import CANCELLED, EXPIRED, is_cancelled, not_acked, reason_to_keep
+
+
+def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any], reason: str | None) -> int:
+    """Cancel messages by id; return how many were not acked, expired or cancelled before."""
+    if not context.options.groups:
+        return _by_ids(context, connection, _cancelling(context), ids, reason)
+    known, _ = lock_ids(context, connection, ids)
+    if not known:
+        return 0
+    chosen = {"seqs": [row.seq for row in known]}
+    changed = connection.execute(_marking(context, by="seqs"), {**chosen, "why": reason}).rowcount
+    connection.execute(_dropping(context), chosen)
+    settle(context, connection, {row.group_id or UNGROUPED for row in known if row.position is not None})
+    return changed
+
+
+def cancel_for_caller(context: TableContext, connection: SqlConnection, ids: Sequence[Any], reason: str | None) -> int:
+    """Cancel messages in a transaction of the caller's, as `cancel` does.
+
+    It keeps no group until that ends: what is in one is only marked. A claim or a purge removes it, as what expired.
+    """
+    if not context.options.groups:
+        return cancel(context, connection, ids, reason)
+    return _by_ids(context, connection, _marking(context, by="ids"), ids, reason)
+
+
+def _by_ids(
+    context: TableContext, connection: SqlConnection, statement: sa.Update, ids: Sequence[Any], reason: str | None
+) -> int:
+    lock_in_order(context, connection, (), ids)
+    return sum(connection.execute(statement, {"ids": list(some), "why": reason}).rowcount for some in pieces(ids))
+
+
+@built_once(maxsize=256)
+def _cancelling(context: TableContext) -> sa.Update:
+    """Do it in one statement."""
+    rows, now = context.rows, context.backend.now_sql()
+    out = _is_out(context)
+    # In this order, because MariaDB assigns from left to right: the claim says for those behind it whether it is out.
+    return (
+        sa.update(rows)
+        .where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows), *_may_be_cancelled(rows))
+        .ordered_values(
+            *_marks(rows),
+            (rows.c.time_acked, sa.case((out, sa.null()), else_=now)),
+            (rows.c.acked_by, sa.case((out, rows.c.acked_by), else_=EXPIRED)),
+            (rows.c.claim_id, sa.case((out, rows.c.claim_id), else_=sa.null())),
+            (rows.c.time_next, sa.case((out, rows.c.time_next), else_=sa.null())),
+        )
+    )
+
+
+@built_once(maxsize=256)
+def _marking(context: TableContext, *, by: Literal["seqs", "ids"]) -> sa.Update:
+    # By itself: a statement that names time_next would have the group of what is out looked at anew.
+    rows = context.rows
+    chosen = context.sql.any_of(rows.c.seq if by == "seqs" else rows.c.id, by), not_acked(rows)
+    return sa.update(rows).where(*chosen, *_may_be_cancelled(rows)).ordered_values(*_marks(rows))
+
+
+@built_once(maxsize=256)
+def _dropping(context: TableContext) -> sa.Update:
+    rows = context.rows
+    return (
+        sa.update(rows)
+        .where(context.unacked(), is_cancelled(rows), sa.not_(_is_out(context)), rows.c.ack_held_at.is_(None))
+        .values(time_acked=context.backend.now_sql(), time_next=None, acked_by=EXPIRED, claim_id=None)
+    )
+
+
+def _is_out(context: TableContext) -> sa.ColumnElement[bool]:
+    rows = context.rows
+    return rows.c.claim_id.is_not(None) & (rows.c.time_next > context.backend.now_sql())
+
+
+def _may_be_cancelled(rows: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
+    fresh = sa.func.coalesce(rows.c.expires_at, 0) != sa.literal(CANCELLED, sa.BigInteger)
+    return fresh, rows.c.ack_held_at.is_(None)
+
+
+def _marks(rows: sa.Table) -> tuple[tuple[sa.ColumnElement[Any], Any], ...]:
+    why = sa.func.coalesce(reason_to_keep(rows, sa.bindparam("why", type_=sa.Text)), rows.c.last_error)
+    return (rows.c.expires_at, sa.literal(CANCELLED, sa.BigInteger)), (rows.c.last_error, why)

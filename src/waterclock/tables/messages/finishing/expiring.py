@@ -1,0 +1,197 @@
+"""Messages that expire before a consumer takes them: dropped, or moved to the dead-letter table.
+
+A claim that meets one removes it, and so does a purge, which needs no consumer. One that is dropped stays in the table
+as an acked one does, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer
+needs no more privileges than for an ack, and ``explain`` can say what became of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.group_state import UNGROUPED, lock_free_groups, settle
+from waterclock.tables.groups.routing import route
+from waterclock.tables.messages.finishing.dead_letters import bury, drop, may_bury, uncount
+from waterclock.tables.messages.rows.locking import lock_free
+from waterclock.tables.messages.rows.refused_rows import pass_by_refused
+from waterclock.tables.model.claims.epochs import uncounted_sql
+from waterclock.tables.model.claims.leased import Leased
+from waterclock.tables.model.schema import is_expired, not_acked
+from waterclock.time import MIN_NS
+
+_log = logging.getLogger(__name__)
+
+REASON = "expired"
+"""What the dead-letter table says of them."""
+
+AT_ONCE = 500
+"""Messages that one statement looks at, and one transaction of those who purge removes."""
+
+_PIECES = 10
+"""How often a consumer that purges beside its work looks, so that what is due need not wait long for it."""
+
+
+def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
+    """Remove messages from those that wait, as far as they are expired once they are locked; return how many.
+
+    What another transaction has locked stays. The caller has locked their groups.
+    """
+    # Plain SQL, which locks no group, may have given one longer since the caller looked.
+    found = connection.execute(_to_expire(context), {"seqs": list(seqs)}).all()
+    chosen = [row.seq for row in found]
+    if not chosen:
+        return 0
+    if context.options.on_expired == "dead_letter":
+        bury(context, connection, chosen, REASON)
+    else:
+        drop(context, connection, chosen)
+        if context.options.groups:
+            settle(context, connection, {row.group_id or UNGROUPED for row in found})
+    return len(chosen)
+
+
+def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> None:
+    """Remove messages that a claim has just met, in a table without groups.
+
+    Where a process dies before it comes to this, the next claim after its lease meets them again.
+    """
+    ours = uncount(context, connection, seqs, claim_id)
+    if ours:
+        expire(context, connection, ours)
+
+
+def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[Leased]:
+    """Remove messages that expired while they waited with a consumer that has not begun to handle them.
+
+    Returns
+    -------
+    list
+        Those that another transaction keeps, which may be one that the consumer's own caller ends later.
+    """
+    ours, kept = lock_free(context, connection, leased)
+    if ours:
+        rows, seqs = context.rows, [one.seq for one in ours]
+        connection.execute(
+            sa.update(rows).where(context.unacked()).values(epoch=uncounted_sql(rows.c.epoch)), {"seqs": seqs}
+        )
+        expire(context, connection, seqs)
+    return kept
+
+
+def expire_first(context: TableContext, connection: SqlConnection, group_id: str, now: int, most: int) -> int:
+    """Remove what has expired at ``now`` among the first messages of a group that is locked; return how many.
+
+    It looks at ``most`` messages at least.
+    """
+    at = {"group": group_id, "now": now, "count": max(most, AT_ONCE)}
+    seqs = list(connection.scalars(_first_expired(context), at))
+    return expire(context, connection, seqs) if seqs else 0
+
+
+def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
+    """Remove messages that have expired and that no consumer has, without a claim; return how many.
+
+    What another transaction has locked is left to that one, or to the next look; so is all where the dead-letter table
+    is gone in which it belongs. What the database refuses to remove stays, and is reported as `purge_some` does.
+
+    Parameters
+    ----------
+    pieces
+        How many times `AT_ONCE` messages to look at; None: at all.
+    """
+    removed, refused = 0, None
+    after = {"after": MIN_NS, "seq": 0}
+    for _ in count() if pieces is None else range(pieces):
+        # Where writers take turns, there is no need for one if nothing has expired.
+        with context.backend.snapshot(indexed=True) as connection:
+            found = connection.execute(_expired(context), {**after, "count": AT_ONCE}).all()
+        if not found or (context.options.on_expired == "dead_letter" and not may_bury(context)):
+            break
+        if context.options.groups and any(row.routed == 0 for row in found):
+            context.backend.transact(lambda own: route(context, own), indexed=True)
+        done, refusal, *_ = pass_by_refused([row.seq for row in found], lambda part: _expire_part(context, part))
+        removed, refused = removed + done, refusal or refused
+        if len(found) < AT_ONCE:
+            break
+        after = {"after": found[-1].expires_at, "seq": found[-1].seq}
+    if refused is not None and context.purge_place.tells("expired"):
+        _log.warning("cannot remove some expired messages of %r: %s", context.name, refused)
+    return removed
+
+
+def _expire_part(context: TableContext, seqs: Sequence[int]) -> int:
+    return context.backend.transact(lambda own: _expire_these(context, own, seqs), indexed=True)
+
+
+def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
+    """Remove those of these messages that are expired still, once they are locked."""
+    rows = context.rows
+    names: set[str] = set()
+    if context.options.groups:
+        placed = sa.select(rows.c.group_id).distinct().where(context.unacked(), rows.c.position.is_not(None))
+        names.update(lock_free_groups(context, connection, connection.scalars(placed, {"seqs": list(seqs)})))
+    locked = connection.execute(_locking(context), {"seqs": list(seqs)}).all()
+    if context.options.groups:
+        locked = [row for row in locked if row.group_id in names or (row.group_id is None and row.routed)]
+    return expire(context, connection, [row.seq for row in locked]) if locked else 0
+
+
+@built_once(maxsize=256)
+def _to_expire(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    over = rows.c.expires_at <= context.backend.now_sql()
+    chosen = sa.select(rows.c.seq, rows.c.group_id).where(context.unacked(), over)
+    return chosen.order_by(rows.c.seq).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _first_expired(context: TableContext) -> sa.Select[Any]:
+    rows = context.rows
+    first = (
+        sa.select(rows)
+        .where(rows.c.group_id == sa.bindparam("group"), rows.c.time_acked.is_(None), rows.c.position.is_not(None))
+        .order_by(rows.c.position)
+        .limit(sa.bindparam("count"))
+        .subquery("first")
+    )
+    return sa.select(first.c.seq).where(is_expired(first, sa.bindparam("now", type_=sa.BigInteger)))
+
+
+@built_once(maxsize=256)
+def _expired(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows, now = context.rows, context.backend.now_sql()
+    after, seq = sa.bindparam("after", type_=sa.BigInteger), sa.bindparam("seq", type_=sa.BigInteger)
+    columns = (rows.c.seq, rows.c.expires_at, *([rows.c.routed] if context.options.groups else []))
+    return (
+        sa.select(*columns)
+        .where(
+            rows.c.time_acked.is_(None),
+            rows.c.expires_at <= now,
+            rows.c.expires_at >= after,
+            sa.or_(rows.c.expires_at > after, rows.c.seq > seq),
+            is_expired(rows, now),
+        )
+        .order_by(rows.c.time_acked, rows.c.expires_at, rows.c.seq)  # as the index has them, else PostgreSQL sorts
+        .limit(sa.bindparam("count"))
+    )
+
+
+@built_once(maxsize=256)
+def _locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    columns = (rows.c.seq, rows.c.group_id, *([rows.c.routed] if context.options.groups else []))
+    expired = is_expired(rows, context.backend.now_sql())
+    return (
+        sa.select(*columns)
+        .where(context.sql.any_of(rows.c.seq, "seqs"), not_acked(rows), expired)
+        .order_by(rows.c.seq)
+        .with_for_update(skip_locked=True)
+    )

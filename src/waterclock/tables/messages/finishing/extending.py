@@ -1,0 +1,167 @@
+"""Holding on to messages for longer: what a delivery's ``extend`` and the heartbeat do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from waterclock.database.driver_fast_path import Asked, execute_all, execute_later
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups import consumers
+from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle
+from waterclock.tables.messages.finishing.acking import FARTHEST, is_one_update
+from waterclock.tables.messages.rows.locking import lock_free_rows, lock_groups_of, locking_rows
+from waterclock.tables.model.claims.leased import Held, Leased
+from waterclock.tables.model.schema import CANCELLED
+
+_Row = sa.Row[*tuple[Any, ...]]
+
+
+def extend(context: TableContext, connection: SqlConnection, leased: Leased, duration: int) -> Held | None:
+    """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
+
+    In a group those that went out together are held together.
+    """
+    if not context.options.groups:
+        return extend_rows(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
+    lock_groups_of(context, connection, [leased])
+    execute_later(connection, (locking_rows(context), {"seqs": [leased.seq]}))  # waits for who acks it just now
+    return extend_all(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
+
+
+def extend_rows(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
+) -> dict[tuple[int, int], Held]:
+    """Hold messages of one claim of a table without groups, as `extend` does.
+
+    Returns
+    -------
+    dict
+        As `extend_all` gives it.
+    """
+    of = {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
+    if not is_one_update(context, leased):
+        execute_later(connection, (_extending(context, one=True), of))
+        [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
+        return _held_by(found)
+    held = _held_by(connection.execute(_extending_rows(context), of))
+    if len(held) < len(leased):  # what is lost, or is held for longer already
+        held |= _held_by(connection.execute(*_asking_ends(context, leased)))
+    return held
+
+
+def _held_by(found: Iterable[_Row]) -> dict[tuple[int, int], Held]:
+    return {(row.seq, row.claim_id): _held(row) for row in found}
+
+
+def _asking_ends(context: TableContext, leased: Sequence[Leased]) -> Asked:
+    return _lease_ends(context), {"seqs": [one.seq for one in leased]}
+
+
+@built_once(maxsize=256)
+def _extending_rows(context: TableContext) -> ReturningUpdate[Any, Any, Any, Any]:
+    return _extending(context, one=True).returning(*_of_lease(context))
+
+
+def _of_lease(context: TableContext) -> tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any], sa.Column[Any]]:
+    rows = context.rows
+    return rows.c.seq, rows.c.claim_id, rows.c.time_next, rows.c.expires_at
+
+
+def _held(row: _Row) -> Held:
+    return Held(row.time_next, row.expires_at == CANCELLED)
+
+
+def _extend_groups(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
+    """Hold all that is out of groups, where one of these messages is out of each: others may be acked, or rescheduled.
+
+    What another transaction has locked keeps its lease as it is: no consumer can claim it before that ends.
+    """
+    lock_groups_of(context, connection, leased)
+    placed = {one.group_id for one in leased if one.position is not None}
+    asked: list[Asked] = [(_unlocked_claimed(context), {"seqs": [one.seq for one in leased]})]
+    if placed:
+        asked.append((_unlocked_out(context), {"groups": sorted(name or UNGROUPED for name in placed)}))
+    claimed, *others = execute_all(connection, asked)
+    claims = {(one.seq, one.claim_id): one.group_id for one in leased}
+    ours = [row for row in claimed if (row.seq, row.claim_id) in claims]
+    if not ours:
+        return
+    until = ours[0].now + duration
+    names = {claims[row.seq, row.claim_id] for row in ours}  # plain SQL may have moved one, into a group not locked
+    seqs = {row.seq for row in ours} | {row.seq for found in others for row in found if row.group_id in names}
+    if context.options.groups == "exclusive":
+        for consumer in sorted({row.consumer or "" for row in ours}):
+            consumers.renew(context, connection, consumer, until)
+    execute_later(connection, (_extending(context), {"seqs": sorted(seqs), "until": until}))
+    settle(context, connection, [name or UNGROUPED for name in names])
+
+
+def _unlocked(context: TableContext, which: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    columns = rows.c.seq, rows.c.claim_id, rows.c.group_id, rows.c.consumer, context.backend.now_sql().label("now")
+    return sa.select(*columns).where(which).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _unlocked_claimed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Lock those of the messages bound as ``seqs`` that are out."""
+    return _unlocked(context, context.unacked() & context.rows.c.claim_id.is_not(None))
+
+
+@built_once(maxsize=256)
+def _unlocked_out(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Lock all that is out of the groups bound as ``groups``."""
+    return _unlocked(context, context.sql.any_of(context.rows.c.group_id, "groups") & is_out(context.rows))
+
+
+@built_once(maxsize=256)
+def _extending(context: TableContext, *, one: bool = False) -> sa.Update:
+    """Hold messages until a time; ``one``: what a claim has of them, for a duration."""
+    rows = context.rows
+    which = context.unacked()
+    until: sa.ColumnElement[int] = sa.bindparam("until", type_=sa.BigInteger)
+    if one:
+        which &= rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger)
+        until = context.backend.now_sql() + sa.bindparam("duration", type_=sa.BigInteger)
+    # So that no index answers it: a planner that is misled would go through all that is due before.
+    return sa.update(rows).where(which, sa.func.coalesce(rows.c.time_next, 0) < until).values(time_next=until)
+
+
+@built_once(maxsize=256)
+def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
+    rows = context.rows
+    return sa.select(*_of_lease(context)).where(context.unacked(), rows.c.claim_id.is_not(None))
+
+
+def extend_all(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
+) -> dict[tuple[int, int], Held]:
+    """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
+
+    Nothing may follow in the transaction, which may be committed.
+
+    Returns
+    -------
+    dict
+        How they are held now, by seq and claim; those that were lost are not in it.
+    """
+    rows = context.rows
+    if context.options.groups:
+        _extend_groups(context, connection, leased, min(duration, FARTHEST))
+    else:
+        until = context.backend.now(connection) + duration
+        wanted = {(one.seq, one.claim_id) for one in leased}
+        # A transaction in which one of them is being acked is not waited for.
+        locked = lock_free_rows(context, connection, [one.seq for one in leased])
+        connection.execute(
+            sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),
+            {"seqs": [row.seq for row in locked if (row.seq, row.claim_id) in wanted]},
+        )
+    [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
+    return _held_by(found)

@@ -1,0 +1,1 @@
+"""Commands on groups: release, close, skip, move."""

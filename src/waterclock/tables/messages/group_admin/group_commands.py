@@ -1,0 +1,259 @@
+"""What people do to groups by hand. Messages in flight are left alone unless they say otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.table_catalogue import groups, message_tables
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.databases.table_dialect import pieces
+from waterclock.tables.groups.acking import release_behind
+from waterclock.tables.groups.group_state import UNASSIGNED, lock_groups, settle
+from waterclock.tables.groups.routing import route
+from waterclock.tables.model.claims.epochs import times_sent_sql
+from waterclock.tables.model.schema import ack_values, not_acked, reason_to_keep
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """What a command did, or in a dry run would do.
+
+    Attributes
+    ----------
+    done
+        How many messages it changed; for commands that are about groups, how many groups.
+    skipped
+        How many messages it left as they are: in flight, or in the way of another one.
+    """
+
+    done: int
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The messages of a group that a command is about.
+
+    Attributes
+    ----------
+    seqs
+        Those to change, in order.
+    in_flight
+        How many of the group are with a consumer.
+    skipped
+        How many of those in flight are left alone.
+    now
+        The clock, ns.
+    group
+        The group's row; None where it has none.
+    """
+
+    seqs: list[int]
+    in_flight: int
+    skipped: int
+    now: int
+    group: sa.Row[Any] | None
+
+
+def choose(
+    context: TableContext,
+    connection: sa.Connection,
+    group_id: str,
+    *,
+    count: int | None,
+    force: bool,
+    dry_run: bool,
+    beside: Sequence[str] = (),
+) -> Chosen:
+    """Lock a group and choose its messages, the first ``count`` of those that may be changed; the routing is ours.
+
+    What another transaction has locked, perhaps for long, is waited for before the turn to route: else all new messages
+    of the table would wait for it, too.
+
+    Parameters
+    ----------
+    beside
+        Groups that are locked with it.
+    """
+    names = [group_id, *beside]
+    lock_groups(context, connection, names)
+    if not dry_run and (count != 0 or force):
+        connection.execute(_locking(context, count, force=force), {"of": group_id})
+    take_turn(context, connection)
+    route(context, connection)
+    noted = lock_groups(context, connection, names)
+    rows = context.rows
+    now = context.backend.now(connection)
+    found = connection.execute(
+        sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(*_placed(context)).order_by(rows.c.position),
+        {"of": group_id},
+    ).all()
+    out = {row.seq for row in found if row.claim_id is not None and row.time_next is not None and row.time_next > now}
+    seqs = [row.seq for row in found if force or row.seq not in out][:count]
+    return Chosen(seqs, len(out), 0 if force else len(out), now, noted.get(group_id))
+
+
+def _placed(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
+    rows = context.rows
+    unacked = rows.c.time_acked.is_(None), rows.c.ack_held_at.is_(None)
+    return rows.c.group_id == sa.bindparam("of"), rows.c.position.is_not(None), *unacked
+
+
+def _locking(context: TableContext, count: int | None, *, force: bool) -> sa.Select[Any]:
+    """Lock messages of the group bound as ``of`` that have their places, as `choose` chooses them; of 0 what is out."""
+    rows = context.rows
+    claimed = rows.c.claim_id.is_not(None)
+    waits = sa.not_(claimed) | (rows.c.time_next <= context.backend.now_sql())
+    which = claimed if count == 0 else sa.true() if force else waits
+    chosen = sa.select(rows.c.seq).where(*_placed(context), which).order_by(rows.c.position)
+    return chosen.limit(count or None).with_for_update()
+
+
+def take_turn(context: TableContext, connection: sa.Connection) -> None:
+    """Wait until no consumer routes, and let none route until the transaction ends."""
+    turn = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == context.table_id)
+    connection.execute(turn.with_for_update())
+
+
+def ensure_group(context: TableContext, connection: sa.Connection, group_id: str) -> sa.Row[Any]:
+    """Lock a group's row, which is made where there is none; the caller has the turn to route."""
+    noted = lock_groups(context, connection, [group_id])
+    if group_id not in noted:
+        connection.execute(sa.insert(groups).values(table_id=context.table_id, group_id=group_id, tail=0, priority=0))
+        noted = lock_groups(context, connection, [group_id])
+    return noted[group_id]
+
+
+def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> None:
+    """Work on so many messages at a time as a statement takes."""
+    for part in pieces(seqs):
+        work(part)
+
+
+def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
+    """Count how often messages were sent; those who remove them note it for the table."""
+    rows = context.rows
+    epochs = sa.select(times_sent_sql(rows.c.epoch)).where(context.unacked())
+    counts: list[int] = []
+    in_parts(seqs, lambda part: counts.append(int(connection.execute(epochs, {"seqs": part}).scalar() or 0)))
+    return sum(counts)
+
+
+def purge(
+    context: TableContext, connection: sa.Connection, group_id: str, count: int | None, *, force: bool, dry_run: bool
+) -> GroupChange:
+    """Delete messages that are not acked."""
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run)
+    if not dry_run:
+        rows = context.rows
+        statement = sa.delete(rows).where(context.unacked())
+        sent = sent_before(context, connection, chosen.seqs)
+        in_parts(chosen.seqs, lambda part: connection.execute(statement, {"seqs": part}))
+        settle(context, connection, [group_id])
+        add_totals(connection, context.table_id, sent=sent)
+    return GroupChange(len(chosen.seqs), chosen.skipped)
+
+
+def skip_head(
+    context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
+) -> GroupChange:
+    """Ack the first message although no consumer handled it."""
+    chosen = choose(context, connection, group_id, count=1, force=True, dry_run=dry_run)
+    if not chosen.seqs:
+        return GroupChange(0)
+    if chosen.in_flight and not force:
+        return GroupChange(0, 1)
+    if not dry_run:
+        rows = context.rows
+        why = reason_to_keep(rows, sa.literal("skipped by hand", sa.Text))
+        connection.execute(
+            sa.update(rows)
+            .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
+            .ordered_values(
+                *ack_values(rows, context.backend.now_sql(), by_claim=False),
+                (rows.c.last_error, why),
+            )
+        )
+        settle(context, connection, [group_id])
+    return GroupChange(1)
+
+
+def pause(
+    context: TableContext, connection: sa.Connection, group_id: str, until: int | None, *, dry_run: bool
+) -> GroupChange:
+    """Hand out nothing of a group until then (ns); None: end its pause."""
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
+    if until is None and (chosen.group is None or chosen.group.paused_until is None):
+        return GroupChange(0)
+    if not dry_run:
+        ensure_group(context, connection, group_id)
+        _set(context, connection, group_id, paused_until=until)
+        settle(context, connection, [group_id])
+    return GroupChange(1, chosen.in_flight if until is not None else 0)
+
+
+def close(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
+    """Let a group go from its owner, as soon as nothing of it is in flight."""
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
+    if chosen.group is None or chosen.group.assigned == UNASSIGNED:
+        return GroupChange(0, chosen.in_flight)
+    if not dry_run:
+        _hand_to(context, connection, group_id, UNASSIGNED, chosen)
+    return GroupChange(1, chosen.in_flight)
+
+
+def release(
+    context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
+) -> GroupChange:
+    """Take a group from its consumer, with all that is in flight where it is forced."""
+    chosen = choose(context, connection, group_id, count=0, force=force, dry_run=dry_run)
+    if chosen.in_flight and not force:
+        return GroupChange(0, chosen.in_flight)
+    if not dry_run:
+        release_behind(context, connection, [(group_id, -1)], started=True)
+        if chosen.group is not None and not chosen.group.pinned:
+            _set(context, connection, group_id, assigned=UNASSIGNED, drain_to=None)
+        settle(context, connection, [group_id])
+    return GroupChange(chosen.in_flight)
+
+
+def pin(
+    context: TableContext, connection: sa.Connection, group_id: str, consumer: str, *, dry_run: bool
+) -> GroupChange:
+    """Give a group to one consumer for good, as soon as nothing of it is in flight with another."""
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
+    if not dry_run:
+        ensure_group(context, connection, group_id)
+        _set(context, connection, group_id, pinned=1)
+        _hand_to(context, connection, group_id, consumer, chosen)
+    return GroupChange(1, chosen.in_flight)
+
+
+def unpin(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
+    """End a pin."""
+    chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
+    if chosen.group is None or not chosen.group.pinned:
+        return GroupChange(0)
+    if not dry_run:
+        _set(context, connection, group_id, pinned=0)
+        _hand_to(context, connection, group_id, UNASSIGNED, chosen)
+    return GroupChange(1, chosen.in_flight)
+
+
+def _hand_to(context: TableContext, connection: sa.Connection, group_id: str, consumer: str, chosen: Chosen) -> None:
+    waits = context.options.groups == "exclusive" and chosen.in_flight and chosen.group is not None
+    if waits and chosen.group is not None and chosen.group.assigned != consumer:
+        _set(context, connection, group_id, drain_to=consumer)
+    else:
+        _set(context, connection, group_id, assigned=consumer, drain_to=None)
+    settle(context, connection, [group_id])
+
+
+def _set(context: TableContext, connection: sa.Connection, group_id: str, **values: Any) -> None:
+    one = (groups.c.table_id == context.table_id) & (groups.c.group_id == group_id)
+    connection.execute(sa.update(groups).where(one).values(values))

@@ -1,0 +1,206 @@
+"""Moving the messages of a group: to another table, to another group, and groups to other consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.table_catalogue import consumers, groups
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.groups.group_state import UNASSIGNED, settle
+from waterclock.tables.messages.group_admin.group_commands import (
+    GroupChange,
+    choose,
+    ensure_group,
+    in_parts,
+    sent_before,
+)
+from waterclock.tables.model.schema import has_id, not_acked, user_column_names
+
+_KEPT = (
+    "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error",
+    "expires_at",
+)  # fmt: skip
+
+
+def check_target(context: TableContext, target: TableContext) -> None:
+    """Refuse a table that cannot take the messages; InvalidArgumentError."""
+    if target.table_id == context.table_id:
+        raise InvalidArgumentError(
+            f"to: {target.name!r} is the table that the group is in; use reroute to rename a group"
+        )
+    for option in ("id_type", "payload"):
+        ours, theirs = getattr(context.options, option), getattr(target.options, option)
+        if ours != theirs:
+            raise InvalidArgumentError(
+                f"to: {target.name!r} has {option}={theirs!r}, and {context.name!r} has {ours!r}; messages move between"
+                " tables that agree"
+            )
+    for column in user_column_names(context.rows):
+        if column not in target.rows.c:
+            raise InvalidArgumentError(f"to: {target.name!r} lacks the column {column!r} of {context.name!r}; add it")
+
+
+def move(
+    context: TableContext,
+    target: TableContext,
+    connection: sa.Connection,
+    group_id: str,
+    count: int | None,
+    *,
+    force: bool,
+    dry_run: bool,
+) -> GroupChange:
+    """Put messages into another table, in their order, and delete them here; those whose id is there stay."""
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run)
+    rows = context.rows
+    these = context.unacked()
+    there = has_id(target.rows, rows.c.id)
+    taken: set[int] = set()
+    in_parts(
+        chosen.seqs,
+        lambda part: taken.update(connection.scalars(sa.select(rows.c.seq).where(these, there), {"seqs": part})),
+    )
+    seqs = [seq for seq in chosen.seqs if seq not in taken]
+    if not dry_run:
+        sent = sent_before(context, connection, seqs)
+        in_parts(seqs, lambda part: _move_part(context, target, connection, part, chosen.now))
+        settle(context, connection, [group_id])
+        # Each table keeps the deliveries that were its own; in order, as two moves may go opposite ways.
+        for table_id, more in sorted({context.table_id: sent, target.table_id: -sent}.items()):
+            add_totals(connection, table_id, sent=more)
+    return GroupChange(len(seqs), chosen.skipped + len(taken))
+
+
+def _move_part(
+    context: TableContext, target: TableContext, connection: sa.Connection, seqs: Sequence[int], now: int
+) -> None:
+    rows = context.rows
+    these = context.unacked()
+    names = [*_KEPT, *user_column_names(rows)]
+    due = sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=sa.literal(now, sa.BigInteger))
+    moved = sa.select(*(rows.c[name] for name in names), due).where(these).order_by(rows.c.position)
+    insert = sa.insert(target.rows).from_select([*names, "time_next"], moved, include_defaults=False)
+    connection.execute(insert, {"seqs": seqs})
+    connection.execute(sa.delete(rows).where(these), {"seqs": seqs})
+
+
+def reroute(
+    context: TableContext,
+    connection: sa.Connection,
+    group_id: str,
+    to: str,
+    count: int | None,
+    *,
+    force: bool,
+    dry_run: bool,
+) -> GroupChange:
+    """Put messages behind those of another group, in their order."""
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run, beside=[to])
+    if dry_run or not chosen.seqs:
+        return GroupChange(len(chosen.seqs), chosen.skipped)
+    tail: int = ensure_group(context, connection, to).tail
+    rows = context.rows
+    connection.execute(
+        sa.update(rows)
+        .where(rows.c.seq == sa.bindparam("of"), not_acked(rows))
+        .values(
+            group_id=to,
+            position=sa.bindparam("place"),
+            time_next=sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=chosen.now),
+            claim_id=None,
+            routed=0,
+        ),
+        [{"of": seq, "place": tail + 1 + index} for index, seq in enumerate(chosen.seqs)],
+    )
+    in_parts(chosen.seqs, lambda part: connection.execute(_mark_routed(context), {"seqs": part}))
+    settle(context, connection, sorted([group_id, to]))
+    return GroupChange(len(chosen.seqs), chosen.skipped)
+
+
+def _mark_routed(context: TableContext) -> sa.Update:
+    # Apart, because a change of the group of a routed message is one that the router has to see.
+    rows = context.rows
+    return sa.update(rows).where(context.unacked()).values(routed=1)
+
+
+def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool) -> GroupChange:
+    """Give consumers that have few groups some of those that have many, without touching what is in flight."""
+    rows = context.rows
+    now = context.backend.now(connection)
+    living = connection.execute(
+        sa.select(consumers.c.name, consumers.c.max_groups).where(
+            consumers.c.table_id == context.table_id, consumers.c.lease_until > now
+        )
+    ).all()
+    if not living:
+        return GroupChange(0)
+    out = sa.exists().where(
+        rows.c.group_id == groups.c.group_id,
+        rows.c.position == groups.c.head,
+        rows.c.time_acked.is_(None),
+        rows.c.claim_id.is_not(None),
+    )
+    owned = connection.execute(
+        sa.select(groups.c.group_id, groups.c.assigned, out.label("is_out"))
+        .where(
+            groups.c.table_id == context.table_id,
+            groups.c.assigned.in_([row.name for row in living]),
+            groups.c.pinned == 0,
+            groups.c.drain_to.is_(None),
+        )
+        .order_by(groups.c.group_id)
+        .with_for_update(skip_locked=True)
+    ).all()
+    moves = plan_moves([(row.group_id, row.assigned) for row in owned], {row.name: row.max_groups for row in living})
+    busy = {row.group_id for row in owned if row.is_out}
+    if not dry_run and moves:
+        at_once = {group_id: to for group_id, to in moves.items() if group_id not in busy}
+        later = {group_id: to for group_id, to in moves.items() if group_id in busy}
+        for part, column in ((at_once, "assigned"), (later, "drain_to")):
+            if part:
+                connection.execute(
+                    _assigning(column),
+                    [{"table": context.table_id, "of": group_id, "to": to} for group_id, to in sorted(part.items())],
+                )
+        settle(context, connection, moves)
+    return GroupChange(sum(group_id not in busy for group_id in moves), sum(group_id in busy for group_id in moves))
+
+
+def plan_moves(owned: Sequence[tuple[str, str]], limits: dict[str, int | None]) -> dict[str, str]:
+    """Choose which groups to move, and to whom, so that consumers have equally many, to within one.
+
+    Parameters
+    ----------
+    owned
+        Groups, each with its owner.
+    limits
+        Every consumer, with the number of groups that it takes at the most.
+    """
+    having: dict[str, list[str]] = {name: [] for name in limits}
+    for group_id, owner in owned:
+        having[owner].append(group_id)
+    moves: dict[str, str] = {}
+    while True:
+        takers = [name for name, limit in limits.items() if limit is None or len(having[name]) < limit]
+        if not takers:
+            return moves
+        poorest = min(takers, key=lambda name: (len(having[name]), name))
+        richest = max(having, key=lambda name: (len(having[name]), name))
+        if len(having[richest]) - len(having[poorest]) < 2:  # noqa: PLR2004  # one more is as fair as one less
+            return moves
+        group_id = having[richest].pop()
+        having[poorest].append(group_id)
+        moves[group_id] = poorest
+
+
+def _assigning(column: str) -> sa.Update:
+    return (
+        sa.update(groups)
+        .where(groups.c.table_id == sa.bindparam("table"), groups.c.group_id == sa.bindparam("of"))
+        .where(groups.c.assigned != UNASSIGNED)
+        .values({column: sa.bindparam("to")})
+    )

@@ -1,0 +1,197 @@
+"""Counting a message table's messages by what becomes of them, and how fast they come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.table_catalogue import totals
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.blocking import GOES_ON, IS_BLOCKED, IS_EXHAUSTED, exhausted_places, standing
+from waterclock.tables.groups.routing import group_of
+from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS, everywhere
+from waterclock.tables.model.claims.epochs import times_sent_sql
+from waterclock.tables.model.schema import EXPIRED, SOURCE, is_cancelled, is_expired
+
+_FIRST_LOOK = 1000
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """How many messages a table has. Every message that is there counts once. All are of one moment.
+
+    Attributes
+    ----------
+    ready
+        Due, and not leased. In a group they may have to wait for those before them, which will be sent.
+    scheduled
+        Never sent, and due later.
+    in_flight
+        With a consumer whose lease lasts.
+    delayed
+        Sent before, given back, and due later.
+    acked
+        Handled, and not purged yet.
+    expired
+        Those that expired before a consumer took them, and are neither purged yet nor in the dead-letter table.
+    cancelled
+        Those that were cancelled before a consumer handled them, and are not purged yet.
+    oldest_age
+        For how long the message has been due that was scheduled earliest and is not acked, ns; None where none is due.
+    dead
+        In the dead-letter table, and not acked there.
+    sent
+        Deliveries ever, those of messages that are gone included. What a closed consumer gives back unstarted does not
+        count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
+    purged
+        Messages ever that were acked, or dropped, and purged.
+    put_rate
+        Messages a second that were put in the last minute; those that are gone by now do not count.
+    ack_rate
+        Messages a second that were acked in the last minute; with a ``purge_after`` below a minute, those still there.
+    held
+        Handled, but acked only after those before them in their group (``ack_order="hold"``).
+    sent_rate
+        Messages a second that consumers took in the last minute, each time that one was taken; what a closed consumer
+        gives back unstarted does not count. Other processes tell it every ten seconds; what one took that has ended
+        since counts for half a minute at the most, or not at all where it lived for less than ten seconds.
+    subscribers
+        Subscriptions that are open, in all processes. One whose process died counts for up to half a minute more.
+    failing
+        Those of them whose claims fail. Other processes report it every ten seconds.
+    failure
+        Why the claims of one of them fail, or what claims pass by because the database refuses it; None: neither.
+    exhausted
+        Those that have used up their attempts and block their group, one a group (``on_exhausted="block"``).
+    blocked
+        Those behind an exhausted one in its group, due or not: none is sent until that one is skipped or rescheduled.
+    """
+
+    ready: int
+    scheduled: int
+    in_flight: int
+    delayed: int
+    acked: int
+    oldest_age: int | None
+    dead: int = 0
+    sent: int = 0
+    purged: int = 0
+    put_rate: float = 0.0
+    ack_rate: float = 0.0
+    held: int = 0
+    sent_rate: float = 0.0
+    subscribers: int = 0
+    expired: int = 0
+    cancelled: int = 0
+    failing: int = 0
+    failure: str | None = None
+    exhausted: int = 0
+    blocked: int = 0
+
+
+def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
+    """Count the messages as they are in the connection's snapshot."""
+    rows = context.rows
+    now = context.backend.now(connection)
+    due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, 0) <= now
+    out = ~due & rows.c.claim_id.is_not(None)
+    later = ~due & rows.c.claim_id.is_(None)
+    expired = is_expired(rows, now)
+    waits = rows.c.ack_held_at.is_(None) & ~expired
+    most = context.options.blocking_attempts
+    source: sa.FromClause = rows
+    goes_on, exhausted, blocked = waits, sa.literal_column("0"), sa.literal_column("0")
+    if most is not None:
+        stuck = exhausted_places(rows.alias("waiting"), most, now).subquery("stuck")
+        source = rows.outerjoin(stuck, group_of(rows) == stuck.c.name)
+        stands = standing(rows.c.position, stuck.c.place)
+        goes_on = waits & (stands == GOES_ON)
+        exhausted, blocked = (_count(~out & waits & (stands == one)) for one in (IS_EXHAUSTED, IS_BLOCKED))
+    counts = connection.execute(
+        sa.select(
+            _count(due & goes_on).label("ready"),
+            _count(later & goes_on & (rows.c.epoch == 0)).label("scheduled"),
+            _count(out).label("in_flight"),
+            _count(later & goes_on & (rows.c.epoch > 0)).label("delayed"),
+            exhausted.label("exhausted"),
+            blocked.label("blocked"),
+            sa.func.min(sa.case((~expired, rows.c.time_scheduled))).label("earliest"),
+            times_sent_sql(rows.c.epoch).label("sent"),
+            _count(rows.c.ack_held_at.is_not(None)).label("held"),
+            _count(expired).label("not_removed"),
+            _count(expired & is_cancelled(rows)).label("not_dropped"),
+        )
+        .select_from(source)
+        .where(rows.c.time_acked.is_(None))
+    ).one()
+    earliest = counts.earliest
+    since = now - RATE_SECONDS * _NS
+    acked, acked_lately, sent_acked = connection.execute(
+        # The index on acked rows has the epoch beside the time, so that no acked row is read.
+        sa.select(
+            sa.func.count(rows.c.time_acked), _count(rows.c.time_acked > since), times_sent_sql(rows.c.epoch)
+        ).where(rows.c.time_acked.is_not(None))
+    ).one()
+    dropped, dropped_lately, cancelled = connection.execute(
+        sa.select(sa.func.count(), _count(rows.c.time_acked > since), _count(is_cancelled(rows))).where(
+            rows.c.time_acked.is_not(None), rows.c.expires_at.is_not(None), rows.c.acked_by == EXPIRED
+        )
+    ).one()
+    counted = connection.execute(
+        sa.select(totals.c.purged, totals.c.sent).where(totals.c.table_id == context.table_id)
+    ).one()
+    active = everywhere(context, connection, now)
+    return TableStats(
+        ready=counts.ready,
+        scheduled=counts.scheduled,
+        in_flight=counts.in_flight,
+        delayed=counts.delayed,
+        acked=acked - dropped,
+        oldest_age=now - earliest if earliest is not None and earliest <= now else None,
+        dead=_dead(context, connection),
+        sent=int(counts.sent or 0) + int(sent_acked or 0) + counted.sent,
+        purged=counted.purged,
+        put_rate=_put_since(context, connection, since) / RATE_SECONDS,
+        ack_rate=(acked_lately - dropped_lately) / RATE_SECONDS,
+        held=counts.held,
+        sent_rate=active.sent / RATE_SECONDS,
+        subscribers=active.subscribers,
+        failing=active.failing,
+        failure=active.failure,
+        expired=counts.not_removed - counts.not_dropped + dropped - cancelled,
+        cancelled=counts.not_dropped + cancelled,
+        exhausted=counts.exhausted,
+        blocked=counts.blocked,
+    )
+
+
+def _dead(context: TableContext, connection: sa.Connection) -> int:
+    if context.dead is None:
+        return 0
+    dead_rows = context.dead.rows
+    mine = (dead_rows.c[SOURCE] == context.name) & dead_rows.c.time_acked.is_(None)
+    return connection.execute(sa.select(sa.func.count()).select_from(dead_rows).where(mine)).scalar_one()
+
+
+def _put_since(context: TableContext, connection: sa.Connection, since: int) -> int:
+    """Count rows from the newest on, until a whole piece of them is older: there is no index on when they were put."""
+    rows = context.rows
+    total, below, look = 0, None, _FIRST_LOOK
+    while True:
+        newest = sa.select(rows.c.seq, rows.c.time_created).order_by(rows.c.seq.desc()).limit(look)
+        if below is not None:
+            newest = newest.where(rows.c.seq < below)
+        piece = newest.subquery()
+        looked, lately, below = connection.execute(
+            sa.select(sa.func.count(), _count(piece.c.time_created > since), sa.func.min(piece.c.seq))
+        ).one()
+        total += lately
+        if looked < look or not lately:
+            return total
+        look = min(look * 4, 256_000)
+
+
+def _count(condition: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.func.count(sa.case((condition, 1)))

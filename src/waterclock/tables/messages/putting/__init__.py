@@ -1,0 +1,1 @@
+"""Putting messages: ids, unique keys, schedules."""

@@ -1,0 +1,361 @@
+"""Putting messages into a message table."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from waterclock._support.quoting import quoted, unknown_name
+from waterclock.database.schema.types import BIGINTS
+from waterclock.database.shared_compile_cache import alike
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.inserting import new_rows
+from waterclock.tables.messages.putting.drawing_ids import draw_uuid
+from waterclock.tables.model.schema import user_column_names
+from waterclock.tables.model.values.arguments import many
+from waterclock.tables.model.values.column_values import column_checks
+from waterclock.tables.model.values.texts import check_text
+from waterclock.tables.payloads.writing import write_payload
+from waterclock.time import MAX_NS, to_duration, to_time
+
+MessageId = int | str | uuid.UUID
+"""What identifies a message; which of these it is, is the table's ``id_type``."""
+
+_ALWAYS_FITS = 65_536  # bytes
+_SIZED = (str, bytes)
+_KEY_FIELDS = ("unique", "unique_until", "on_conflict")
+_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at", *_KEY_FIELDS})
+_LONGEST_NAME = 255
+_PRIORITIES = range(-(2**31), 2**31)
+
+
+class PutIds(list[MessageId]):
+    """The ids of messages that were put, in their order.
+
+    Attributes
+    ----------
+    existing
+        Those that were there before, or came twice; putting them changed nothing.
+    """
+
+    existing: list[MessageId]
+
+    def __init__(self, ids: Iterable[MessageId] = (), existing: Iterable[MessageId] = ()) -> None:
+        super().__init__(ids)
+        self.existing = list(existing)
+
+
+class UniqueKey(NamedTuple):
+    """A key of which only one message waits.
+
+    Attributes
+    ----------
+    text
+        What the caller gave.
+    until_done
+        Whether the message has it until it is acked or dead, not only until it is claimed.
+    replaces
+        Whether the message that waits gets the content of the one that is put.
+    """
+
+    text: str
+    until_done: bool
+    replaces: bool
+
+
+@dataclass(slots=True)
+class PreparedRows:
+    """Messages as rows, checked.
+
+    Attributes
+    ----------
+    rows
+        Column by column name.
+    nameless
+        Those of the rows that get their ids from the database.
+    fresh
+        Whether all ids are ours, and no other writer can have chosen any.
+    tried
+        Whether inserting them was tried before.
+    keys
+        The key of each row; empty where none has any.
+    """
+
+    rows: list[dict[str, Any]]
+    nameless: list[dict[str, Any]]
+    fresh: bool
+    tried: bool = False
+    keys: Sequence[UniqueKey | None] = ()
+
+
+def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
+    """Check messages, each a dict of the arguments of `MessageTable.put`."""
+    given = many("rows", messages, "messages, each a dict")
+    rows = [_row(context, message) for message in given]
+    keys = _keys(context, given)
+    nameless = [row for row in rows if row["id"] is None]
+    if nameless and context.options.id_type == "text":
+        raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
+    if context.options.id_type == "uuid":
+        for row in nameless:
+            row["id"] = draw_uuid()
+        return PreparedRows(rows, [], fresh=len(nameless) == len(rows), keys=keys)
+    return PreparedRows(rows, nameless, fresh=len(nameless) == len(rows), keys=keys)
+
+
+def put_rows(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> PutIds:
+    """Insert the messages whose ids are new, and return the ids of all.
+
+    A second try of the same rows, after a commit whose answer was lost, inserts nothing twice.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where a value is larger than the database takes; it names the column, the message, its size and the remedy.
+    """
+    for row in prepared.rows:
+        payload = row["message"]
+        if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
+            _check_sizes(context, row, ["message"])
+    try:
+        return _put(context, connection, prepared)
+    except exc.DBAPIError as error:
+        try:
+            for row in prepared.rows:
+                _check_sizes(context, row, row)
+        except InvalidArgumentError as reason:
+            raise reason from error
+        except UnavailableError:  # a database that is away says nothing of sizes
+            pass
+        raise
+
+
+def _put(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> PutIds:
+    if not prepared.rows:
+        return PutIds()
+    first_try, prepared.tried = not prepared.tried, True
+    _number(context, connection, prepared)
+    if any(row["at"] is not None for row in prepared.rows):
+        context.marks.forget()  # it may be due before what was claimed last
+    existing = _insert(context, connection, prepared.rows, fresh=prepared.fresh)
+    while prepared.nameless and first_try:
+        # Another writer chose an id that the database had not given out yet, and we drew it.
+        taken = [row for row in prepared.nameless if any(row is one for one in existing)]
+        if not taken:
+            break
+        _draw(context, connection, taken, max(row["id"] for row in taken))
+        still = _insert(context, connection, taken, fresh=True)
+        existing = [one for one in existing if not any(one is row for row in taken)] + still
+    return PutIds((row["id"] for row in prepared.rows), (row["id"] for row in existing))
+
+
+def _number(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> None:
+    # A sequence never gives a number twice, so those of an earlier try are still ours. Where a transaction that
+    # failed gives its numbers back, they are drawn anew.
+    if not prepared.nameless or (prepared.nameless[0]["id"] is not None and not context.sql.one_writer):
+        return
+    for row in prepared.nameless:
+        row["id"] = None
+    chosen = [row["id"] for row in prepared.rows if row["id"] is not None]
+    if chosen or context.sql.one_writer:
+        _draw(context, connection, prepared.nameless, max(chosen, default=0))
+        return
+    drawn = context.drawn_ids.take(
+        len(prepared.nameless), lambda count: context.sql.reserve_ids(connection, context.rows, count, 0)
+    )
+    for row, new_id in zip(prepared.nameless, drawn, strict=True):
+        row["id"] = new_id
+
+
+def _draw(context: TableContext, connection: SqlConnection, nameless: list[dict[str, Any]], above: int) -> None:
+    drawn = context.sql.reserve_ids(connection, context.rows, len(nameless), above)
+    for row, new_id in zip(nameless, drawn, strict=True):
+        row["id"] = new_id
+
+
+def _insert(
+    context: TableContext, connection: SqlConnection, messages: list[dict[str, Any]], *, fresh: bool
+) -> list[dict[str, Any]]:
+    """Insert messages; return those whose ids were there."""
+    new = new_rows(context.rows, alike(connection.dialect), messages, fresh=fresh)
+    inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
+    existing: list[dict[str, Any]] = []
+    for message_id, message in zip(new.columns["id"], messages, strict=True):
+        if message_id in inserted:
+            inserted.remove(message_id)
+        else:
+            existing.append(message)
+    return existing
+
+
+def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+        raise InvalidArgumentError(f"rows must hold dicts of the arguments of put, got {quoted(message)}")
+    if "payload" not in message:
+        raise InvalidArgumentError(f"payload: {quoted(message)} has none; every message has a payload")
+    own = user_column_names(context.rows)
+    if not message.keys() <= _FIELDS:
+        _refuse_unknown(context, message, own)
+    headers = message.get("headers")
+    at, given_id = message.get("at"), message.get("id")
+    row = {
+        "id": None if given_id is None else _new_id(context, given_id),
+        "at": None if at is None else to_time(at, "at"),
+        "message": _payload(context, message["payload"]),
+        "group_id": _group(context, message.get("group"), headers),
+        "headers": None if headers is None else _headers(headers),
+        "priority": _priority(message.get("priority", 0)),
+        "expires_at": None if message.get("expires_at") is None else to_time(message["expires_at"], "expires_at"),
+    }
+    checks = column_checks(context.rows) if own else {}
+    if "delay" in message and "delay" not in own:  # a column of this name may be older than the argument
+        row["at"] = _at_or_after(context, at, message["delay"])
+    due: Any = row["at"]
+    expires: Any = row["expires_at"]
+    if due is not None and expires is not None and expires <= due:
+        raise InvalidArgumentError(
+            f"expires_at: {quoted(message['expires_at'])} is not after the time at which the message is to be sent, so"
+            " it never would be; give a later one"
+        )
+    for name in own:
+        value = message.get(name)
+        row[name] = None if value is None else checks[name](name, value)
+    return row
+
+
+def _keys(context: TableContext, messages: Sequence[Mapping[str, Any]]) -> Sequence[UniqueKey | None]:
+    if not any(name in message for message in messages for name in _KEY_FIELDS):
+        return ()
+    own = user_column_names(context.rows)  # a column of this name may be older than the argument
+    keys = [None if "unique" in own else _key(message) for message in messages]
+    return keys if any(keys) else ()
+
+
+def _key(message: Mapping[str, Any]) -> UniqueKey | None:
+    text, until, conflict = (message.get(name) for name in _KEY_FIELDS)
+    until, conflict = until or "claimed", conflict or "existing"
+    if until not in ("claimed", "done"):
+        raise InvalidArgumentError(f"unique_until: {quoted(until)} is none of 'claimed' and 'done'")
+    if conflict not in ("existing", "replace"):
+        raise InvalidArgumentError(f"on_conflict: {quoted(conflict)} is none of 'existing' and 'replace'")
+    if text is None:
+        return None
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME:
+        raise InvalidArgumentError(f"unique: {quoted(text)} is no key; give a text of 1 to {_LONGEST_NAME} characters")
+    return UniqueKey(check_text("unique", text), until == "done", conflict == "replace")
+
+
+def _at_or_after(context: TableContext, at: Any, delay: Any) -> int | None:
+    if delay is None:
+        return None if at is None else to_time(at, "at")
+    if at is not None:
+        raise InvalidArgumentError(f"delay: {quoted(delay)} is given beside at; give one of them")
+    return min(context.backend.now_about() + to_duration(delay, "delay"), MAX_NS)
+
+
+def _new_id(context: TableContext, value: Any) -> MessageId:
+    checked = check_id(context, value)
+    return check_text("id", checked) if isinstance(checked, str) else checked
+
+
+def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tuple[str, ...]) -> None:
+    for name in message:
+        if name not in _FIELDS and name not in own:
+            known = (*sorted(_FIELDS), *own)
+            table, remedy = f"message table {context.name!r}", f"it has {', '.join(known)}"
+            raise InvalidArgumentError(unknown_name("column", name, known, remedy, table))
+
+
+def check_id(context: TableContext, value: Any) -> MessageId:
+    """Return an id in the table's type; InvalidArgumentError where it is of another type."""
+    kind = context.options.id_type
+    if kind == "bigint" and type(value) is int and value in BIGINTS:
+        return value
+    if kind == "text" and isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME:
+        return value
+    if kind == "uuid":
+        if isinstance(value, uuid.UUID):
+            return value
+        try:
+            return uuid.UUID(value)  # pyright: ignore[reportArgumentType]  # what is no text is refused below
+        except (ValueError, AttributeError, TypeError):
+            pass
+    wanted = {
+        "bigint": "a 64-bit int",
+        "text": f"a text of 1 to {_LONGEST_NAME} characters",
+        "uuid": "a UUID, as object or text",
+    }
+    raise InvalidArgumentError(f"id: {quoted(value)} does not fit message table {context.name!r}; give {wanted[kind]}")
+
+
+def _payload(context: TableContext, value: Any) -> Any:
+    kind = context.options.payload
+    if type(value) not in _SIZED:
+        value = write_payload(value, kind)
+    if kind == "json":
+        column_checks(context.rows)["message"]("payload", value)
+        return sa.JSON.NULL if value is None else value
+    if kind == "text" and isinstance(value, str):
+        return check_text("payload", value)
+    if kind == "bytes" and isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgumentError(
+        f"payload: {quoted(value)} is a {type(value).__name__}; message table {context.name!r} takes {kind}"
+    )
+
+
+def _group(context: TableContext, group: Any, headers: Any) -> str | None:
+    if group is None and headers is not None and isinstance(headers, Mapping):
+        group = headers.get(context.options.group_header)
+    if group is not None and (not isinstance(group, str) or len(group) > _LONGEST_NAME):
+        raise InvalidArgumentError(f"group: {quoted(group)} is not a text of up to {_LONGEST_NAME} characters")
+    if group:
+        return check_text("group", group)
+    _refuse_ungrouped(context)
+    return None  # an empty one counts as none
+
+
+def _refuse_ungrouped(context: TableContext) -> None:
+    if context.options.groups and context.options.ungrouped == "reject":
+        raise InvalidArgumentError(
+            f"group: message table {context.name!r} takes no message without one (ungrouped='reject'); give group=,"
+            f" or the header {quoted(context.options.group_header)}"
+        )
+
+
+def _headers(headers: Any) -> str:
+    texts = isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
+    if not texts:
+        raise InvalidArgumentError(f"headers: {quoted(headers)} is not a dict of texts by texts")
+    return check_text("headers", json.dumps(dict(headers), ensure_ascii=False))
+
+
+def _priority(value: Any) -> int:
+    if type(value) is not int or value not in _PRIORITIES:
+        raise InvalidArgumentError(f"priority: {quoted(value)} is not a 32-bit int; a higher one is sent earlier")
+    return value
+
+
+def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterable[str]) -> None:
+    backend = context.backend
+    for column in columns:
+        value = json.dumps(row[column]) if type(row[column]) in (dict, list) else row[column]
+        if type(value) not in _SIZED or len(value) <= _ALWAYS_FITS:
+            continue
+        if backend.dialect.size_in_statement(value) > backend.largest_value:
+            name = "payload" if column == "message" else column
+            which = "a message" if row["id"] is None else f"message {quoted(row['id'])}"
+            size = len(value) if isinstance(value, bytes) else len(value.encode())
+            raise InvalidArgumentError(
+                f"{name}: that of {which} has {size} bytes, which is more than {backend.name} takes;"
+                " put what is so large elsewhere and its address here, or raise the database's limit"
+                " (max_allowed_packet on MariaDB)"
+            )

@@ -1,0 +1,477 @@
+"""Schedules: messages that are put again and again, at times that a rule of cron gives.
+
+A schedule is a row of the catalogue. It holds the last tick that was dealt with, by the database's clock. The process
+that puts the message of a tick moves that on in the same transaction, with the row locked: so each tick is put once, by
+whichever process comes first, and what others' clocks show does not matter. A schedule that is new, changed or resumed
+begins with the next tick.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any, Literal, cast
+
+import sqlalchemy as sa
+
+from waterclock._support.quoting import quoted, unknown_name
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import schedules
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import (
+    ForbiddenError,
+    InvalidArgumentError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+    WaterclockError,
+)
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import change
+from waterclock.tables.messages.putting.drawing_ids import draw_id, draw_uuid
+from waterclock.tables.messages.putting.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.model.keyspace import WHOLE, KeyRange, keyspace_id
+from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.timing.cron import ON_TIME, CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
+from waterclock.tables.model.values.texts import check_text
+from waterclock.time import MAX_NS, format_duration, format_time, to_duration
+
+Overlap = Literal["run", "skip"]
+
+HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.caught_up"
+"""The headers of a message that a schedule put: its name, the tick's time, and "true" where that was missed."""
+
+_LONGEST_NAME = 255
+_LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id has room behind it
+_AT_ONCE = 100
+_SECOND = 1_000_000_000
+_MINUTE = 60 * _SECOND
+_log = logging.getLogger(__name__)
+_GIVEN = ("cron", "timezone", "catch_up", "within", "overlap")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule as it is now. Times in ns.
+
+    Attributes
+    ----------
+    name
+        Names it in its table.
+    cron, timezone
+        When it ticks: minute, hour, day, month and weekday, there.
+    payload, group, headers, priority
+        Of the messages that it puts.
+    catch_up, within, overlap
+        As they were given to `MessageTable.schedule`; a duration in ns.
+    paused
+        Whether it is paused.
+    last_tick
+        The last tick for which it put a message; None: there was none.
+    next_tick
+        The next one; None: it is paused, or there is none.
+    last_id
+        The message that it put last; None: none.
+    ahead
+        How far ahead of the database's clock its ticks were dealt with, ns, because that clock was set back: until then
+        it puts nothing, unless it is reset. None: they were not.
+    """
+
+    name: str
+    cron: str
+    timezone: str
+    payload: Any
+    group: str | None
+    headers: Mapping[str, str]
+    priority: int
+    catch_up: CatchUp
+    within: int | None
+    overlap: Overlap
+    paused: bool
+    last_tick: int | None
+    next_tick: int | None
+    last_id: MessageId | None
+    ahead: int | None
+
+
+def check_name(name: object, longest: int = _LONGEST_NAME) -> str:
+    """Return the name of a schedule; InvalidArgumentError where it cannot be one."""
+    if not isinstance(name, str) or not 0 < len(name) <= longest:
+        raise InvalidArgumentError(f"name: {quoted(name)} names no schedule; give a text of 1 to {longest} characters")
+    return check_text("name", name)
+
+
+def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+    """Make a schedule, or change it; nothing where it is as it was."""
+    values: dict[str, Any] = {
+        "cron": check_cron(rule["cron"]),
+        "timezone": check_timezone(rule["timezone"]),
+        "catch_up": _choice("catch_up", rule["catch_up"], ("none", "one", "all")),
+        "within": None if rule["within"] is None else to_duration(rule["within"], "within"),
+        "overlap": _choice("overlap", rule["overlap"], ("run", "skip")),
+        "message": _packed(context, message),
+    }
+    name = check_name(name, _LONGEST_NAME_IN_ID if context.options.id_type == "text" else _LONGEST_NAME)
+
+    def work(own: SqlConnection) -> None:
+        known = own.execute(_of_name(context).with_for_update(), {"name": name}).first()
+        if known is not None and _is_as_given(known, values):
+            return
+        now = context.backend.now(own)
+        following = next_tick(values["cron"], values["timezone"], now)
+        if known is None:
+            fixed = {"table_id": context.table_id, "name": name, "paused": 0}
+            times = {"seen_until": now, "next_tick": following}
+            own.execute(sa.insert(schedules).values(**fixed, **times, **values))
+        else:
+            own.execute(
+                _changing(context, name, **values, seen_until=now, next_tick=None if known.paused else following)
+            )
+        _tell(context, own)
+
+    context.backend.transact(work)
+
+
+def _is_as_given(known: Any, values: Mapping[str, Any]) -> bool:
+    return _sorted(known.message) == _sorted(values["message"]) and all(
+        getattr(known, column) == values[column] for column in _GIVEN
+    )
+
+
+def _sorted(message: str) -> str:
+    """Write a message such that those whose keys only stand in another order are one text."""
+    return json.dumps(json.loads(message), sort_keys=True)
+
+
+def remove_schedule(context: TableContext, name: str) -> bool:
+    """Remove a schedule; what it put stays. Say whether there was one of this name."""
+    return bool(_remove(context, lambda known: known == name))
+
+
+def keep_schedules(context: TableContext, names: Collection[str]) -> list[str]:
+    """Remove all schedules but these; return which."""
+    return _remove(context, lambda known: known not in names)
+
+
+def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
+    def work(own: SqlConnection) -> list[str]:
+        removed = [row.name for row in own.execute(_all(context)) if which(row.name)]
+        for name in removed:
+            own.execute(sa.delete(schedules).where(*_this(context, name)))
+        if removed:
+            _tell(context, own)
+        return removed
+
+    return context.backend.transact(work)
+
+
+def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
+    """Pause or resume a schedule; NotFoundError where there is none of this name."""
+
+    def work(own: SqlConnection) -> None:
+        row = _locked(context, own, name)
+        if bool(row.paused) == paused:
+            return
+        now = context.backend.now(own)
+        following = None if paused else next_tick(row.cron, row.timezone, now)
+        own.execute(_changing(context, name, paused=int(paused), seen_until=now, next_tick=following))
+        _tell(context, own)
+
+    context.backend.transact(work)
+
+
+def reset_schedule(context: TableContext, name: str) -> None:
+    """Begin again with the next tick after now, for one that saw a clock that was ahead; NotFoundError if missing."""
+
+    def work(own: SqlConnection) -> None:
+        row = _locked(context, own, name)
+        now = context.backend.now(own)
+        following = None if row.paused else next_tick(row.cron, row.timezone, now)
+        own.execute(_changing(context, name, seen_until=now, next_tick=following))
+        _tell(context, own)
+
+    context.backend.transact(work)
+
+
+def run_schedule(context: TableContext, name: str) -> MessageId:
+    """Put a schedule's message now, beside its ticks; return its id. NotFoundError where there is none of this name."""
+
+    def work(own: SqlConnection) -> MessageId:
+        row = _locked(context, own, name)
+        message_id = _put(context, own, row, [Tick(context.backend.now(own), False)], f"/{secrets.token_hex(4)}")[-1]
+        own.execute(_changing(context, name, last_id=str(message_id)))
+        return message_id
+
+    return context.backend.transact(work)
+
+
+def list_schedules(context: TableContext) -> list[Schedule]:
+    """Read a table's schedules, by name."""
+    with context.backend.snapshot() as connection:
+        found = connection.execute(_all(context)).all()
+        now = context.backend.now(connection)
+    return [_read(context, row, now) for row in found]
+
+
+def tick(context: TableContext, *, pieces: int | None = None) -> int:
+    """Put what is due by the table's schedules; return how many messages.
+
+    A schedule whose message cannot be put stops no other. It is tried again a minute later.
+
+    Parameters
+    ----------
+    pieces
+        How many transactions it takes at the most; None: as many as there are.
+
+    Raises
+    ------
+    RefusedError
+        Where one cannot put its message, once all others are done.
+    """
+    put = done = 0
+    refused: dict[str, WaterclockError] = {}
+    due_at, now = _due_at(context, refused)
+    while due_at is not None and due_at <= now and done != pieces:
+        some = _tick_all(context, refused)
+        put, done = put + some, done + 1
+        due_before, (due_at, now) = due_at, _due_at(context, refused)
+        if due_at == due_before and not some:  # another process is at it
+            break
+    next_look = MAX_NS if due_at is None else due_at
+    context.ticks.due_at = min(next_look, now + _MINUTE) if refused else next_look
+    for name, error in refused.items():
+        raise RefusedError(f"schedule {quoted(name)} of {context.name!r} cannot put its message: {error}") from error
+    return put
+
+
+def _due_at(context: TableContext, refused: Collection[str]) -> tuple[int | None, int]:
+    """Say when the next tick is due of those schedules that were not refused, and what time it is."""
+    with context.backend.snapshot(indexed=True) as connection:
+        due_at, seen_until, now = connection.execute(_earliest(context)).one()
+        if seen_until is not None and _ahead(seen_until, now) is not None:
+            _warn_of_clock(context, connection.execute(_all(context)).all(), now)
+        context.ticks.looked_at = now
+        if refused and due_at is not None:
+            others = (row for row in connection.execute(_all(context)) if row.name not in refused)
+            due_at = min((row.next_tick for row in others if row.next_tick is not None), default=None)
+    return due_at, now
+
+
+def _ahead(seen_until: int, now: int) -> int | None:
+    """Return how far ahead of the clock ticks were dealt with, if that is more than clocks of servers differ."""
+    return seen_until - now if seen_until - now > ON_TIME else None
+
+
+def _warn_of_clock(context: TableContext, rows: Sequence[Any], now: int) -> None:
+    """Warn, once in a process, of each schedule that puts nothing until the clock is where it was before."""
+    for row in rows:
+        if row.paused or _ahead(row.seen_until, now) is None or (row.name, row.seen_until) in context.ticks.warned:
+            continue
+        context.ticks.warned.add((row.name, row.seen_until))
+        _log.warning(
+            "schedule %r of %r puts nothing until %s: the database's clock was %s ahead when it ticked last."
+            " Run 'waterclock schedule reset %s %s'",
+            row.name,
+            context.name,
+            format_time(row.seen_until),
+            format_duration((row.seen_until - now) // _SECOND * _SECOND),
+            context.name,
+            row.name,
+        )
+
+
+def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int:
+    """Put what is due in one transaction; where it fails, that of each schedule in one of its own."""
+    try:
+        return context.backend.transact(lambda own: _tick(context, own, lambda name: name not in refused))
+    except (UnavailableError, ForbiddenError):
+        raise
+    except WaterclockError:
+        put = 0
+        for schedule in list_schedules(context):
+            if schedule.name in refused:
+                continue
+            try:
+                put += context.backend.transact(
+                    lambda own, mine=schedule.name: _tick(context, own, lambda name: name == mine)
+                )
+            except (UnavailableError, ForbiddenError):
+                raise
+            except WaterclockError as error:
+                _log.warning("schedule %r of %r cannot put its message: %s", schedule.name, context.name, error)
+                refused[schedule.name] = error
+        return put
+
+
+def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[[str], bool]) -> int:
+    now = context.backend.now(connection)
+    put = 0
+    for row in connection.execute(_due(context), {"now": now}).all():
+        if not is_wanted(row.name):
+            continue
+        within, timezone = row.within, check_timezone(row.timezone)  # another machine may know others
+        due = due_ticks(row.cron, timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
+        ticks = list(due.ticks)
+        values: dict[str, Any] = {"next_tick": due.following}
+        if due.seen is not None:
+            values["seen_until"] = due.seen
+        if ticks and row.overlap == "skip":
+            ticks = [] if _is_under_way(context, connection, row.last_id) else ticks[-1:]
+        if ticks:
+            ids = _put(context, connection, row, ticks)
+            values |= {"last_tick": ticks[-1].at, "last_id": str(ids[-1])}
+            put += len(ids) - len(ids.existing)
+        connection.execute(_changing(context, row.name, **values))
+    return put
+
+
+def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list[Tick], beside: str = "") -> PutIds:
+    message = _unpacked(context, row.message)
+    rows: list[dict[str, Any]] = [
+        message
+        | {
+            "id": _id_of(context, f"{row.name}@{format_time(one.at)}{beside}"),
+            "headers": {**(message["headers"] or {}), **_headers(row.name, one)},
+        }
+        for one in ticks
+    ]
+    put = put_rows(context, connection, prepare_rows(context, rows))
+    existing = put.existing
+    while existing and context.options.id_type == "bigint":  # others have drawn those numbers
+        taken = [one for one in rows if one["id"] in existing]
+        for one in taken:
+            one["id"] = _id_of(context, "")
+        existing = put_rows(context, connection, prepare_rows(context, taken)).existing
+        put = PutIds(one["id"] for one in rows)
+    return put
+
+
+def _id_of(context: TableContext, text: str) -> MessageId | None:
+    """Give the id of a message: where ids are text, that of its tick; and on a shard one that belongs there.
+
+    None: the database or the put draws one.
+    """
+    options = context.options
+    where = KeyRange.parse(options.key_range, "key_range")
+    if options.id_type == "text":
+        texts = chain([text], (f"{text}#{number}" for number in count(2)))
+        return next(each for each in texts if keyspace_id(each) in where)
+    if options.key_range == WHOLE:
+        return None
+    return draw_id(where, ()) if options.id_type == "bigint" else draw_uuid(where)
+
+
+def _headers(name: str, one: Tick) -> dict[str, str]:
+    return {HEADER: name, TICK: format_time(one.at), CAUGHT_UP: "true" if one.caught_up else "false"}
+
+
+def _is_under_way(context: TableContext, connection: SqlConnection, last_id: str | None) -> bool:
+    if last_id is None:
+        return False
+    rows = context.rows
+    lives = sa.func.coalesce(rows.c.expires_at, MAX_NS) > context.backend.now_sql()
+    found = sa.select(rows.c.seq).where(rows.c.id == _message_id(context, last_id), not_acked(rows), lives)
+    return connection.execute(found).first() is not None
+
+
+def _message_id(context: TableContext, text: str) -> MessageId:
+    return check_id(context, int(text) if context.options.id_type == "bigint" else text)
+
+
+def _packed(context: TableContext, message: Mapping[str, Any]) -> str:
+    [row] = prepare_rows(context, [{**message, "id": _id_of(context, "probe")}]).rows  # refuses what cannot be put
+    payload: Any = None if row["message"] is sa.JSON.NULL else row["message"]
+    if context.options.payload == "bytes":
+        payload = base64.b64encode(payload).decode()
+    headers = None if message["headers"] is None else dict(message["headers"])
+    return json.dumps({**message, "payload": payload, "headers": headers}, ensure_ascii=False)
+
+
+def _unpacked(context: TableContext, text: str) -> dict[str, Any]:
+    message = json.loads(text)
+    if context.options.payload == "bytes":
+        message["payload"] = base64.b64decode(message["payload"])
+    return message
+
+
+def _read(context: TableContext, row: Any, now: int) -> Schedule:
+    message = _unpacked(context, row.message)
+    return Schedule(
+        row.name,
+        row.cron,
+        row.timezone,
+        message["payload"],
+        message["group"],
+        message["headers"] or {},
+        message["priority"],
+        cast("CatchUp", row.catch_up),
+        row.within,
+        cast("Overlap", row.overlap),
+        bool(row.paused),
+        row.last_tick,
+        row.next_tick,
+        None if row.last_id is None else _message_id(context, row.last_id),
+        _ahead(row.seen_until, now),
+    )
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, choices))}")
+    return str(value)
+
+
+def _tell(context: TableContext, connection: SqlConnection) -> None:
+    """Have all who have the table open look at its schedules within a second."""
+    change(cast("sa.Connection", connection), context.table_id)
+
+
+def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:
+    row = connection.execute(_of_name(context).with_for_update(), {"name": check_name(name)}).first()
+    if row is None:
+        known = sa.select(schedules.c.name).where(schedules.c.table_id == context.table_id)
+        raise unknown_schedule(context.name, name, [each.name for each in connection.execute(known)])
+    return row
+
+
+def unknown_schedule(table: str, name: str, known: Sequence[str]) -> NotFoundError:
+    """Return the error about a schedule that a table does not have."""
+    return NotFoundError(unknown_name("schedule", name, known, "create it first", f"message table {quoted(table)}"))
+
+
+def _this(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return schedules.c.table_id == context.table_id, schedules.c.name == name
+
+
+def _changing(context: TableContext, name: str, **values: Any) -> sa.Update:
+    return sa.update(schedules).where(*_this(context, name)).values(**values)
+
+
+@built_once(maxsize=256)
+def _of_name(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    named = schedules.c.name == sa.bindparam("name", type_=schedules.c.name.type)
+    return sa.select(schedules).where(schedules.c.table_id == context.table_id, named)
+
+
+@built_once(maxsize=256)
+def _all(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return sa.select(schedules).where(schedules.c.table_id == context.table_id).order_by(schedules.c.name)
+
+
+@built_once(maxsize=256)
+def _earliest(context: TableContext) -> sa.Select[Any, Any, int]:
+    its = schedules.c.table_id == context.table_id
+    earliest = sa.select(sa.func.min(schedules.c.next_tick)).where(its)
+    seen = sa.select(sa.func.max(schedules.c.seen_until)).where(its)
+    return sa.select(earliest.scalar_subquery(), seen.scalar_subquery(), context.backend.now_sql())
+
+
+@built_once(maxsize=256)
+def _due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    due = schedules.c.table_id == context.table_id, schedules.c.next_tick <= sa.bindparam("now", type_=sa.BigInteger)
+    return sa.select(schedules).where(*due).order_by(schedules.c.name).limit(_AT_ONCE).with_for_update(skip_locked=True)

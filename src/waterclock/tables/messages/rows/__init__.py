@@ -1,0 +1,1 @@
+"""What every statement on a table's rows shares: locks, refused rows, process heartbeats."""

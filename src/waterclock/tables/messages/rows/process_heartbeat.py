@@ -1,0 +1,280 @@
+"""A process's heartbeat: a row that says how many subscriptions of a table the process has, and how fast it receives.
+
+A claim counts in memory only. The row is written when a subscription begins and when it is closed, and in between every
+ten seconds by the process's heartbeat. A process that has no subscription and just receives writes it every ten seconds
+in which it does so. A row that is not written anew for thirty seconds counts no more: its process is gone, or hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import sqlalchemy as sa
+
+from waterclock._support import moments
+from waterclock.database.backend import Backend
+from waterclock.database.deadlines import at_most
+from waterclock.database.per_database_cache import PerDatabaseCache
+from waterclock.database.schema.table_catalogue import heartbeats
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import ForbiddenError, WaterclockError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import ASK_AGAIN
+from waterclock.tables.model.claims.passed_by import PASSED_BY_FOR
+
+_SECOND = 1_000_000_000
+
+RATE_SECONDS = 60
+"""Rates are those of the last minute."""
+
+BEAT_EVERY = 10 * _SECOND
+"""After this long a process writes its row again, ns."""
+
+LASTS = 30 * _SECOND
+"""For this long a row that a process wrote counts, ns."""
+
+_PATIENCE = 1.0  # s; no consumer waits longer for figures
+_PATIENCE_OF_LEAVING = 0.1  # s; the caller of the consumer that leaves may be the one who writes
+
+_log = logging.getLogger(__name__)
+
+
+class Lately:
+    """Counts what happened in the last `RATE_SECONDS`, to a second. Pure: takes the time, in ns that pass."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, int]] = deque()
+
+    def note(self, count: int, now: int) -> None:
+        """Note that ``count`` more happened; less where some turned out not to have happened."""
+        second = now // _SECOND
+        if self._seconds and self._seconds[-1][0] == second:
+            count += self._seconds.pop()[1]
+        self._seconds.append((second, count))
+        if self._seconds[0][0] <= second - RATE_SECONDS:
+            self._forget(second)
+
+    def count(self, now: int) -> int:
+        """Give how many happened."""
+        self._forget(now // _SECOND)
+        return max(0, sum(count for _, count in self._seconds))
+
+    def _forget(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - RATE_SECONDS:
+            self._seconds.popleft()
+
+
+class OpenSubscription(Protocol):
+    """A subscription, with what it has claimed and not handed out yet."""
+
+    def note_acked(self, ids: Collection[Any]) -> None:
+        """Note that these messages were acked by their ids."""
+        ...
+
+    def note_changes(self) -> None:
+        """Note that messages may have gone that wait here."""
+        ...
+
+
+class Activity(NamedTuple):
+    """What one process, or all of them, do with a table.
+
+    Attributes
+    ----------
+    subscribers
+        Subscriptions that are open.
+    sent
+        Messages that were taken in the last minute.
+    failing
+        Subscriptions whose claims fail.
+    failure
+        Why those of one of them fail, or what claims pass by because the database refuses it.
+    """
+
+    subscribers: int
+    sent: int
+    failing: int
+    failure: str | None
+
+
+class ProcessHeartbeat:
+    """Tells how many subscriptions of a table one process has, and how much it takes. Safe to share between threads.
+
+    Attributes
+    ----------
+    session
+        A number that no other process, and no other opening of the database in this one, has.
+    beat_at
+        When it is due, in ns of the monotonic clock.
+    """
+
+    def __init__(self, context: TableContext) -> None:
+        # Weak, because what is kept for a database must not keep it.
+        self._backend = ref(context.backend)
+        self._table_id = context.table_id
+        self._counting = threading.Lock()
+        self._writing = threading.Lock()
+        self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
+        self._failing = WeakKeyDictionary[OpenSubscription, str]()
+        self._passed_by = ("", 0)
+        self._sent = Lately()
+        self._has_row = False
+        self._forbidden_until = 0
+        self.session = secrets.randbits(63)
+        self.beat_at = moments.monotonic_ns() + BEAT_EVERY
+
+    def join(self, subscription: OpenSubscription) -> None:
+        """Count a subscription from now on. The process's heartbeat writes it again, at `beat_at`."""
+        with self._counting:
+            self._subscriptions.add(subscription)
+        self.beat()
+
+    def leave(self, subscription: OpenSubscription) -> None:
+        """Count a subscription no more."""
+        with self._counting:
+            self._subscriptions.discard(subscription)
+            self._failing.pop(subscription, None)
+        self.beat(_PATIENCE_OF_LEAVING)
+
+    @property
+    def over(self) -> bool:
+        """Whether it needs no beat any more."""
+        with self._counting:
+            return not self._subscriptions or self._backend() is None
+
+    def note_failing(self, subscription: OpenSubscription, reason: str | None) -> None:
+        """Note why a subscription's claims fail; None: they succeed again. The next beat writes it."""
+        with self._counting:
+            if reason is None:
+                self._failing.pop(subscription, None)
+            else:
+                self._failing[subscription] = reason
+
+    def note_passed_by(self, reason: str) -> None:
+        """Note that claims pass by something for `PASSED_BY_FOR`. The next beat writes it."""
+        self._passed_by = (reason, moments.monotonic_ns() + PASSED_BY_FOR)
+
+    def note_sent(self, count: int) -> None:
+        """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
+        now = moments.monotonic_ns()
+        with self._counting:
+            self._sent.note(count, now)
+            due = now >= self.beat_at and not self._subscriptions
+        if due:
+            self.beat(patience=0)
+
+    def subscriptions(self) -> list[OpenSubscription]:
+        """List the subscriptions of this process."""
+        with self._counting:
+            return list(self._subscriptions)
+
+    def now(self) -> Activity:
+        """Return what this process does."""
+        now = moments.monotonic_ns()
+        passed_by, until = self._passed_by
+        with self._counting:
+            return Activity(
+                len(self._subscriptions),
+                self._sent.count(now),
+                len(self._failing),
+                next(iter(self._failing.values()), passed_by if now < until else None),
+            )
+
+    def beat(self, patience: float = _PATIENCE) -> None:
+        """Write this process's row. What fails is tried again at the next time: figures stop no consumer.
+
+        What the database forbade is tried again after `ASK_AGAIN`.
+        """
+        backend = self._backend()
+        with moments.holding(self._writing):
+            now = moments.monotonic_ns()
+            self.beat_at = max(now + BEAT_EVERY, self._forbidden_until)
+            own = self.now()
+            is_active = bool(own.subscribers or own.sent)
+            if backend is None or now < self._forbidden_until or not (is_active or self._has_row):
+                return
+            try:
+                with at_most(patience + _PATIENCE), backend.patience(patience):
+                    backend.transact(lambda connection: self._write(connection, backend.now(connection), own))
+            except WaterclockError as error:
+                if isinstance(error, ForbiddenError):
+                    self.beat_at = self._forbidden_until = now + int(ASK_AGAIN * _SECOND)
+                _log.info("cannot write this process's heartbeat: %s", error)
+            else:
+                self._has_row = is_active
+
+    def _write(self, connection: SqlConnection, now: int, own: Activity) -> None:
+        mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
+        values = {**own._asdict(), "beat_at": now}
+        if not (own.subscribers or own.sent):
+            connection.execute(sa.delete(heartbeats).where(mine))
+        elif not connection.execute(sa.update(heartbeats).where(mine).values(values)).rowcount:
+            connection.execute(sa.delete(heartbeats).where(heartbeats.c.beat_at <= now - LASTS))
+            connection.execute(sa.insert(heartbeats).values(table_id=self._table_id, session=self.session, **values))
+
+
+_heartbeats = PerDatabaseCache[dict[int, ProcessHeartbeat]](lambda _: {})
+"""By the number of the table."""
+
+
+def process_heartbeat(context: TableContext) -> ProcessHeartbeat:
+    """Give the heartbeat of this process, also of one that was forked, for a table."""
+    tables = _heartbeats.known.get(context.backend)
+    if tables is None:
+        tables = _heartbeats.of(context.backend)
+    found = tables.get(context.table_id)
+    return tables.setdefault(context.table_id, ProcessHeartbeat(context)) if found is None else found
+
+
+def forget(backend: Backend) -> None:
+    """Count what this process has in a database no more, because it closes the database."""
+    for own in (_heartbeats.forget(backend) or {}).values():
+        for subscription in own.subscriptions():
+            own.leave(subscription)
+
+
+def note_acked(context: TableContext, ids: Collection[Any]) -> None:
+    """Keep the subscriptions of this process from handing out messages that were acked by their ids."""
+    for subscription in process_heartbeat(context).subscriptions():
+        subscription.note_acked(frozenset(ids))
+
+
+@contextmanager
+def changing(context: TableContext) -> Generator[None]:
+    """Let the subscriptions of this process look again at what waits in them, once the block has done something."""
+    yield
+    for subscription in process_heartbeat(context).subscriptions():
+        subscription.note_changes()
+
+
+def everywhere(context: TableContext, connection: sa.Connection, now: int) -> Activity:
+    """Return what all processes do with a table."""
+    process = process_heartbeat(context)
+    others = (
+        (heartbeats.c.table_id == context.table_id)
+        & (heartbeats.c.session != process.session)
+        & (heartbeats.c.beat_at > now - LASTS)
+    )
+    count = sa.func.sum
+    subscribers, sent, failing, failure = connection.execute(
+        sa.select(
+            count(heartbeats.c.subscribers),
+            count(heartbeats.c.sent),
+            count(heartbeats.c.failing),
+            sa.func.max(heartbeats.c.failure),
+        ).where(others)
+    ).one()
+    own = process.now()
+    return Activity(
+        own.subscribers + int(subscribers or 0),
+        own.sent + int(sent or 0),
+        own.failing + int(failing or 0),
+        own.failure or failure,
+    )

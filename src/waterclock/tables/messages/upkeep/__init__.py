@@ -1,0 +1,1 @@
+"""Upkeep of message tables: purge, archive, reconcile."""

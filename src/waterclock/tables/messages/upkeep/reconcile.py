@@ -1,0 +1,182 @@
+"""Healing: groups whose rows say something else than their messages, or whose owner is gone, are noted anew.
+
+Everything that we do to messages settles their groups in the same transaction, and a trigger marks what plain SQL
+changes, for the next claim. What remains is what nothing marks: rows that plain SQL deletes, owners whose rows are
+gone, and faults of ours. So consumers look through the groups of a table once every ``poll_interval``. The look only
+reads; what it finds is judged again under the groups' locks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock._support import moments
+from waterclock._support.quoting import in_a_line, said_of
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups, heartbeats
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
+from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
+from waterclock.tables.messages.rows.process_heartbeat import LASTS
+from waterclock.time import MAX_NS
+
+_LOOKED_AT_ONCE = 2000
+"""Groups that one statement looks at, so that none takes long."""
+
+_log = logging.getLogger(__name__)
+
+
+def heal(context: TableContext, *, idle: bool = False) -> bool:
+    """Look at some groups where that is due, and settle those that contradict their messages.
+
+    Parameters
+    ----------
+    idle
+        Whether the caller found less to do than it could.
+
+    Returns
+    -------
+    bool
+        Whether some were settled, so that there may be more to claim.
+    """
+    sweeps, every = context.sweeps, context.options.poll_interval
+    if context.options.groups is None:
+        sweeps.due_at = MAX_NS
+        return False
+    if not sweeps.is_due(idle=idle) or not sweeps.begin():
+        return False
+    began = moments.monotonic_ns()
+    try:
+        last, found, processes = _look(context, sweeps.after)
+        healed = context.backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
+    except BaseException as error:
+        sweeps.give_up(every)
+        if not isinstance(error, Exception):
+            raise
+        # The claim that follows says what is wrong with the database, or works without this.
+        _log.info("cannot look through the groups of %r now: %s", context.name, in_a_line(said_of(error)))
+        return False
+    sweeps.end(last, moments.monotonic_ns() - began, processes, every)
+    return bool(healed)
+
+
+def heal_all(context: TableContext) -> int:
+    """Look at all groups now, for who has no consumers: release what dead consumers hold, and settle what is wrong.
+
+    Returns
+    -------
+    int
+        How many consumers were dead, and how many groups were wrong.
+    """
+    if context.options.groups is None:
+        return 0
+    healed = 0
+    if context.options.groups == "exclusive":
+        while dead := context.backend.transact(lambda own: _release(context, own)):
+            healed += dead
+    last: str | None = None
+    while True:
+        last, found, _ = _look(context, last)
+        if found:
+            healed += context.backend.transact(lambda own, found=found: settle_wrong(context, own, found), indexed=True)
+        if last is None:
+            return healed
+
+
+def _release(context: TableContext, connection: sa.Connection) -> int:
+    now = context.backend.now(connection)
+    if context.options.group_idle is not None:
+        release_idle(context, connection, now)
+    return release_lapsed(context, connection, now)
+
+
+def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> int:
+    """Settle those of these groups that contradict their messages and are not locked; return how many there were."""
+    locked = lock_free_groups(context, connection, names)
+    wrong = list(connection.scalars(_wrong_of(context), {"groups": locked})) if locked else []
+    if not wrong:
+        return 0
+    if context.options.groups == "exclusive":
+        release_ownerless(context, connection, wrong)
+    strays = list(connection.scalars(_strays(context), {"groups": wrong}))
+    if strays:
+        connection.execute(_routing_anew(context), {"seqs": strays})
+    settle(context, connection, wrong)
+    _log.info("settled %d groups of %r that said something else than their messages", len(wrong), context.name)
+    return len(wrong)
+
+
+def _look(context: TableContext, after: str | None) -> tuple[str | None, list[str], int]:
+    """Give the last of the next groups where there may be more, those that are wrong, and how many processes look."""
+    with context.backend.snapshot(indexed=True) as connection:
+        bounds = {"after": after, "count": _LOOKED_AT_ONCE, "beat": context.backend.now(connection) - LASTS}
+        count, upto, processes = connection.execute(_piece(context, begins=after is None), bounds).one()
+        if not count:
+            return None, [], processes
+        found = connection.scalars(_wrong(context, begins=after is None), {"after": after, "upto": upto})
+        return (upto if count == _LOOKED_AT_ONCE else None), list(found), processes
+
+
+def _behind(context: TableContext, *, begins: bool) -> sa.ColumnElement[bool]:
+    its = groups.c.table_id == context.table_id
+    return its if begins else its & (groups.c.group_id > sa.bindparam("after", type_=groups.c.group_id.type))
+
+
+@built_once(maxsize=256)
+def _piece(context: TableContext, *, begins: bool) -> sa.Select[Any, Any, Any]:
+    piece = (
+        sa.select(groups.c.group_id)
+        .where(_behind(context, begins=begins))
+        .order_by(groups.c.group_id)
+        .limit(sa.bindparam("count"))
+        .subquery()
+    )
+    beat = heartbeats.c.beat_at > sa.bindparam("beat", type_=sa.BigInteger)
+    processes = (
+        sa.select(sa.func.count())
+        .select_from(heartbeats)
+        .where(heartbeats.c.table_id == context.table_id, beat)
+        .scalar_subquery()
+    )
+    return sa.select(sa.func.count(), sa.func.max(piece.c.group_id), processes).select_from(piece)
+
+
+def _is_wrong(context: TableContext) -> sa.ColumnElement[bool]:
+    wrong = contradicts(context)
+    return wrong | is_ownerless() if context.options.groups == "exclusive" else wrong
+
+
+@built_once(maxsize=256)
+def _wrong(context: TableContext, *, begins: bool) -> sa.Select[Any]:
+    upto = groups.c.group_id <= sa.bindparam("upto", type_=groups.c.group_id.type)
+    return sa.select(groups.c.group_id).where(_behind(context, begins=begins), upto, _is_wrong(context))
+
+
+@built_once(maxsize=256)
+def _strays(context: TableContext) -> sa.Select[Any]:
+    """Lock messages of groups that have no place or an ack held back for no reason, which only plain SQL does."""
+    rows = context.rows
+    stray = has_lost_its_place(context)
+    if context.options.ack_order != "hold":
+        stray |= rows.c.ack_held_at.is_not(None)
+    its = context.sql.any_of(rows.c.group_id, "groups"), rows.c.time_acked.is_(None), stray
+    return sa.select(rows.c.seq).where(*its).order_by(rows.c.seq).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _routing_anew(context: TableContext) -> sa.Update:
+    new: dict[str, Any] = {"routed": 0}
+    if context.options.ack_order != "hold":
+        new["ack_held_at"] = None
+    return sa.update(context.rows).where(context.unacked()).values(new)
+
+
+@built_once(maxsize=256)
+def _wrong_of(context: TableContext) -> sa.Select[Any]:
+    these = context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
+    return sa.select(groups.c.group_id).where(these, _is_wrong(context))

@@ -1,0 +1,1 @@
+"""What a claim asks for and takes, and what it passes by."""

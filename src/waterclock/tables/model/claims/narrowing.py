@@ -1,0 +1,43 @@
+"""When a refused claim may be narrowed down to the messages that the database refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from waterclock._support import moments
+from waterclock.errors import InvalidArgumentError, RefusedError
+
+REST = 10
+"""How many times as long as a narrowing that found nothing to claim took none begins: while a database refuses all
+claims, narrowing them down then takes a tenth of the time at most. It takes up to 48 transactions."""
+
+LONGEST_REST = 30_000_000_000
+"""The longest such time, ns: a message that can be claimed waits no longer behind those that are refused."""
+
+
+class Narrowing:
+    """When this process may narrow down refused claims of a message table. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._rests_until: int | None = None
+
+    def may_begin(self) -> bool:
+        """Return whether the last narrowing led to a claim, or was long enough ago."""
+        return self._rests_until is None or moments.monotonic_ns() >= self._rests_until
+
+    def rest_no_more(self) -> None:
+        """Let the next one begin at once."""
+        self._rests_until = None
+
+    @contextmanager
+    def timed(self) -> Generator[None]:
+        """Rest after a narrowing that fails."""
+        began = moments.monotonic_ns()
+        try:
+            yield
+        except (RefusedError, InvalidArgumentError):
+            now = moments.monotonic_ns()
+            self._rests_until = now + min(REST * (now - began), LONGEST_REST)
+            raise
+        self.rest_no_more()

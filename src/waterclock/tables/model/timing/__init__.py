@@ -1,0 +1,1 @@
+"""When something happens next: back-off, cron, rates, sweeps. Pure rules."""

@@ -1,0 +1,1 @@
+"""Values that callers give or plain SQL wrote, checked before a database is asked."""

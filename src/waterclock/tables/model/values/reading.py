@@ -1,0 +1,88 @@
+"""Reading what plain SQL may have written: a value that cannot be read becomes a fact instead of an error.
+
+An error while rows are fetched would end the claim that found the row, and the next one, and so every consumer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.types import TypeEngine
+
+from waterclock._support.quoting import quoted
+
+
+class Unreadable:
+    """Stands for a value that could not be read.
+
+    Attributes
+    ----------
+    problem
+        What was wrong with it.
+    """
+
+    def __init__(self, value: object, error: Exception) -> None:
+        self.problem = f"{quoted(str(value))}: {error}"
+
+    def __repr__(self) -> str:
+        return f"<Unreadable {self.problem}>"
+
+
+class Guarded(sa.TypeDecorator[Any]):
+    """A type whose values are read where they can be, and are an `Unreadable` otherwise."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, kind: TypeEngine[Any] | type[TypeEngine[Any]]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.impl = self.impl_instance = sa.types.to_instance(kind)  # pyright: ignore[reportIncompatibleVariableOverride]  # an instance, as SQLAlchemy makes it one
+
+    @property
+    def python_type(self) -> type[Any]:
+        """What its values are in Python."""
+        return self.impl_instance.python_type
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """Read with the type that is guarded."""
+        process = super().result_processor(dialect, coltype)
+        if process is None:
+            return None
+
+        def read(value: Any) -> Any:
+            try:
+                return process(value)
+            except Exception as error:  # noqa: BLE001  # a type may raise anything for a value that is not its own
+                return Unreadable(value, error)
+
+        return read
+
+
+def unreadable(row: Any, further: Iterable[str]) -> str | None:
+    """Say what of a message's row cannot be read; None where all can.
+
+    Parameters
+    ----------
+    row
+        Its columns as attributes.
+    further
+        The names of the table's further columns.
+    """
+    for name in ("id", "message", *further):
+        value = getattr(row, name)
+        if type(value) is Unreadable:
+            return f"the column {name} cannot be read: {value.problem}"
+    if row.headers is None or _is_object(row.headers):
+        return None
+    return f"the column headers cannot be read: {quoted(row.headers)} is not a JSON object"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):  # nested 100,000 deep, it ends in the latter
+        return False

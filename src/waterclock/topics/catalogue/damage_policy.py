@@ -1,0 +1,71 @@
+"""What a reader does where something is damaged, lost or missing: stop with the error, or pass over it loudly."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.topics.store.ledger_files import LostFileError
+
+OnDamage = Literal["raise", "skip"]
+"""``raise``: stop with the error. ``skip``: pass over what cannot be read, with a warning that says how much it is."""
+
+_CHOICES = ("raise", "skip")
+
+_log = logging.getLogger(__name__)
+
+
+def check_on_damage(on_damage: str, name: str = "on_damage") -> OnDamage:
+    """Check what is to be done about damage."""
+    if on_damage == "raise" or on_damage == "skip":  # noqa: PLR1714  # pyright narrows this
+        return on_damage
+    raise InvalidArgumentError(f"{name}: {on_damage!r} is none; choose from {', '.join(_CHOICES)}")
+
+
+class Damage:
+    """Decides about each piece of a topic that a reader cannot read, and counts what it passes over.
+
+    Parameters
+    ----------
+    topic
+        Name of the topic, for texts.
+    on_damage
+        As `OnDamage` says.
+    quiet
+        Without warnings: for questions about a topic, which may be asked again and again.
+
+    Attributes
+    ----------
+    skipped
+        How many messages were passed over so far.
+    """
+
+    def __init__(self, topic: str, on_damage: OnDamage = "raise", *, quiet: bool = False) -> None:
+        self.skipped = 0
+        self._topic = topic
+        self._on_damage = on_damage
+        self._quiet = quiet
+
+    def meet(self, error: DamagedError | LostFileError, messages: int) -> None:
+        """Raise the error, or pass over a piece of so many messages.
+
+        Raises
+        ------
+        DamagedError, LostFileError
+            The error, where nothing is to be passed over.
+        """
+        if self._on_damage == "raise":
+            raise error
+        self.skipped += messages
+        if not self._quiet:
+            _log.warning("the reader of topic %r passes over %d messages: %s", self._topic, messages, error)
+
+
+def located(error: DamagedError, topic: str, *, ledger: int, entry: int | None = None) -> DamagedError:
+    """Say where in which topic something is damaged, and what to do."""
+    return DamagedError(
+        f"topic {topic!r}, {error}; `waterclock topic verify {topic}` lists all that is damaged",
+        ledger=ledger,
+        entry=error.entry if entry is None else entry,
+    )

@@ -1,0 +1,136 @@
+"""Row groups: the pieces of a sealed ledger's file, and their bounds as the catalogue keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES
+from waterclock.errors import DamagedError
+from waterclock.topics.model.bounds import Bounds, raised
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """What the catalogue knows of one row group of a sealed ledger.
+
+    Attributes
+    ----------
+    messages
+        How many it holds.
+    entry, index
+        Place of its first message in the ledger.
+    bounds
+        Bounds of its times.
+    peak
+        Running maximum of each time from the start of the ledger to the end of this row group, ns.
+    number, row
+        Where several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
+        the ledger has the file to itself, None: the file's row groups are the ledger's.
+    skipped
+        How many messages are recorded as lost right before its first: those have numbers, and lie nowhere.
+    """
+
+    messages: int
+    entry: int
+    index: int
+    bounds: Bounds
+    peak: dict[str, int]
+    number: int | None = None
+    row: int = 0
+    skipped: int = 0
+
+    @classmethod
+    def of_table(cls, table: pa.Table, before: RowGroup | None, skipped: int = 0) -> RowGroup:
+        """Measure a row group that follows ``before``, and before which messages were lost."""
+        bounds = Bounds.of_messages(table)
+        peak = dict(raised(before.peak if before else None, bounds.end))
+        entry, index = table["entry"][0].as_py(), table["index"][0].as_py()
+        return cls(table.num_rows, entry, index, bounds, peak, skipped=skipped)
+
+    def is_in(self, table: pa.Table, ledger: int) -> bool:
+        """Say whether a row group of a file, which was read whole, holds these messages of a ledger where it should."""
+        part = table.slice(self.row, self.messages)
+        if part.num_rows < self.messages or (self.number is None and table.num_rows > self.messages):
+            return False
+        if "ledger" in part.column_names and part["ledger"].unique().to_pylist() != [ledger]:
+            return False
+        found = RowGroup.of_table(part, None)
+        return (found.entry, found.index, found.bounds) == (self.entry, self.index, self.bounds)
+
+
+def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
+    """Write row groups as the catalogue keeps them."""
+    return json.dumps(
+        [
+            [
+                group.messages,
+                group.entry,
+                group.index,
+                [group.bounds.begin[time] for time in TIMES],
+                [group.bounds.end[time] for time in BOUNDED],
+                [group.peak[time] for time in BOUNDED],
+                *([] if group.number is None and not group.skipped else [group.number, group.row]),
+                *([group.skipped] if group.skipped else []),
+            ]
+            for group in groups
+        ],
+        separators=(",", ":"),
+    )
+
+
+def row_groups_from_json(text: str) -> list[RowGroup]:
+    """Read what `row_groups_to_json` wrote.
+
+    Raises
+    ------
+    DamagedError
+        Where it is something else.
+    """
+    try:
+        return _row_groups(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"what the catalogue says of row groups is damaged: {error}") from error
+
+
+def _row_groups(lists: Any) -> list[RowGroup]:
+    return [
+        RowGroup(
+            messages,
+            entry,
+            index,
+            Bounds(dict(zip(TIMES, begin, strict=True)), dict(zip(BOUNDED, end, strict=True))),
+            dict(zip(BOUNDED, peak, strict=True)),
+            *place,
+        )
+        for messages, entry, index, begin, end, peak, *place in lists
+    ]
+
+
+def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
+    """Bound the messages of all row groups; None where there are none."""
+    bounds: Bounds | None = None
+    for group in groups:
+        bounds = group.bounds.joined(bounds)
+    return bounds
+
+
+def starts_of(groups: Iterable[RowGroup], first: int = 0) -> list[int]:
+    """Give the number of each row group's first message, where ``first`` is that of the ledger's first."""
+    starts: list[int] = []
+    for group in groups:
+        starts.append(first + group.skipped)
+        first = starts[-1] + group.messages
+    return starts
+
+
+def row_of(entry: npt.NDArray[np.int64], index: npt.NDArray[np.int32], place: tuple[int, int]) -> int:
+    """Find the first row whose (entry, index) is ``place`` or later; the number of rows where there is none."""
+    start, stop = np.searchsorted(entry, [place[0], place[0] + 1])
+    return int(start) + int(np.searchsorted(index[start:stop], place[1]))

@@ -1,0 +1,1 @@
+"""Pure rules of a topic: bounds, counters, producers' sequence numbers, names, options."""

@@ -1,0 +1,127 @@
+"""Times ahead of our clock: how far they may be in a topic, and what happens to a message that is further ahead."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.time import MAX_NS, format_duration, format_time
+from waterclock.topics.model.literals import OnAhead
+
+_log = logging.getLogger(__name__)
+
+
+class Rejected(NamedTuple):
+    """A message of an append that was not written.
+
+    Attributes
+    ----------
+    index
+        Which of the messages given it is, from 0.
+    reason
+        What was wrong, with which value.
+    """
+
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # the word of the interface; tuple.index is not used
+    reason: str
+
+
+class ClockTimes(NamedTuple):
+    """The times of the messages of an append that someone's clock gave; null where ours is to fill them in."""
+
+    publish_time: pa.Array
+    receive_time: pa.Array
+
+    @property
+    def any_given(self) -> bool:
+        """Whether one of them is not null."""
+        return any(times.null_count < len(times) for times in self)
+
+
+LOOK_EVERY = 1.0
+"""Seconds after which a topic that is open notices that its limit was altered, as message tables do."""
+
+
+@dataclass(frozen=True)
+class AheadLimit:
+    """A topic's limit.
+
+    Attributes
+    ----------
+    topic
+        The topic's name.
+    max_ahead
+        How far ahead of the clock a publish_time or receive_time may be, ns; exactly as far is not too far.
+    on_ahead
+        What becomes of a message that is further.
+    """
+
+    topic: str
+    max_ahead: int
+    on_ahead: OnAhead
+
+    @classmethod
+    def of_row(cls, row: sa.RowMapping) -> AheadLimit | None:
+        """Read a topic's row; None where there is no limit."""
+        if row["max_ahead"] is None:
+            return None
+        return cls(row["name"], row["max_ahead"], row["on_ahead"] or "reject")
+
+    def rejected(self, times: ClockTimes, now: Callable[[], int]) -> tuple[Rejected, ...]:
+        """Say which messages of an append are not to be written; where they are all the same, say so in the log."""
+        rejected = self.too_far(times, now())
+        if rejected and self.on_ahead == "keep":
+            _log.warning(
+                "topic %r: %d messages of an append are kept although they are too far ahead, the first: %s",
+                self.topic,
+                len(rejected),
+                rejected[0].reason,
+            )
+            return ()
+        return rejected
+
+    def too_far(self, times: ClockTimes, now: int) -> tuple[Rejected, ...]:
+        """Return the messages with a time that is too far ahead; one that is null is filled in, and never ahead."""
+        limit = pa.scalar(min(now + self.max_ahead, MAX_NS), pa.int64())
+        found: dict[int, Rejected] = {}
+        for name, column in reversed(times._asdict().items()):  # of both, publish_time is named
+            rows = pc.call_function("indices_nonzero", [pc.call_function("greater", [column, limit])])
+            found |= {row: Rejected(row, self._reason(name, column[row].as_py(), now)) for row in rows.to_pylist()}
+        return tuple(found[row] for row in sorted(found))
+
+    def _reason(self, name: str, time: int, now: int) -> str:
+        return (
+            f"{name} {format_time(time)} is {format_duration(time - now)} ahead of the clock, and topic"
+            f" {self.topic!r} takes at most {format_duration(self.max_ahead)} (max_ahead)"
+        )
+
+
+@dataclass(slots=True)
+class KnownLimit:
+    """A topic's limit as it was last read, shared by all that one open topic hands out.
+
+    Attributes
+    ----------
+    limit
+        None: there is no limit.
+    read_at
+        When it was read, on the monotonic clock.
+    """
+
+    limit: AheadLimit | None = None
+    read_at: float = -math.inf
+
+
+def check_on_ahead(on_ahead: str) -> OnAhead:
+    """Check what is to become of messages that are too far ahead."""
+    if on_ahead not in get_args(OnAhead):
+        raise InvalidArgumentError(f"on_ahead: {on_ahead!r} is none; choose from {', '.join(get_args(OnAhead))}")
+    return "keep" if on_ahead == "keep" else "reject"

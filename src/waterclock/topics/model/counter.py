@@ -1,0 +1,124 @@
+"""The counter of a topic: what every append advances, as pure rules. What they decide, the caller writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES
+from waterclock.message import Position
+from waterclock.topics.model.bounds import Bounds, peak_columns, peak_of_row, raised
+
+COUNTER_COLUMNS = (
+    *("ledger", "entries", "messages", "bytes", "ordinal", "opened_at"),
+    *(f"begin_{time}" for time in TIMES),
+    *(f"end_{time}" for time in BOUNDED),
+    *(f"peak_{time}" for time in BOUNDED),
+    *("roll_after", "roll_size"),
+)
+"""The columns of a topic's row that make its counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Where a topic stands.
+
+    Attributes
+    ----------
+    ledger
+        The open ledger.
+    entries, messages, bytes
+        What the open ledger holds.
+    ordinal
+        Number of the next message in the topic.
+    opened_at
+        When the open ledger got its first entry, ns; None while it is empty.
+    bounds
+        The open ledger's; None while it is empty.
+    peak
+        Running maximum over all closed ledgers; None while there are none.
+    roll_after, roll_size
+        When the open ledger is due to be closed: ns, bytes.
+    """
+
+    ledger: int
+    entries: int
+    messages: int
+    bytes: int
+    ordinal: int
+    opened_at: int | None
+    bounds: Bounds | None
+    peak: Mapping[str, int] | None
+    roll_after: int | None
+    roll_size: int
+
+    @classmethod
+    def of_row(cls, row: Mapping[Any, Any]) -> Self:
+        """Read a topic's row."""
+        plain = ("ledger", "entries", "messages", "bytes", "ordinal", "opened_at", "roll_after", "roll_size")
+        return cls(bounds=Bounds.of_row(row), peak=peak_of_row(row), **{name: row[name] for name in plain})
+
+    @property
+    def position(self) -> Position:
+        """The position that the next message gets, unless the ledger rolls first."""
+        return Position(self.ledger, self.entries, 0)
+
+    def is_due(self, now: int) -> bool:
+        """Say whether the open ledger has to be closed before the next append."""
+        if self.opened_at is None:
+            return False
+        return self.bytes >= self.roll_size or (self.roll_after is not None and now - self.opened_at >= self.roll_after)
+
+    def appended(self, messages: int, size: int, bounds: Bounds, now: int) -> Counter:
+        """Count one more entry."""
+        return replace(
+            self,
+            entries=self.entries + 1,
+            messages=self.messages + messages,
+            bytes=self.bytes + size,
+            ordinal=self.ordinal + messages,
+            opened_at=now if self.opened_at is None else self.opened_at,
+            bounds=bounds.joined(self.bounds),
+        )
+
+    def rolled(self) -> Counter:
+        """Open the next ledger."""
+        peak = self.peak if self.bounds is None else raised(self.peak, self.bounds.end)
+        return replace(
+            self, ledger=self.ledger + 1, entries=0, messages=0, bytes=0, opened_at=None, bounds=None, peak=peak
+        )
+
+    def columns(self) -> dict[str, int | None]:
+        """Name the values as the topic's row does."""
+        return {
+            "ledger": self.ledger,
+            "entries": self.entries,
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "ordinal": self.ordinal,
+            "opened_at": self.opened_at,
+            **_bounds_columns(self.bounds),
+            **peak_columns(self.peak),
+        }
+
+    def closed_ledger(self, now: int) -> dict[str, int | str | None]:
+        """Give the row of the ledger that `rolled` leaves behind."""
+        return {
+            "ledger": self.ledger,
+            "state": "closed",
+            "entries": self.entries,
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "first_ordinal": self.ordinal - self.messages,
+            "opened_at": self.opened_at,
+            "closed_at": now,
+            **_bounds_columns(self.bounds),
+            **peak_columns(self.rolled().peak),
+        }
+
+
+def _bounds_columns(bounds: Bounds | None) -> Mapping[str, int | None]:
+    if bounds is not None:
+        return bounds.columns()
+    return {f"begin_{time}": None for time in TIMES} | {f"end_{time}": None for time in BOUNDED}

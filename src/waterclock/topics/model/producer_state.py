@@ -1,0 +1,271 @@
+"""The numbers of a producer's messages, as pure rules: which append is new, which is a repeat, and which is a mistake.
+
+A producer's numbers only grow. What it has appended is remembered twice: its last appends one by one, with position and
+checksum, and all numbers that were ever appended, as ranges. Both are bounded, and what is forgotten is never taken for
+appended: an append of which nothing is known any more is an error, since dropping it could lose messages in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+from waterclock.errors import InvalidArgumentError, ProducerFencedError
+from waterclock.message import Position
+
+REMEMBERED = 5
+"""Appends of a producer whose positions and contents are remembered."""
+
+RANGES = 32
+"""Ranges of appended numbers that are kept of a producer: of numbers below them nothing is known."""
+
+LARGEST = (1 << 63) - 1
+"""The largest number that a message may have."""
+
+
+class NumbersUsedError(InvalidArgumentError):
+    """An append has numbers that its producer used for other messages, or whose messages are not known any more."""
+
+
+class ProducerAppend(NamedTuple):
+    """A producer, and which of its messages it appends.
+
+    Attributes
+    ----------
+    name
+        The producer's name in its topic.
+    first, last
+        Numbers of the first and the last message of the append.
+    producer_epoch
+        Which instance of the producer it is; None: any.
+    checksum
+        Of the messages' contents (`waterclock.topics.format.content_checksum`); None: these are not compared.
+    """
+
+    name: str
+    first: int
+    last: int
+    producer_epoch: int | None = None
+    checksum: int | None = None
+
+
+class Verdict(NamedTuple):
+    """How the messages of an append were judged of which some were rejected, so that a repeat is judged alike.
+
+    Attributes
+    ----------
+    judged_at
+        When, ns.
+    max_ahead
+        The limit of the topic at that time, ns.
+    rejected
+        How many were rejected.
+    """
+
+    judged_at: int
+    max_ahead: int
+    rejected: int
+
+
+class Repeat(NamedTuple):
+    """An append that the topic holds already.
+
+    Attributes
+    ----------
+    first
+        Its position; None where that is forgotten, or where all of its messages were rejected.
+    verdict
+        None if no message was rejected, or if that is forgotten.
+    """
+
+    first: Position | None
+    verdict: Verdict | None = None
+
+
+class AppendMetadata(NamedTuple):
+    """One of a producer's last appends.
+
+    Attributes
+    ----------
+    first, last
+        Numbers of its first and its last message.
+    ledger, entry
+        Where it stands; None where all of its messages were rejected.
+    checksum
+        Of the messages that were given; None where an earlier version wrote it.
+    verdict
+        As of `Repeat`.
+    """
+
+    first: int
+    last: int
+    ledger: int | None
+    entry: int | None
+    checksum: int | None = None
+    verdict: Verdict | None = None
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> Self:
+        """Read what the catalogue keeps of an append."""
+        found = cls(*values)
+        return found if found.verdict is None else found._replace(verdict=Verdict(*found.verdict))
+
+    @property
+    def position(self) -> Position | None:
+        """Position of its first message."""
+        return None if self.ledger is None or self.entry is None else Position(self.ledger, self.entry, 0)
+
+
+class Range(NamedTuple):
+    """Numbers that were appended, ends included; where ``first`` is None, numbers of which nothing is known."""
+
+    first: int | None
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """What a topic knows about one producer.
+
+    Attributes
+    ----------
+    producer_epoch
+        Its newest instance.
+    last
+        Number of its last message; None where it has none.
+    recent
+        Its last appends, oldest first, at most `REMEMBERED`.
+    covered
+        The numbers that it has appended, joined where they touch, at most `RANGES`.
+    """
+
+    producer_epoch: int
+    last: int | None = None
+    recent: tuple[AppendMetadata, ...] = ()
+    covered: tuple[Range, ...] = ()
+
+    @classmethod
+    def read(cls, producer_epoch: int, last: int | None, recent: str, covered: str) -> Self:
+        """Read a row of the catalogue."""
+        appends = tuple(AppendMetadata.read(each) for each in json.loads(recent))
+        return cls(producer_epoch, last, appends, tuple(Range(*each) for each in json.loads(covered)))
+
+    def columns(self) -> dict[str, Any]:
+        """Name the values as the catalogue does."""
+        return {
+            "producer_epoch": self.producer_epoch,
+            "last_sequence": self.last,
+            "recent": json.dumps(self.recent),
+            "covered": json.dumps(self.covered),
+        }
+
+    def holds(self, number: int) -> bool | None:
+        """Say whether a message of this number was appended; None where that is not known any more."""
+        for each in self.covered:
+            if number <= each.last:
+                return None if each.first is None else number >= each.first
+        return False
+
+    def find_repeat(self, append: ProducerAppend, topic: str) -> Repeat | None:
+        """Look whether the topic holds an append already; None where it is to be written.
+
+        Raises
+        ------
+        ProducerFencedError
+            Where a newer instance of the producer has taken over.
+        NumbersUsedError
+            Where its numbers were used for other messages, were appended in part, or lie before the last without
+            having been appended.
+        """
+        if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
+            raise ProducerFencedError(
+                f"producer {append.name!r} of topic {topic!r}: this instance has producer epoch"
+                f" {append.producer_epoch}, and producer epoch {self.producer_epoch} has taken over; stop this one"
+            )
+        if self.last is None or append.first > self.last:
+            return None
+        for each in self.recent:
+            if (each.first, each.last) == (append.first, append.last):
+                if None not in (each.checksum, append.checksum) and each.checksum != append.checksum:
+                    raise NumbersUsedError(
+                        f"{_numbers(append)} were appended before with other messages; give other messages other"
+                        f" numbers, and go on after {self.last}"
+                    )
+                return Repeat(each.position, each.verdict)
+        before = not self.recent or append.last < self.recent[0].first
+        if before and any(_within(append, each) for each in self.covered):
+            return Repeat(None)
+        raise NumbersUsedError(self._reason(append))
+
+    def _reason(self, append: ProducerAppend) -> str:
+        unknown = self.covered[0].last if self.covered and self.covered[0].first is None else None
+        if unknown is not None and append.first <= unknown and not self._meets_recent(append):
+            return (
+                f"{_numbers(append)} lie before what is remembered of the producer, which has appended up to"
+                f" {self.last}, so whether the topic holds them is not known any more; look into the topic, and append"
+                f" what is missing with numbers after {self.last}, or as another producer"
+            )
+        if not any(
+            each.first is None or (append.first <= each.last and append.last >= each.first) for each in self.covered
+        ):
+            return (
+                f"{_numbers(append)} were never appended, and the producer has appended up to {self.last}; numbers only"
+                f" grow: append them with numbers after {self.last}, or as another producer"
+            )
+        return (
+            f"the producer has appended up to {self.last}; {_numbers(append)} overlap that without being one of its"
+            " appends; repeat an append whole, or go on after the last"
+        )
+
+    def _meets_recent(self, append: ProducerAppend) -> bool:
+        return any(append.first <= each.last and append.last >= each.first for each in self.recent)
+
+    def appended(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None = None) -> Numbering:
+        """Note an append whose numbers lie after all others; what is given is as of `AppendMetadata`."""
+        place = (None, None) if position is None else position[:2]
+        newest = AppendMetadata(append.first, append.last, *place, append.checksum, verdict)
+        return replace(
+            self,
+            last=append.last,
+            recent=(*self.recent, newest)[-REMEMBERED:],
+            covered=_joined(self.covered, append.first, append.last),
+        )
+
+
+def check_sequence(sequence: object, messages: int) -> int:
+    """Check the number of the first of some messages.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where it is no int from 0 on, or the last message's number were larger than `LARGEST`.
+    """
+    if not isinstance(sequence, int) or isinstance(sequence, bool):
+        raise InvalidArgumentError(
+            f"sequence: {sequence!r} is a {type(sequence).__name__}; give an int, the number of the first message"
+        )
+    if not 0 <= sequence <= LARGEST - messages + 1:
+        raise InvalidArgumentError(
+            f"sequence: {sequence} is no number for the first of {messages} messages; they go from 0 to {LARGEST}"
+        )
+    return sequence
+
+
+def _joined(covered: Sequence[Range], first: int, last: int) -> tuple[Range, ...]:
+    if covered and covered[-1].last + 1 == first and covered[-1].first is not None:
+        return (*covered[:-1], Range(covered[-1].first, last))
+    ranges = (*covered, Range(first, last))
+    if len(ranges) <= RANGES:
+        return ranges
+    # The oldest are forgotten: a repeat of those is an error from here on, which is better than a message that is lost.
+    return (Range(None, ranges[1].last), *ranges[2:])
+
+
+def _within(append: ProducerAppend, numbers: Range) -> bool:
+    return numbers.first is not None and append.first >= numbers.first and append.last <= numbers.last
+
+
+def _numbers(append: ProducerAppend) -> str:
+    return f"sequence: the numbers {append.first} to {append.last} of producer {append.name!r}"

@@ -1,0 +1,328 @@
+"""Finding the first message at or after a time, with one catalogue query and at most one ranged read of a file.
+
+A running maximum never falls, however disordered the times are, and the first message with ``time >= t`` is the
+first at which the running maximum reaches t. So each level (ledger, entry or row group, message) is one search.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import sqlalchemy as sa
+
+from waterclock.database.schema.topic_catalogue import entries, ledgers, topics
+from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.message import Position
+from waterclock.time import Time
+from waterclock.topics.catalogue.damage_policy import Damage, OnDamage, located
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.format.entries import decode_entries
+from waterclock.topics.model.bounds import time_column
+from waterclock.topics.model.literals import By
+from waterclock.topics.reading.measuring import measure_ledger
+from waterclock.topics.reading.positions import Place, place_of
+from waterclock.topics.reading.reading import check_position, path_now
+from waterclock.topics.reading.sealed_ledger import SealedLedger
+from waterclock.topics.store.ledger_files import LostFileError
+
+FINDABLE: tuple[By, ...] = get_args(By)
+
+_TOPIC = sa.bindparam("topic", type_=sa.BigInteger)
+_TIME = sa.bindparam("time", type_=sa.BigInteger)
+
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """Where a time is in a topic.
+
+    Attributes
+    ----------
+    position
+        Of the first message at or after the time; where there is none, the position of the next to be written.
+    found
+        Whether there is such a message.
+    """
+
+    position: Position
+    found: bool
+
+
+def check_by(by: str) -> By:
+    """Check the name of a time."""
+    if by not in FINDABLE:
+        raise InvalidArgumentError(f"by: {by!r} is no time of a message; choose from {', '.join(FINDABLE)}")
+    return by
+
+
+def find_first(
+    storage: Storage,
+    by: str,
+    time: int,
+    after: int | None = None,
+    on_damage: OnDamage = "raise",
+    *,
+    at_lost: bool = False,
+) -> Found:
+    """Find the first message that is left with ``by`` at or after ``time``.
+
+    After *PIP-345: Optimize finding message by timestamp* ('Detailed Design'), where it is step 12.
+
+    A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
+
+    Parameters
+    ----------
+    by
+        publish_time, event_time, receive_time or effective_time.
+    time
+        ns since the epoch.
+    after
+        Number of a ledger that is not open: only those that follow it are searched.
+    on_damage
+        ``skip``: where the message is in an entry or a row group that is damaged, give where that begins, for a reader
+        who passes over it. Of a ledger of which everything is damaged, where the ledger begins.
+    at_lost
+        Do not pass over a ledger whose file is lost, but give where it begins, where it may hold the message.
+
+    Raises
+    ------
+    DamagedError
+        Where the message is in something that is damaged.
+    UnavailableError
+        Where a file cannot be read now, but may be later.
+    """
+    lost = -1 if after is None else after  # up to this one, ledgers without bounds are out of the question
+    while True:
+        row = _look(storage, by, time, after, lost)
+        unmeasured = _unmeasured(row)
+        if unmeasured is not None:
+            if not _measured(storage, unmeasured):
+                if at_lost:
+                    return Found(Position(unmeasured, 0, 0), found=True)
+                lost = unmeasured
+                after = unmeasured if unmeasured == row["ledger"] else after
+        elif row["data"] is not None:
+            return Found(_place_in_entry(storage, row, by, time, on_damage), found=True)
+        elif row["ledger"] is None:
+            return Found(Position(row["open_ledger"], row["open_entries"], 0), found=False)
+        else:
+            place = _place_in_file(storage, row, by, time, on_damage, at_lost=at_lost)
+            if place is not None:
+                return Found(place, found=True)
+            after = row["ledger"]
+
+
+def find_newest(storage: Storage, by: str) -> Found:
+    """Find the first of the messages with the largest ``by``; not found in a topic without messages.
+
+    The catalogue's largest time may belong to messages that were deleted or lost since. Then no message is found for
+    it, and the next smaller end of a ledger is tried.
+    """
+    time = _largest(storage, by)
+    while time is not None:
+        found = find_first(storage, by, time)
+        if found.found:
+            return found
+        time = _largest_below(storage, by, time)
+    return Found(storage.head(), found=False)
+
+
+def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
+    """Find where a reader begins that wants what is at or after a time.
+
+    That is the first such message, unless something that is lost or missing before it may hold an earlier one: then the
+    reader begins there, and meets it. The arguments are those of `find_first`.
+    """
+    found = find_first(storage, by, time, on_damage=on_damage, at_lost=True)
+    ledger = found.position.ledger
+    before = sa.select(sa.func.max(ledgers.c.ledger)).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger < ledger
+    )
+    with storage.backend.snapshot() as connection:
+        topic = storage.row(connection)
+        last = connection.execute(before).scalar()
+    missing = topic["first_ledger"] if last is None else last + 1
+    reached = topic[f"peak_{by}"]  # over all ledgers that were closed, also those that are missing
+    if missing >= ledger or (ledger == topic["ledger"] and (reached is None or reached < time)):
+        return found
+    return Found(Position(missing, 0, 0), found=True)
+
+
+def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
+    """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
+
+    A time is meant as ``by`` says, and may be written as how long ago: ``"2h"``. ``on_damage`` is as of `find_first`.
+    """
+    damage = Damage(storage.name, on_damage, quiet=True)
+    if isinstance(start, Position):
+        return place_of(storage, check_position(start, "start"), damage)
+    if start == "earliest":
+        return place_of(storage, Position(0, 0, 0))
+    if start == "latest":
+        return place_of(storage, storage.head())
+    time = storage.time(start, "start")
+    return place_of(storage, find_start(storage, by, time, on_damage).position, damage)
+
+
+@cache
+def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tuple[Any, ...]]:
+    """Build the one catalogue query of a find: the ledger, and in an unsealed one the entry, that hold the answer.
+
+    Its parameters are ``topic``, ``time``, ``lost`` and, where ledgers are searched by their own bounds, ``after``.
+    """
+    found = ledgers.alias("found")
+    entry = entries.alias("entry")
+    here = sa.func.coalesce(found.c.ledger, topics.c.ledger)
+    peak = entries.c[f"peak_{by}"]
+    first_entry = (
+        sa.select(entries.c.entry)
+        .where(entries.c.topic_id == _TOPIC, entries.c.ledger == here, peak >= _TIME)
+        .order_by(peak, entries.c.entry)
+        .limit(1)
+        .correlate(topics, found)
+        .scalar_subquery()
+    )
+    first_ledger = _first_by_peak(by) if by_running_maximum else _first_by_end(by)
+    unsealed = sa.or_(found.c.state.is_(None), found.c.state == "closed")
+    return (
+        sa.select(
+            topics.c.ledger.label("open_ledger"),
+            topics.c.entries.label("open_entries"),
+            _first_unmeasured(by).label("unmeasured"),
+            found.c.ledger,
+            found.c.state,
+            found.c.messages,
+            found.c.path,
+            found.c.file_bytes,
+            found.c.footer,
+            found.c.row_groups,
+            found.c.checksums,
+            found.c[f"end_{by}"].label("end"),
+            entry.c.ledger.label("entry_ledger"),
+            entry.c.entry,
+            entry.c.data,
+        )
+        .select_from(topics)
+        .outerjoin(found, sa.and_(found.c.topic_id == _TOPIC, found.c.ledger == first_ledger))
+        .outerjoin(
+            entry,
+            sa.and_(entry.c.topic_id == _TOPIC, entry.c.ledger == here, entry.c.entry == first_entry, unsealed),
+        )
+        .where(topics.c.id == _TOPIC)
+    )
+
+
+def _first_by_peak(by: str) -> sa.ScalarSelect[Any]:
+    peak = ledgers.c[f"peak_{by}"]
+    statement = sa.select(ledgers.c.ledger).where(ledgers.c.topic_id == _TOPIC, peak >= _TIME)
+    return statement.order_by(peak, ledgers.c.ledger).limit(1).scalar_subquery()
+
+
+def _first_by_end(by: str) -> sa.ScalarSelect[Any]:
+    reaching = (ledgers.c[f"end_{by}"] >= _TIME, ledgers.c.ledger > sa.bindparam("after", type_=sa.BigInteger))
+    statement = sa.select(ledgers.c.ledger).where(ledgers.c.topic_id == _TOPIC, *reaching)
+    return statement.order_by(ledgers.c.ledger).limit(1).scalar_subquery()
+
+
+def _first_unmeasured(by: str) -> sa.ScalarSelect[Any]:
+    statement = sa.select(sa.func.min(ledgers.c.ledger)).where(
+        ledgers.c.topic_id == _TOPIC,
+        ledgers.c[f"peak_{by}"].is_(None),
+        ledgers.c.ledger > sa.bindparam("lost", type_=sa.BigInteger),
+        ledgers.c.messages > 0,
+    )
+    return statement.scalar_subquery()
+
+
+def _largest(storage: Storage, by: str) -> int | None:
+    """Read the largest time of all ledgers, measuring those without bounds first."""
+    peak, end = topics.c[f"peak_{by}"], topics.c[f"end_{by}"]
+    unmeasured = _first_unmeasured(by).label("unmeasured")
+    statement = sa.select(peak.label("closed"), end.label("open"), unmeasured).where(topics.c.id == _TOPIC)
+    lost = -1
+    while True:
+        with storage.backend.snapshot() as connection:
+            found = connection.execute(statement, {"topic": storage.topic_id, "lost": lost}).mappings().one_or_none()
+        row = storage.present(found)
+        if row["unmeasured"] is None:
+            return max((time for time in (row["closed"], row["open"]) if time is not None), default=None)
+        if not _measured(storage, row["unmeasured"]):
+            lost = row["unmeasured"]
+
+
+def _largest_below(storage: Storage, by: str, time: int) -> int | None:
+    """Read the largest time before ``time`` that a ledger ends with. No index has the ends, so this reads them all."""
+    end = ledgers.c[f"end_{by}"]
+    closed = sa.select(sa.func.max(end)).where(
+        ledgers.c.topic_id == storage.topic_id, ledgers.c.state != "lost", end < time
+    )
+    with storage.backend.snapshot() as connection:
+        ends = [connection.execute(closed).scalar(), storage.row(connection)[f"end_{by}"]]
+    return max((each for each in ends if each is not None and each < time), default=None)
+
+
+def _look(storage: Storage, by: str, time: int, after: int | None, lost: int) -> sa.RowMapping:
+    statement = find_statement(by, by_running_maximum=after is None)
+    parameters = {"topic": storage.topic_id, "time": time, "lost": lost, "after": after}
+    with storage.backend.snapshot() as connection:
+        return storage.present(connection.execute(statement, parameters).mappings().one_or_none())
+
+
+def _unmeasured(row: sa.RowMapping) -> int | None:
+    """Name a ledger without bounds that could hold the answer: the one found, or one before it."""
+    found, unmeasured = row["ledger"], row["unmeasured"]
+    if unmeasured is not None and (found is None or unmeasured < found):
+        return unmeasured
+    return found if row["end"] is None and row["messages"] else None
+
+
+def _measured(storage: Storage, ledger: int) -> bool:
+    try:
+        measure_ledger(storage, ledger)
+    except LostFileError as error:
+        path_now(storage, ledger)  # an error, where the whole topic has moved
+        _log.warning("find passes over ledger %d of topic %r: %s", ledger, storage.name, error)
+        return False
+    return True
+
+
+def _place_in_entry(storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage) -> Position:
+    ledger = row["entry_ledger"]
+    try:
+        batch = decode_entries(ledger, [(row["entry"], row["data"])], _columns(by)).batch
+    except DamagedError as error:
+        Damage(storage.name, on_damage, quiet=True).meet(located(error, storage.name, ledger=ledger), 0)
+        return Position(ledger, row["entry"], 0)
+    first = int(np.argmax(time_column(batch, by).to_numpy() >= time))
+    return Position(row["entry_ledger"], row["entry"], first)
+
+
+def _place_in_file(
+    storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage, *, at_lost: bool
+) -> Position | None:
+    if row["end"] is None or row["end"] < time or row["state"] != "sealed":
+        return None  # it is empty, or its running maximum came from a ledger that was deleted
+    start = Position(row["ledger"], 0, 0)
+    try:
+        file = SealedLedger(storage, row)
+        group = next(number for number, group in enumerate(file.groups) if group.peak[by] >= time)
+        start = Position(row["ledger"], file.groups[group].entry, file.groups[group].index)
+        table = file.read(group, [*_columns(by), "entry", "index"])
+    except DamagedError as error:
+        Damage(storage.name, on_damage, quiet=True).meet(error, 0)
+        return start
+    except LostFileError as error:
+        path_now(storage, row["ledger"])  # an error, where the whole topic has moved
+        if at_lost:
+            return start
+        _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)
+        return None
+    first = int(np.argmax(time_column(table, by).to_numpy() >= time))
+    return Position(row["ledger"], table["entry"][first].as_py(), table["index"][first].as_py())
+
+
+def _columns(by: str) -> tuple[str, ...]:
+    return ("publish_time", "receive_time") if by == "effective_time" else (by,)

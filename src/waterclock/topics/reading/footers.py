@@ -1,0 +1,132 @@
+"""The footers of ledger files: what says where everything lies. Of each there are two copies, one to mend the other.
+
+One is in the file, one in the catalogue: at the ledger whose file it is, or, where ledgers share a file, at the last of
+them, because retention deletes from the first on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from waterclock.database.schema.topic_catalogue import ledgers
+from waterclock.errors import DamagedError, UnavailableError
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.format.file_checksums import footer_checksum
+from waterclock.topics.format.layout import check_layout
+from waterclock.topics.store.ledger_files import LedgerFiles
+from waterclock.topics.store.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
+
+MAGIC = b"PAR1"
+"""How a file of Parquet begins and ends."""
+
+_END = 8  # bytes behind the metadata: its length and the magic
+_AT_ONCE = 64 << 10
+
+_log = logging.getLogger(__name__)
+
+
+def parsed_footer(
+    files: LedgerFiles,
+    path: str,
+    size: int,
+    copy: bytes | None,
+    expected: int | None,
+    fallback: Callable[[], bytes | None] | None = None,
+) -> pq.FileMetaData:
+    """Check and parse a file's footer.
+
+    Parameters
+    ----------
+    files, path
+        The file. Its own footer is read where there is no copy, or that is damaged; once in a while.
+    size
+        Its length in bytes.
+    copy
+        The catalogue's copy, where the caller has it.
+    expected
+        The footer's checksum; None if the catalogue does not know the file: its footer is compared with how ledger
+        files are laid out.
+    fallback
+        Fetches the catalogue's copy; asked where the file's own is damaged.
+
+    Raises
+    ------
+    DamagedError
+        Where no copy is whole.
+    LostFileError
+        Where the file's own is needed, and the file is gone.
+    """
+    name = files.name(path)
+    if copy is not None:
+        try:
+            return _parsed(copy, size, expected, f"the catalogue's copy of the footer of {name}")
+        except DamagedError as error:
+            _log.warning("%s; the file's own is used", error)
+    try:
+        return _own(files, path, size, expected)
+    except DamagedError as error:
+        other = None if fallback is None else fallback()
+        if other is None:
+            raise
+        _log.warning("%s; the catalogue's copy is used", error)
+        return _parsed(other, size, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
+
+
+def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
+    """Fetch the catalogue's copy of the footer of a file, whichever ledger keeps it."""
+    copy = sa.func.coalesce(ledgers.c.footer, ledgers.c.shared_footer)
+    statement = sa.select(copy).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == path, copy.is_not(None))
+    with storage.backend.snapshot() as connection:
+        return connection.execute(statement.limit(1)).scalar()
+
+
+@lru_cache(maxsize=16)
+def _own(files: LedgerFiles, path: str, size: int, expected: int | None) -> pq.FileMetaData:
+    # A file never changes under its name, so what was read once is right for ever.
+    return _parsed(read_footer(files, path), size, expected, f"the footer of {files.name(path)}")
+
+
+def read_footer(files: LedgerFiles, path: str) -> bytes:
+    """Read a file's footer, in the form in which the catalogue keeps its copy.
+
+    Raises
+    ------
+    DamagedError
+        Where the file does not end as a file of Parquet does.
+    LostFileError
+        Where it is gone.
+    UnavailableError
+        Where it cannot be reached now.
+    """
+    with files.open(path) as file:
+        try:
+            size = file.size()
+            end = _tail(file, size, min(size, _AT_ONCE))
+            length = int.from_bytes(end[-_END:-4], "little") + _END
+            if end[-4:] != MAGIC or length > size:
+                raise DamagedError(f"the footer of {files.name(path)} is damaged: it does not end as Parquet does")
+            return MAGIC + (end[-length:] if length <= len(end) else _tail(file, size, length))
+        except OSError as error:
+            raise UnavailableError(f"cannot read {files.name(path)}: {error}") from error
+
+
+def _tail(file: pa.NativeFile, size: int, length: int) -> bytes:
+    file.seek(size - length)
+    return file.read(length)
+
+
+def _parsed(data: bytes, size: int, expected: int | None, name: str) -> pq.FileMetaData:
+    if expected is not None and footer_checksum(data) != expected:
+        raise DamagedError(f"{name} is damaged: it does not match its checksum")
+    try:
+        if expected is None:
+            check_layout(data[len(MAGIC) :], size - len(data) + len(MAGIC), (FILE_SCHEMA, SHARED_SCHEMA))
+        return pq.read_metadata(pa.BufferReader(data))
+    except (DamagedError, pa.ArrowException, OSError, ValueError) as error:
+        raise DamagedError(f"{name} is damaged: {error}") from error

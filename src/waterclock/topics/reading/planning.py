@@ -1,0 +1,292 @@
+"""Planning: a range of a topic is cut into slices, from what the catalogue knows, without opening a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.topic_catalogue import entries, ledgers
+from waterclock.errors import DamagedError
+from waterclock.message import Position
+from waterclock.topics.catalogue.damage_policy import Damage, located
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.catalogue.tombstones import KEPT
+from waterclock.topics.format.row_groups import RowGroup
+from waterclock.topics.model.counter import Counter
+from waterclock.topics.reading.contiguity import look_in, missing_ledgers
+from waterclock.topics.reading.pruning import ALL, ReadFilter
+from waterclock.topics.reading.sealed_ledger import SealedLedger, checked_row_groups
+from waterclock.topics.reading.slicing import Slice
+from waterclock.topics.store.ledger_files import LostFileError
+
+
+def plan_slices(
+    storage: Storage,
+    start: Position,
+    stop: Position | None,
+    max_messages: int,
+    wanted: ReadFilter = ALL,
+    damage: Damage | None = None,
+) -> list[Slice]:
+    """Cut what is wanted of a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
+
+    A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
+    compacted since from where it is now. A ledger that was deleted since can be read until its grace time has ended.
+
+    Parameters
+    ----------
+    damage
+        Decides about ledgers that are missing or of which the catalogue says nothing whole; None: that is an error.
+        Entries are looked at by those who read the slices.
+
+    Raises
+    ------
+    DamagedError
+        Where there are such.
+    """
+    damage = damage or Damage(storage.name)
+    statement = (
+        _ledgers_of(storage, wanted)
+        .where(ledgers.c.ledger >= start.ledger)
+        .where(sa.or_(ledgers.c.state == "lost", sa.and_(sa.true(), *wanted.conditions(ledgers))))
+        .order_by(ledgers.c.ledger)
+    )
+    with storage.backend.snapshot() as connection:
+        topic = storage.row(connection)
+        head = Counter.of_row(topic).position
+        end = head if stop is None else min(stop, head)
+        for gap in missing_ledgers(storage, connection, start, end, topic):
+            damage.meet(gap.error, gap.messages)
+        plan = _Plan(storage, connection, start, end, max_messages, wanted, damage)
+        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings():
+            try:
+                plan.add_ledger(row)
+            except DamagedError as error:
+                damage.meet(located(error, storage.name, ledger=row["ledger"]), row["messages"])
+            except LostFileError as error:
+                damage.meet(error, row["messages"])
+        if end.ledger == head.ledger:
+            plan.add_entries(head.ledger, head.entry)
+        return plan.slices()
+
+
+class _Piece(NamedTuple):
+    """What is not cut, or need not be: an entry, a row group of a ledger, or a whole sealed ledger.
+
+    Attributes
+    ----------
+    start, stop, messages, path
+        As of `Slice`.
+    numbers
+        The first and the last of the file's row groups that hold it; None: all that hold the ledger.
+    size, checksums
+        The file's length in bytes, and what the catalogue keeps of its checksums for the ledger.
+    """
+
+    start: Position
+    stop: Position
+    messages: int
+    path: str | None = None
+    numbers: tuple[int, int] | None = (0, 0)
+    size: int = 0
+    checksums: bytes | None = None
+
+
+def _ledgers_of(storage: Storage, wanted: ReadFilter) -> sa.Select[*tuple[Any, ...]]:
+    columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "entries", "messages", "path")]
+    columns += [ledgers.c.file_bytes, ledgers.c.checksums, ledgers.c.lost_in_file]
+    columns += [ledgers.c[f"{end}_{time}"] for time in wanted.times for end in ("begin", "end")]
+    columns.append((ledgers.c.bytes != ledgers.c.file_bytes).label("shares"))  # its part of the file is not all of it
+    return sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id)
+
+
+class _Plan:
+    """Joins pieces of one ledger or of one file that follow one another into slices.
+
+    It looks into a ledger only where that has to be cut: where it holds more than a slice may, where the range begins
+    or ends in it, where not all of it is wanted, and where a slice begins or ends in a file that ledgers share.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        connection: sa.Connection,
+        start: Position,
+        stop: Position,
+        max_messages: int,
+        wanted: ReadFilter,
+        damage: Damage,
+    ) -> None:
+        self._storage = storage
+        self._connection = connection
+        self._start = start
+        self._stop = stop
+        self._max_messages = max_messages
+        self._wanted = wanted
+        self._damage = damage
+        self._url = storage.backend.url.render_as_string(hide_password=False)
+        self._slices: list[Slice] = []
+        self._run: tuple[_Piece, _Piece] | None = None  # the first and the last piece of the slice to come
+        self._messages = 0
+        self._checksums: dict[bytes, None] = {}  # of the ledgers of the slice to come, each once, in order
+
+    def add_ledger(self, row: sa.RowMapping) -> None:
+        """Add a ledger that is not open."""
+        if self._stop == Position(row["ledger"], 0, 0):
+            return
+        if row["state"] == "lost":
+            self._end_run()  # no slice goes across it: the file that it shared may hold it still
+        elif row["state"] != "sealed":
+            self.add_entries(row["ledger"], row["entries"])
+        elif not self._add_whole(row):
+            for piece in self._row_groups(row):
+                self._join(piece)
+
+    def add_entries(self, ledger: int, count: int) -> None:
+        """Add the entries of a ledger that is not sealed and has had so many."""
+        chosen = sa.and_(KEPT, *self._wanted.conditions(entries)).label("chosen")
+        statement = (
+            sa.select(entries.c.entry, entries.c.messages, chosen)
+            .where(entries.c.topic_id == self._storage.topic_id, entries.c.ledger == ledger)
+            .order_by(entries.c.entry)
+        )
+        rows = self._connection.execute(statement).all()
+        self._meet_missing(ledger, [row.entry for row in rows], count)
+        for row in rows:
+            if row.chosen:
+                messages = self._within(ledger, row.entry, row.messages)
+                self._join(_Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), messages))
+
+    def _within(self, ledger: int, entry: int, count: int) -> int:
+        """Say how many messages of an entry are in the range, so that a reader knows when some are gone."""
+        first = self._start.index if self._start[:2] == (ledger, entry) else 0
+        behind = min(self._stop.index, count) if self._stop[:2] == (ledger, entry) else count
+        return max(behind - first, 0)
+
+    def _meet_missing(self, ledger: int, numbers: Sequence[int], count: int) -> None:
+        """Say which entries are missing: they lie in no slice, so no reader would come across them later."""
+        for before, behind in pairwise([-1, *numbers, count]):
+            first, end = Position(ledger, before + 1, 0), Position(ledger, behind, 0)
+            if behind > before + 1 and first < self._stop and end > self._start:
+                begin, stop = max(first, self._start), min(end, self._stop)
+                for gap in look_in(self._storage, self._connection, begin, stop, None).gaps:
+                    self._damage.meet(gap.error, gap.messages)
+
+    def slices(self) -> list[Slice]:
+        """Give what was joined."""
+        self._end_run()
+        return self._slices
+
+    def _add_whole(self, row: sa.RowMapping) -> bool:
+        """Add a sealed ledger in one piece, where none of it is left out and it fits into a slice."""
+        ledger = row["ledger"]
+        start, stop = Position(ledger, 0, 0), Position(ledger + 1, 0, 0)
+        if start < self._start or stop > self._stop or row["lost_in_file"] or not self._wants_all(row):
+            return False
+        if not row["shares"]:
+            if row["messages"] > self._max_messages:
+                return False
+            self._end_run()
+            checksums = () if row["checksums"] is None else (row["checksums"],)
+            self._cut(start, stop, row["messages"], row["path"], None, row["file_bytes"], checksums)
+            return True
+        joins = self._run is not None and self._run[1].path == row["path"]
+        if joins and self._run is not None and self._run[1].stop != start:
+            return False
+        if (self._messages if joins else 0) + row["messages"] > self._max_messages:
+            return False
+        place = (start, stop, row["messages"], row["path"], None)
+        self._add(_Piece(*place, row["file_bytes"], row["checksums"]), goes_on=joins)
+        return True
+
+    def _wants_all(self, row: sa.RowMapping) -> bool:
+        if not self._wanted.times:
+            return self._wanted.sources is None
+        return self._wanted.sources is None and all(
+            row[f"begin_{time}"] is not None and first <= row[f"begin_{time}"] and row[f"end_{time}"] <= last
+            for time, (first, last) in self._wanted.times.items()
+        )
+
+    def _row_groups(self, row: sa.RowMapping) -> list[_Piece]:
+        ledger, wanted = row["ledger"], self._wanted
+        path, size, checksums = row["path"], row["file_bytes"], row["checksums"]
+        file = None if wanted.sources is None else SealedLedger(self._storage, self._row(ledger))
+        groups = self._look_up(ledger) if file is None else file.groups
+        starts = [Position(ledger, group.entry, group.index) for group in groups]
+        stops = [*starts[1:], Position(ledger + 1, 0, 0)]
+        by_source = None
+        if file is not None:
+            by_source = wanted.row_groups(file.metadata)
+        return [
+            _Piece(starts[i], stops[i], group.messages, path, (number, number), size, checksums)
+            for i, (group, number) in enumerate(zip(groups, _numbers(groups), strict=True))
+            if (by_source is None or by_source[number]) and wanted.meets(group.bounds)
+        ]
+
+    def _look_up(self, ledger: int) -> list[RowGroup]:
+        return checked_row_groups(self._row(ledger))[0]
+
+    def _row(self, ledger: int) -> sa.RowMapping:
+        here = (ledgers.c.topic_id == self._storage.topic_id, ledgers.c.ledger == ledger)
+        return self._connection.execute(sa.select(ledgers).where(*here)).mappings().one()
+
+    def _join(self, piece: _Piece) -> None:
+        if piece.start < self._stop and piece.stop > self._start:
+            self._add(piece, goes_on=self._run is not None and self._goes_on(self._run[1], piece))
+
+    def _goes_on(self, last: _Piece, piece: _Piece) -> bool:
+        fits = self._messages + piece.messages <= self._max_messages
+        if piece.path is None:
+            return fits and last.stop == piece.start and last.start.ledger == piece.start.ledger
+        if last.path != piece.path:
+            return False
+        before, number = self._held_by(last)[1], self._held_by(piece)[0]
+        # A row group between them is recorded as lost, and is not read.
+        adjoins = last.stop == piece.start and number <= before + 1
+        # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
+        return (fits and adjoins) or before == number
+
+    def _add(self, piece: _Piece, *, goes_on: bool) -> None:
+        if not goes_on:
+            self._end_run()
+        self._run = (piece if self._run is None else self._run[0], piece)
+        self._messages += piece.messages
+        if piece.checksums is not None:
+            self._checksums[piece.checksums] = None
+
+    def _end_run(self) -> None:
+        if self._run is not None:
+            first, last = self._run
+            groups = (0, 0) if first.path is None else (self._held_by(first)[0], self._held_by(last)[1] + 1)
+            start, stop = max(self._start, first.start), min(self._stop, last.stop)
+            self._cut(start, stop, self._messages, first.path, groups, first.size, tuple(self._checksums))
+        self._run, self._messages, self._checksums = None, 0, {}
+
+    def _cut(
+        self,
+        start: Position,
+        stop: Position,
+        messages: int,
+        path: str | None,
+        groups: tuple[int, int] | None,
+        size: int,
+        checksums: tuple[bytes, ...],
+    ) -> None:
+        storage = self._storage
+        where = (self._url, storage.topic_id, storage.name, storage.files)
+        self._slices.append(Slice(*where, start, stop, messages, path, groups, size, checksums))
+
+    def _held_by(self, piece: _Piece) -> tuple[int, int]:
+        """Say which row groups of the file hold a piece: the first and the last."""
+        if piece.numbers is not None:
+            return piece.numbers
+        numbers = _numbers(self._look_up(piece.start.ledger))
+        return numbers[0], numbers[-1]
+
+
+def _numbers(groups: Sequence[RowGroup]) -> list[int]:
+    """Say which row groups of the file those of a ledger are."""
+    return [number if group.number is None else group.number for number, group in enumerate(groups)]

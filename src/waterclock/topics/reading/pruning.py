@@ -1,0 +1,59 @@
+"""What a reader of a range does not want, as far as the catalogue and a file's statistics can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow.parquet as pq
+import sqlalchemy as sa
+
+from waterclock.topics.model.bounds import Bounds
+
+
+@dataclass(frozen=True)
+class ReadFilter:
+    """Limits within which messages are wanted. Pieces without such a message need not be read.
+
+    Attributes
+    ----------
+    times
+        By event_time, publish_time and receive_time: the smallest and the largest wanted, ns.
+    sources
+        The sources wanted; None: all.
+    """
+
+    times: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    sources: Collection[str] | None = None
+
+    def conditions(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
+        """Say in SQL which ledgers or entries may hold a wanted message; those without bounds may."""
+        return [
+            sa.or_(
+                table.c[f"begin_{time}"].is_(None),
+                sa.and_(table.c[f"begin_{time}"] <= last, table.c[f"end_{time}"] >= first),
+            )
+            for time, (first, last) in self.times.items()
+        ]
+
+    def meets(self, bounds: Bounds) -> bool:
+        """Say whether messages with these bounds may hold a wanted one."""
+        return all(
+            bounds.begin[time] <= last and bounds.end[time] >= first for time, (first, last) in self.times.items()
+        )
+
+    def row_groups(self, metadata: pq.FileMetaData) -> list[bool]:
+        """Say of each row group of a file whether its statistics leave room for a wanted source."""
+        return [self._has_source(metadata.row_group(number).column(0)) for number in range(metadata.num_row_groups)]
+
+    def _has_source(self, column: pq.ColumnChunkMetaData) -> bool:
+        # The first column of a ledger's file is the source. Its statistics are in order of bytes, as Python's texts are
+        # in order of code points: UTF-8 makes these the same.
+        statistics = column.statistics
+        if self.sources is None or statistics is None or not statistics.has_min_max:
+            return True
+        return any(statistics.min <= source <= statistics.max for source in self.sources)
+
+
+ALL = ReadFilter()
+"""Everything."""

@@ -1,0 +1,54 @@
+"""Selecting the messages whose own time lies in a range, wherever they stand in a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlalchemy as sa
+
+from waterclock.arrow import POSITIONED_SCHEMA
+from waterclock.database.schema.topic_catalogue import ledgers
+from waterclock.message import Position
+from waterclock.time import MAX_NS
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.model.bounds import time_column
+from waterclock.topics.model.counter import Counter
+from waterclock.topics.model.literals import By
+from waterclock.topics.reading.pruning import ReadFilter
+from waterclock.topics.reading.reading import positioned, read_chunks
+
+
+def select_by_time(storage: Storage, since: int, until: int, by: By) -> Iterator[pa.RecordBatch]:
+    """Yield the messages with ``since <= time < until`` in the order of their positions.
+
+    Ledgers whose bounds exclude the range are not read; all others are read whole, because times may be disordered.
+    """
+    columns = list(POSITIONED_SCHEMA.names)
+    for start, stop in _ledgers_with(storage, since, until, by):
+        for chunk in read_chunks(storage, start, stop, columns):
+            for batch in positioned(chunk, columns):
+                time = time_column(batch, by)
+                inside = pc.call_function(
+                    "and", [pc.call_function("greater_equal", [time, since]), pc.call_function("less", [time, until])]
+                )
+                yield batch.filter(inside)
+
+
+def _ledgers_with(storage: Storage, since: int, until: int, by: By) -> list[tuple[Position, Position]]:
+    """Return the ranges of the ledgers that may hold a message of the range, and of the open one."""
+    if by == "effective_time":  # at or after since only if both times are
+        wanted = ReadFilter({"publish_time": (since, MAX_NS), "receive_time": (since, MAX_NS)})
+    else:
+        wanted = ReadFilter({by: (since, until - 1)})
+    statement = (
+        sa.select(ledgers.c.ledger)
+        .where(ledgers.c.topic_id == storage.topic_id, *wanted.conditions(ledgers))
+        .order_by(ledgers.c.ledger)
+    )
+    with storage.backend.snapshot() as connection:
+        head = Counter.of_row(storage.row(connection)).position
+        numbers = connection.execute(statement).scalars().all()
+    whole = [(Position(number, 0, 0), Position(number + 1, 0, 0)) for number in numbers if number < head.ledger]
+    return [*whole, (Position(head.ledger, 0, 0), head)]

@@ -1,0 +1,1 @@
+"""The files of sealed ledgers on any filesystem."""

@@ -1,0 +1,453 @@
+"""The files of sealed ledgers, on any filesystem that pyarrow or fsspec knows: written whole or not at all.
+
+A folder of ledger files is a *store*, and has an identity, which stands in the object `MARKER` at its root. Before a
+file is made or removed, and wherever one is not found, the marker is looked at: a folder that is not mounted, was
+renamed, or is another one is a fault of the whole store and never the loss of a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from waterclock._support.closing import closing_writer
+from waterclock._support.durable import durable_file, make_folder, sync, unfinished
+from waterclock._support.quoting import quoted
+from waterclock.errors import DamagedError, UnavailableError
+from waterclock.topics.store import roots
+
+MARKER = "waterclock-store.json"
+"""Name of the object at a store's root that holds its identity."""
+
+FORMAT = 1
+_LARGEST_MARKER = 4096
+_IDENTITY = re.compile(r"[0-9a-f]{32}")
+_UNSAFE = re.compile(r"[\\\x00-\x1f]")  # a backslash separates folders on Windows
+_FAILURES = (OSError, pa.ArrowException)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class LostFileError(UnavailableError):
+    """The file of a sealed ledger is gone: trying again will not help."""
+
+
+class StoreError(UnavailableError):
+    """The store of a topic's ledger files is not there, or is another one."""
+
+
+class UnreachableStoreError(StoreError):
+    """The store cannot be reached now, so that it is not known whether it is there."""
+
+
+class LedgerFiles:
+    """A store of ledger files, local or on an object store. Can be pickled; opens its filesystem when it needs it.
+
+    Parameters
+    ----------
+    root
+        A folder, or a filesystem URL such as ``s3://bucket/folder``.
+    filesystem
+        Stands in for the one that ``root`` names; ``root`` is then a path on it.
+    identity
+        That of the store which must lie there; None: whichever does.
+    recorded
+        Its root as the catalogue has it, for errors.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        filesystem: fs.FileSystem | None = None,
+        *,
+        identity: str | None = None,
+        recorded: str | None = None,
+    ) -> None:
+        is_path = filesystem is None or isinstance(filesystem, fs.LocalFileSystem)
+        self.root = roots.absolute(root) if is_path else root.rstrip("/")
+        self.filesystem = filesystem
+        self.identity = identity
+        self.place = roots.shown(self.root, filesystem)
+        self.recorded = recorded or self.place
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `place` is all that it takes to open the store: no credentials, options or filesystem beside it."""
+        is_path = self.filesystem is None or isinstance(self.filesystem, fs.LocalFileSystem)
+        return is_path and self.place == self.root.rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files are this machine's."""
+        return isinstance(self._opened[0], fs.LocalFileSystem)
+
+    def name(self, path: str) -> str:
+        """Give the full name of a file, as Spark or DuckDB want it, without credentials and options."""
+        return posixpath.join(self.place, path)
+
+    def marker(self) -> str | None:
+        """Read the identity of the store that lies at the root; None where there is none.
+
+        Raises
+        ------
+        UnreachableStoreError
+            Where the place does not answer.
+        StoreError
+            Where what lies there is no marker that this version can read.
+        """
+        try:
+            filesystem, base = self._opened
+            with filesystem.open_input_file(posixpath.join(base, MARKER)) as file:
+                data = file.read(_LARGEST_MARKER)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UnavailableError as error:
+            raise UnreachableStoreError(str(error)) from error
+        except _FAILURES as error:
+            raise UnreachableStoreError(
+                f"cannot reach the ledger store {self.place}: {roots.first_line(error, self.root)}"
+            ) from error
+        return self._identity_in(data)
+
+    def check(self) -> None:
+        """Insist that the store is there and is the right one.
+
+        Raises
+        ------
+        StoreError
+            Where it is absent or another one, naming both places, or where it cannot be reached.
+        """
+        if self.identity is None:
+            return
+        found = self.marker()
+        if found == self.identity:
+            return
+        wrong = f"is another one ({found})" if found else f"is not there: it has no {MARKER}"
+        raise StoreError(
+            f"the ledger store {self.place} {wrong}; the topic's files lie in the store {self.identity}, at"
+            f" {self.recorded} as far as the catalogue knows. Is it mounted, and does ledgers= name it? Where it was"
+            " moved, say so with `waterclock topic relocate`"
+        )
+
+    def write_marker(self, identity: str, *, replace: bool = False) -> str:
+        """Create a store at the root, with its folder, and return its identity, which may be another maker's.
+
+        Parameters
+        ----------
+        identity
+            The new identity.
+        replace
+            Overwrite the marker of an existing store: a restored copy must not keep the original's identity.
+
+        Raises
+        ------
+        UnavailableError
+            Where it cannot be written.
+        """
+        data = json.dumps({"identity": identity, "format": FORMAT}).encode()
+        base = self._opened[1]
+        try:
+            if self.is_local:
+                make_folder(Path(base))
+                if replace:
+                    with durable_file(Path(base) / MARKER) as sink:
+                        sink.write(data)
+                else:
+                    _write_once(Path(base) / MARKER, data)
+            else:
+                with closing_writer(self._output(posixpath.join(base, MARKER))) as sink:
+                    sink.write(data)
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot make a ledger store at {self.place}: {self._reason(error)}") from error
+        # An object store knows no "only if it is not there": of two makers, the one who wrote last has made it.
+        return self.marker() or identity
+
+    @contextmanager
+    def create(self, path: str) -> Generator[Any]:
+        """Open a new file for writing; it is there, durable and whole, when the block ends without an error.
+
+        Raises
+        ------
+        StoreError
+            Where the store is absent or another one: nothing is written, and no folder is made in its stead.
+        UnavailableError
+            Where the disk is full, or it cannot be written for another reason, which the text gives.
+        """
+        _, full = self._inside(path)
+        self.check()
+        base = self._opened[1]
+        try:
+            if self.is_local:
+                _make_folders(Path(full).parent, Path(base))
+                with durable_file(Path(full)) as sink:
+                    yield sink
+            else:
+                # A store shows an object only when it is whole, and the name is used once: no renaming.
+                with closing_writer(self._output(full)) as sink:
+                    yield sink
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot write {self.name(path)}: {self._reason(error)}") from error
+        if self.is_local:
+            self.check()  # a folder can be unmounted while a file is written, and its name is then another folder's
+
+    def open(self, path: str) -> Any:
+        """Open a file for reading, as a ``pyarrow.NativeFile``.
+
+        Raises
+        ------
+        LostFileError
+            Where the store is there and the file is gone.
+        UnavailableError
+            Where it cannot be reached now.
+        """
+        try:
+            filesystem, full = self._inside(path)
+            return filesystem.open_input_file(full)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self._gone(path) from error
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
+
+    def read_range(self, path: str, size: int, offset: int, length: int) -> pa.Buffer:
+        """Read some bytes of a file of ``size`` bytes in one request.
+
+        Raises
+        ------
+        LostFileError
+            Where the file is gone.
+        DamagedError
+            Where it has another size.
+        UnavailableError
+            Where it cannot be reached now.
+        """
+        with self.open(path) as file:
+            try:
+                found = file.size()
+                file.seek(offset)
+                data = file.read_buffer(length if found == size else 0)
+            except FileNotFoundError as error:
+                raise self._gone(path) from error  # a store may notice that only when it is read
+            except _FAILURES as error:
+                raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
+        if len(data) < length:
+            raise DamagedError(f"the ledger file {self.name(path)} is damaged: {found} bytes long; {size} were written")
+        return data
+
+    def size(self, path: str) -> int:
+        """Give a file's length in bytes; LostFileError where the store is there and the file is gone."""
+        size = self.size_if_there(path)
+        if size is None:
+            raise self._gone(path)
+        return size
+
+    def size_if_there(self, path: str) -> int | None:
+        """Give a file's length in bytes; None where there is no such file.
+
+        Raises
+        ------
+        UnavailableError
+            Where it cannot be reached now.
+        """
+        try:
+            filesystem, full = self._inside(path)
+            info = filesystem.get_file_info(full)
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot reach {self.name(path)}: {self._reason(error)}") from error
+        return info.size if info.type == fs.FileType.File else None
+
+    def listing(self, folder: str | None = None) -> Iterator[tuple[str, int]]:
+        """List the files of a folder of the store, or of all its folders: names, and lengths in bytes.
+
+        Raises
+        ------
+        StoreError
+            Where the store is absent or another one.
+        UnavailableError
+            Where it cannot be reached now.
+        """
+        self.check()
+        filesystem, base = self._opened
+        at = self._inside(folder)[1] if folder else base
+        try:
+            if self.is_local:
+                found = list(_local_files(at))
+            else:
+                infos = filesystem.get_file_info(fs.FileSelector(at, allow_not_found=True, recursive=True))
+                found = [(info.path, info.size) for info in infos if info.type == fs.FileType.File]
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
+        for full, size in found:
+            yield posixpath.relpath(full, base), size
+
+    def is_empty(self) -> bool:
+        """Say whether nothing is in the folder, or there is none; UnavailableError where it cannot be reached."""
+        try:
+            filesystem, base = self._opened
+            return not filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True))
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
+
+    def delete(self, path: str) -> None:
+        """Remove a file and what an interrupted writer left of it; nothing to do where there is none.
+
+        Raises
+        ------
+        StoreError
+            Where the store is absent or another one.
+        UnavailableError
+            Where the file cannot be removed now.
+        """
+        filesystem, full = self._inside(path)
+        self.check()
+        for name in (full, unfinished(full)) if self.is_local else (full,):
+            try:
+                filesystem.delete_file(name)
+            except FileNotFoundError:
+                continue
+            except _FAILURES as error:
+                raise UnavailableError(f"cannot delete {self.name(path)}: {self._reason(error)}") from error
+
+    def at_identity(self, identity: str) -> LedgerFiles:
+        """Give the same place, where a store of this identity must lie."""
+        return LedgerFiles(self.root, self.filesystem, identity=identity, recorded=self.recorded)
+
+    @cached_property
+    def _opened(self) -> tuple[fs.FileSystem, str]:
+        return roots.opened(self.root) if self.filesystem is None else (self.filesystem, self.root)
+
+    def _inside(self, path: str) -> tuple[fs.FileSystem, str]:
+        """Return the filesystem and the path on it of a file in the store.
+
+        Raises
+        ------
+        DamagedError
+            For a path that no ledger file has. Paths come from the catalogue, which others may write to, and one with
+            ``..``, or through a symlink, would read, overwrite or delete a file outside the store.
+        """
+        filesystem, base = self._opened
+        full = posixpath.join(base, path)
+        if (
+            path == MARKER
+            or _UNSAFE.search(path)
+            or any(part in ("", ".", "..") for part in path.split("/"))
+            or (self.is_local and not _leads_into(base, full))
+        ):
+            raise DamagedError(
+                f"the catalogue names the ledger file {quoted(path)}, which is not a path inside the store"
+                f" {self.place}. Correct it in the tables waterclock_ledgers and waterclock_files"
+            )
+        return filesystem, full
+
+    def _output(self, full: str) -> Any:
+        filesystem = self._opened[0]
+        try:
+            return filesystem.open_output_stream(full)
+        except FileNotFoundError:
+            # Unlike an object store this one has folders. The root is there: its marker was looked at.
+            filesystem.create_dir(posixpath.dirname(full), recursive=True)
+            return filesystem.open_output_stream(full)
+
+    def _gone(self, path: str) -> LostFileError:
+        self.check()  # a store that is absent has lost no file
+        return LostFileError(f"the ledger file {self.name(path)} is gone")
+
+    def _identity_in(self, data: bytes) -> str:
+        try:
+            marker = json.loads(data)
+            identity, version = marker["identity"], marker["format"]
+        except (ValueError, TypeError, KeyError):
+            identity, version = "", FORMAT
+        if version != FORMAT:
+            raise StoreError(
+                f"{self.name(MARKER)} has format {version!r}, this version knows {FORMAT}; update waterclock"
+            )
+        if not isinstance(identity, str) or not is_identity(identity):
+            raise StoreError(f"{self.name(MARKER)} is damaged: it holds no identity of a ledger store")
+        return identity
+
+    def _reason(self, error: BaseException) -> str:
+        text = roots.first_line(error, self.root)
+        return f"{text}; is the disk full?" if getattr(error, "errno", None) in _FULL else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.root, self.filesystem, self.identity, self.recorded)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LedgerFiles) and self.__reduce__()[1] == other.__reduce__()[1]
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.identity))
+
+    def __repr__(self) -> str:
+        return f"<LedgerFiles {self.place}>"
+
+
+def is_identity(text: str) -> bool:
+    """Check whether a text is the identity of a store."""
+    return _IDENTITY.fullmatch(text) is not None
+
+
+def _rebuilt(root: str, filesystem: fs.FileSystem | None, identity: str | None, recorded: str) -> LedgerFiles:
+    return LedgerFiles(root, filesystem, identity=identity, recorded=recorded)
+
+
+def _leads_into(root: str, path: str) -> bool:
+    """Check whether a path lies below the root after symlinks are resolved; the root itself may be one."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _local_files(folder: str) -> Iterator[tuple[str, int]]:
+    """List the files of a folder and its folders. Symlinks are left out: they may lead outside, or in a circle."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for at, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            full = posixpath.join(at, name)
+            try:
+                found = os.lstat(full)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            if stat.S_ISREG(found.st_mode):
+                yield full, found.st_size
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Write a small file, durable and whole, unless there is one."""
+    own = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
+    try:
+        with closing_writer(own.open("wb")) as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())
+        try:
+            path.hardlink_to(own)
+        except FileExistsError:
+            return
+        except OSError:
+            if not path.exists():
+                own.rename(path)  # a filesystem without links: what is there in the end counts, as on an object store
+    finally:
+        own.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def _make_folders(folder: Path, root: Path) -> None:
+    """Make what is missing of a folder below the root, never the root itself."""
+    for each in reversed([folder, *folder.parents]):
+        if root in each.parents and not each.exists():
+            each.mkdir(exist_ok=True)
+            sync(each.parent)

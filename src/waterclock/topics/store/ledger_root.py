@@ -1,0 +1,66 @@
+"""Where ledger files lie, as a caller of `connect` says: apart from the libraries that reach them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from waterclock._support.pickling import warn_of_secret
+from waterclock._support.urls import without_secrets
+from waterclock.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+    from waterclock.database.backend import Backend
+    from waterclock.topics.store.ledger_files import LedgerFiles
+
+
+class LedgerRoot(NamedTuple):
+    """What a caller of `connect` says about where ledger files lie.
+
+    Attributes
+    ----------
+    root
+        Folder or URL; None: where the catalogue says.
+    filesystem
+        Stands in for the one that ``root`` names.
+    default
+        Where the files of new topics lie, if no root is given; None: there is no such place.
+    """
+
+    root: str | None
+    filesystem: fs.FileSystem | None = None
+    default: str | None = None
+
+    def portable(self) -> LedgerRoot:
+        """Return the same place for another process, which may have another working directory; for pickling."""
+        if self.root is None or self.filesystem is not None:
+            return self
+        from waterclock.topics.store.roots import absolute
+
+        root = absolute(self.root)
+        warn_of_secret("ledgers", root, without_secrets(root))
+        return self._replace(root=root)
+
+    def needed(self, backend: Backend) -> LedgerFiles:
+        """Give the place of a topic that has no store yet; InvalidArgumentError where none is known."""
+        root = self.default if self.root is None else self.root
+        if root is None:
+            raise InvalidArgumentError(
+                f"ledgers: a database on a server does not say where sealed ledgers lie; give a folder or a URL"
+                f" that every user of {backend.name} can reach"
+            )
+        from waterclock.topics.store.ledger_files import LedgerFiles
+
+        return LedgerFiles(root, self.filesystem)
+
+
+def as_root(ledgers: str | LedgerRoot | None) -> LedgerRoot:
+    """Take a folder or URL for what a caller said."""
+    return ledgers if isinstance(ledgers, LedgerRoot) else LedgerRoot(ledgers)
+
+
+def ledgers_beside(database: str) -> str:
+    """Name the folder of an SQLite database's ledgers, where no other one is given."""
+    return f"{Path(database).absolute()}-ledgers"

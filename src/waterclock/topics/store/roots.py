@@ -1,0 +1,228 @@
+"""Roots of ledger stores: how a folder or URL becomes a filesystem and a path on it, with bounded waiting."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from waterclock._support.urls import text_without_secrets, without_secrets
+from waterclock.errors import InvalidArgumentError, UnavailableError
+
+CONNECT_TIMEOUT = 3.0
+"""Seconds in which an object store has to take a connection, where the URL has no ``connect_timeout``."""
+
+REQUEST_TIMEOUT = 10.0
+"""Seconds for which an object store may be silent in a request, where the URL has no ``request_timeout``."""
+
+ATTEMPTS = 3
+"""How often a request to S3 is made at the most."""
+
+RETRY_LIMIT = 30.0
+"""Seconds for which a request to Google's store is repeated, where the URL has no ``retry_limit_seconds``."""
+
+CREDENTIALS_LIMIT = 5.0
+"""Seconds for which a request to Google's store is repeated that only finds out whether there are credentials."""
+
+_OTHER_SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_OF_PYARROW = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
+_OF_AZURE = ("abfs", "abfss")
+_WITH_BUCKETS = ("s3", "gs", "abfs", "abfss")
+_SCHEMES = {"s3": "s3", "gcs": "gs", "abfs": "abfs"}
+_MISTYPED = re.compile(r"(?!file:)([A-Za-z][\w+.-]+):(/|.*[@?])?", re.DOTALL | re.IGNORECASE)  # C: is a drive
+_TIMEOUTS = ("connect_timeout", "request_timeout")
+_S3_TEXTS = ("scheme", "endpoint_override", "tls_ca_file_path")
+_S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_deletion", "force_virtual_addressing")
+
+
+def absolute(root: str) -> str:
+    """Write a root so that it means the same from everywhere: an absolute path, or a URL."""
+    if not root.strip():
+        raise InvalidArgumentError(f"ledgers: {root!r} is empty; give a folder or a URL such as s3://bucket/folder")
+    scheme, separator, rest = root.partition("://")
+    if separator and scheme.lower() != "file":
+        scheme = _OTHER_SPELLINGS.get(scheme.lower(), scheme.lower())
+        if scheme in _WITH_BUCKETS and not rest.strip("/"):
+            raise InvalidArgumentError(f"ledgers: {root!r} names no bucket; write it like {scheme}://bucket/folder")
+        return f"{scheme}://{rest}"
+    found = _MISTYPED.match(root)
+    if found and (found[2] or found[1].lower() in (*_OF_PYARROW, *_OTHER_SPELLINGS)):
+        remedy = "give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "a URL has two slashes"
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(root)!r} is neither a URL nor a folder; {remedy}, or write ./ in front where a"
+            " folder is meant"
+        )
+    path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
+    # A link is kept, since it may be set to another place some day; only ".." has to be resolved along it.
+    return str(path.resolve() if ".." in path.parts else path.absolute())
+
+
+def shown(root: str, filesystem: fs.FileSystem | None) -> str:
+    """Give a root as it may be shown and kept: without credentials and options."""
+    if filesystem is None:
+        return without_secrets(root).rstrip("/")
+    scheme = _SCHEMES.get(filesystem.type_name)
+    return f"{scheme}://{root}" if scheme else root
+
+
+def wrapped(filesystem: Any) -> fs.FileSystem:
+    """Take a filesystem of pyarrow or of fsspec.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where it is neither.
+    """
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem
+    if not (hasattr(filesystem, "protocol") and hasattr(filesystem, "cat_file")):
+        raise InvalidArgumentError(
+            f"filesystem: a {type(filesystem).__name__} is none; give a pyarrow.fs.FileSystem or an"
+            " fsspec.AbstractFileSystem"
+        )
+    if type(filesystem).__name__ == "LocalFileSystem":
+        return fs.LocalFileSystem()  # which makes files durable
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+
+
+@lru_cache(maxsize=64)
+def opened(root: str) -> tuple[fs.FileSystem, str]:
+    """Open the filesystem of an absolute root; give it and the path on it. Once a process, with its connections.
+
+    Raises
+    ------
+    InvalidArgumentError
+        Where the root is no URL of a filesystem that pyarrow or fsspec knows, or where what is needed is not installed.
+    UnavailableError
+        Where the store had to be asked, and could not be reached.
+    """
+    scheme, separator, _ = root.partition("://")
+    if not separator:
+        return fs.LocalFileSystem(), root
+    try:
+        if scheme in _OF_PYARROW:
+            return _of_pyarrow(root, scheme)
+    except pa.ArrowNotImplementedError:
+        pass  # this pyarrow was built without it
+    except InvalidArgumentError:
+        raise
+    # From None, here and below: what libraries say of a root may quote it with what is secret in it.
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"
+            " URL such as s3://bucket/folder"
+        ) from None
+    except OSError as error:
+        if "libjvm" in str(error) or "libhdfs" in str(error):
+            raise InvalidArgumentError(
+                f"ledgers: {without_secrets(root)!r} needs Java and Hadoop's libhdfs; install them, and set JAVA_HOME"
+                " and HADOOP_HOME"
+            ) from None
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
+    return _of_fsspec(root, scheme)
+
+
+def first_line(error: BaseException, root: str) -> str:
+    """Give the first line of what a library says, without the secrets of the root that it was handed."""
+    return (text_without_secrets(str(error), root).splitlines() or [type(error).__name__])[0].strip()
+
+
+def _path_of_file_url(url: str) -> str:
+    try:
+        return fs.LocalFileSystem.from_uri(url)[1]
+    except (pa.ArrowInvalid, OSError) as error:
+        # From None: pyarrow quotes the URL, which may hold a password.
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(url)!r} is no file URL: {first_line(error, url)}; write it like file:///folder"
+        ) from None
+
+
+def _of_pyarrow(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
+    if scheme == "s3":
+        return _s3(root)
+    if scheme == "gs":
+        return _google(root)
+    return _azure(root) if scheme in _OF_AZURE else fs.FileSystem.from_uri(root)
+
+
+def _s3(root: str) -> tuple[fs.FileSystem, str]:
+    parts = urlsplit(root)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    timeouts = {name: float(options.pop(name)) for name in _TIMEOUTS if name in options}
+    plain, base = fs.FileSystem.from_uri(urlunsplit(parts._replace(query=urlencode(options))))
+    if set(options) - {"region", *_S3_TEXTS, *_S3_SWITCHES}:
+        return plain, base  # what only a URL can say; the waiting is then bounded by Amazon's defaults
+    given: dict[str, Any] = {name: options[name] for name in _S3_TEXTS if name in options}
+    given |= {name: options[name].lower() in ("true", "1") for name in _S3_SWITCHES if name in options}
+    if parts.username:
+        given |= {"access_key": unquote(parts.username), "secret_key": unquote(parts.password or "")}
+    filesystem = fs.S3FileSystem(
+        **given,
+        region=plain.region,
+        connect_timeout=timeouts.get("connect_timeout", CONNECT_TIMEOUT),
+        request_timeout=timeouts.get("request_timeout", REQUEST_TIMEOUT),
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+    )
+    return filesystem, base
+
+
+def _azure(root: str) -> tuple[fs.FileSystem, str]:
+    """Open a container of Azure and look there once: without credentials, opening a file later aborts the process."""
+    filesystem, base = fs.FileSystem.from_uri(root)
+    try:
+        filesystem.get_file_info(base)
+    except pa.ArrowException as error:  # what Azure's library says of credentials is no OSError
+        if "Credential" in str(error):
+            remedy = "Sign in with 'az login', set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET, or put a"
+            raise _without_credentials(root, f"{remedy} sas_token into the URL") from None
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
+    return filesystem, base
+
+
+def _google(root: str) -> tuple[fs.FileSystem, str]:
+    """Open a bucket of Google; missing credentials would be noticed only after all the time for requests."""
+    if "retry_limit_seconds=" in root:
+        return fs.FileSystem.from_uri(root)
+    option = f"{root}{'&' if '?' in root else '?'}retry_limit_seconds="
+    hasty, base = fs.FileSystem.from_uri(f"{option}{CREDENTIALS_LIMIT:g}")
+    try:
+        hasty.get_file_info(base)
+    except OSError as error:
+        if "access token" in str(error):
+            remedy = "Run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS"
+            raise _without_credentials(root, remedy) from None
+        # Anything else may pass by with more patience.
+    return fs.FileSystem.from_uri(f"{option}{RETRY_LIMIT:g}")
+
+
+def _without_credentials(root: str, remedy: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"ledgers: no credentials found for {without_secrets(root)!r}. {remedy}")
+
+
+def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
+    try:
+        from fsspec.core import url_to_fs  # noqa: PLC0415  # its users have it, others do not need it
+    except ImportError:
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(root)!r} names a filesystem that pyarrow does not know; with fsspec installed"
+            f" (and the library for {scheme}) it may work"
+        ) from None
+    try:
+        filesystem, base = url_to_fs(root)
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(root)!r} needs a library that is not installed: {first_line(error, root)}"
+        ) from None
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"
+            " URL such as s3://bucket/folder"
+        ) from None
+    except OSError as error:
+        raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
+    return wrapped(filesystem), base

@@ -1,0 +1,1 @@
+"""What keeps a topic healthy and small: sealing, compaction, retention, verification, repair."""

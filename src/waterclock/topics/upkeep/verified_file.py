@@ -1,0 +1,99 @@
+"""Reading back a ledger file that was just written: each byte is compared with what was written, and each value.
+
+Bytes alone would not do: a bit may flip in memory, before it is in the file, and then the file is as it was written and
+holds other messages. Values alone would not do: a bit that means nothing to this reader may mean something to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from waterclock.checksum import checksum
+from waterclock.errors import DamagedError, UnavailableError
+from waterclock.topics.format.fingerprints import fingerprint
+from waterclock.topics.reading.footers import MAGIC, parsed_footer, read_footer
+from waterclock.topics.store.ledger_files import LedgerFiles
+from waterclock.topics.store.sealed_file import SealedFile
+
+
+class HashedSink:
+    """Passes on what is written, and keeps its checksum. For pyarrow, which asks for no more than these.
+
+    Parameters
+    ----------
+    sink
+        Where the bytes go.
+    """
+
+    closed = False
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self._written = 0
+        self.checksum = 0
+
+    def write(self, data: bytes) -> int:
+        """Write some bytes; give how many."""
+        self._sink.write(data)
+        self.checksum = checksum(data, self.checksum)
+        self._written += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Give how many bytes were written."""
+        return self._written
+
+    def flush(self) -> None:
+        """Hand on what is waiting."""
+        self._sink.flush()
+
+
+def read_back(
+    files: LedgerFiles, path: str, size: int, footer: bytes, fingerprints: Sequence[int], written: int
+) -> Iterator[tuple[int, pa.Table, list[int]]]:
+    """Read a new file whole; give each row group's number, its table, and the checksums of its column chunks.
+
+    The checksums are those of the very bytes from which the table was decoded that equals what was written.
+
+    Parameters
+    ----------
+    files, path, size
+        The file, and its length in bytes.
+    footer
+        The footer as the writer has it.
+    fingerprints
+        Of the row groups as they were written (`waterclock.topics.format.fingerprints`).
+    written
+        The checksum of all bytes as they were written.
+
+    Raises
+    ------
+    UnavailableError
+        Where the file cannot be read, or is not what was written.
+    """
+    try:
+        if read_footer(files, path) != footer:
+            raise reads_differently(files, path)
+        file = SealedFile(files, path, size, parsed_footer(files, path, size, footer, None), None)
+        if file.row_groups != len(fingerprints):
+            raise reads_differently(files, path)
+        whole = checksum(files.read_range(path, size, 0, len(MAGIC)))
+        for number, expected in enumerate(fingerprints):
+            table, sums, whole = file.read_back(number, whole)
+            if fingerprint(table) != expected:
+                raise reads_differently(files, path)
+            yield number, table, sums
+        if checksum(memoryview(footer)[len(MAGIC) :], whole) != written:
+            raise reads_differently(files, path)
+    except DamagedError as error:
+        raise reads_differently(files, path) from error
+
+
+def reads_differently(files: LedgerFiles, path: str) -> UnavailableError:
+    """Say that a file is not what was written."""
+    return UnavailableError(
+        f"{files.name(path)} reads back differently from what was written; its disk or store is not to be trusted"
+    )

@@ -1,0 +1,1 @@
+"""Appending messages: one entry per append, group commit, producers."""

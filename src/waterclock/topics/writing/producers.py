@@ -1,0 +1,174 @@
+"""The producers of a topic, as rows of the catalogue: read and written in the transaction that appends."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.topic_catalogue import producers
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Position
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.model.names import check_name
+from waterclock.topics.model.producer_state import Numbering, ProducerAppend, Repeat, Verdict, check_sequence
+
+# Built once: building a statement takes longer than running it.
+_HERE = (producers.c.topic_id == sa.bindparam("topic"), producers.c.name == sa.bindparam("producer"))
+_READ = sa.select(producers.c.producer_epoch, producers.c.last_sequence, producers.c.recent, producers.c.covered).where(
+    *_HERE
+)
+_INSERT = sa.insert(producers)
+_UPDATE = (
+    sa.update(producers)
+    .where(*_HERE)
+    .values({name: sa.bindparam(f"new_{name}") for name in ("producer_epoch", "last_sequence", "recent", "covered")})
+)
+
+
+class Tenure(NamedTuple):
+    """A new instance of a producer.
+
+    Attributes
+    ----------
+    producer_epoch
+        Its number; the topic refuses appends of instances with smaller ones.
+    last
+        Number of the producer's last message; None where it has none.
+    numbering
+        All that is known of the producer's numbers.
+    """
+
+    producer_epoch: int
+    last: int | None
+    numbering: Numbering
+
+
+class Producers:
+    """What one transaction, which holds the topic's lock, reads and writes of a topic's producers.
+
+    Each is read once and written once, however many of its appends the transaction holds.
+
+    Parameters
+    ----------
+    storage
+        The topic.
+    connection
+        The transaction.
+    """
+
+    def __init__(self, storage: Storage, connection: SqlConnection) -> None:
+        self._storage = storage
+        self._connection = connection
+        self._known: dict[str, Numbering | None] = {}
+        self._read: dict[str, Numbering | None] = {}
+
+    def find_repeat(self, append: ProducerAppend) -> Repeat | None:
+        """Look whether the topic, or this transaction, holds an append already; errors as of `Numbering`."""
+        numbering = self.get(append.name)
+        return None if numbering is None else numbering.find_repeat(append, self._storage.name)
+
+    def note(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None) -> None:
+        """Note an append that is being written; what is given is as of `Remembered`."""
+        numbering = self.get(append.name) or Numbering(append.producer_epoch or 0)
+        self.put(append.name, numbering.appended(append, position, verdict))
+
+    def get(self, name: str) -> Numbering | None:
+        """Give what is known of a producer; None where there is none of this name."""
+        if name not in self._known:
+            self._known[name] = self._read[name] = read_producer(self._storage, self._connection, name)
+        return self._known[name]
+
+    def put(self, name: str, numbering: Numbering) -> None:
+        """Change what is known of a producer that was read before."""
+        self._known[name] = numbering
+
+    def write(self) -> None:
+        """Write what has changed."""
+        for name, numbering in self._known.items():
+            if numbering is None or numbering is self._read[name]:
+                continue
+            columns = numbering.columns()
+            if self._read[name] is None:
+                self._connection.execute(_INSERT, [{"topic_id": self._storage.topic_id, "name": name, **columns}])
+            else:
+                values = {f"new_{column}": value for column, value in columns.items()}
+                self._connection.execute(_UPDATE, {**_key(self._storage, name), **values})
+
+
+def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Numbering | None:
+    """Read what is known of a producer; None where there is none of this name."""
+    row = connection.execute(_READ, _key(storage, name)).first()
+    return None if row is None else Numbering.read(*row)
+
+
+def numbered(
+    producer: str | None, sequence: int | None, producer_epoch: int | None, messages: int, checksum: int | None
+) -> ProducerAppend | None:
+    """Check what a caller says about its producer; None where it names none."""
+    if (producer is None) != (sequence is None):
+        raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
+    if producer is None or sequence is None:
+        return None
+    if producer_epoch is not None and (not isinstance(producer_epoch, int) or isinstance(producer_epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(f"epoch: {producer_epoch!r} is no int; give the producer's, or None")
+    first = check_sequence(sequence, messages)
+    return ProducerAppend(check_name(producer), first, first + messages - 1, producer_epoch, checksum)
+
+
+def take_over(storage: Storage, name: str) -> Tenure:
+    """Start a new instance of a producer: fence all earlier ones."""
+
+    def work(connection: sa.Connection) -> Tenure:
+        storage.lock(connection)
+        known = Producers(storage, connection)
+        before = known.get(name) or Numbering(0)
+        numbering = Numbering(before.producer_epoch + 1, before.last, before.recent, before.covered)
+        known.put(name, numbering)
+        known.write()
+        return Tenure(numbering.producer_epoch, numbering.last, numbering)
+
+    return storage.backend.transact(work)
+
+
+def newest_append(storage: Storage, name: str) -> Position | None:
+    """Give the position of a producer's newest append; None where it has none, or all of that was rejected."""
+    with storage.backend.snapshot() as connection:
+        numbering = read_producer(storage, connection, name)
+    return numbering.recent[-1].position if numbering is not None and numbering.recent else None
+
+
+def newest_numbers(storage: Storage, name: str) -> tuple[int, int] | None:
+    """Give the first and the last number of a producer's newest append; None where none is remembered."""
+    with storage.backend.snapshot() as connection:
+        numbering = read_producer(storage, connection, check_name(name))
+    return numbering.recent[-1][:2] if numbering is not None and numbering.recent else None
+
+
+def last_sequence(storage: Storage, name: str) -> int | None:
+    """Give the number of the last message that a producer has appended; None where there is none."""
+    with storage.backend.snapshot() as connection:
+        numbering = read_producer(storage, connection, check_name(name))
+    return None if numbering is None else numbering.last
+
+
+def producers_named(storage: Storage, prefix: str) -> dict[str, Numbering]:
+    """Give what is known of the producers whose names begin so, by their names."""
+    chosen = sa.select(*_READ.selected_columns, producers.c.name).where(*_begins(storage, prefix))
+    with storage.backend.snapshot() as connection:
+        return {name: Numbering.read(*row) for *row, name in connection.execute(chosen)}
+
+
+def forget_producers(storage: Storage, prefix: str) -> int:
+    """Forget the producers whose names begin so, and with them what they appended; give how many."""
+    chosen = sa.delete(producers).where(*_begins(storage, prefix))
+    return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
+
+
+def _begins(storage: Storage, prefix: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return producers.c.topic_id == storage.topic_id, producers.c.name.startswith(prefix, autoescape=True)
+
+
+def _key(storage: Storage, name: str) -> dict[str, Any]:
+    return {"topic": storage.topic_id, "producer": name}

@@ -1,0 +1,1 @@
+"""A delivery's way through a worker: fetched, dispatched, its outcome written."""

@@ -1,0 +1,432 @@
+"""Lanes: what was claimed and waits for a slot.
+
+A lane holds one message, or those of one group, which are handled one after another. A worker claims no more than its
+free slots can begin, and where its handlers are quick, what all of them do in a moment: so that claims are few, and
+nothing waits claimed for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from waterclock._support import moments
+
+if TYPE_CHECKING:
+    from waterclock.tables.consumers.delivery import Delivery
+    from waterclock.work.flow.fetcher import Intake
+
+_MOMENT = 50_000_000  # ns that what is claimed ahead may take
+_MOST_AHEAD = 500  # messages
+_MOST_UNRECORDED = 2000  # messages that are handled, and of which the database does not know it yet
+_LONG = 1_000_000_000  # ns
+_NEWEST = 0.1  # how much the newest handler counts in the mean
+
+LONGEST_WAIT = 100_000_000
+"""After this long what waits for a slot is given back, ns, where no slot has become free lately."""
+
+_LONGEST_WAIT_IN_FLOW = 1_000_000_000
+"""After this long it is given back though slots become free."""
+
+
+class Handling:
+    """One message on its way through a worker.
+
+    Attributes
+    ----------
+    delivery
+        The message.
+    intake
+        Where it came from.
+    claimed_at
+        When it was claimed, ns that pass.
+    ready_at
+        Since when it could begin, ns that pass.
+    began_at
+        When its handler was called, ns that pass; 0 before.
+    waits_for_loop
+        Whether it has a slot, and the event loop has not come to it yet: the time of its handler has not begun.
+    asked
+        Whether the handler was asked to stop.
+    ended
+        Whether the handler has ended.
+    cancel
+        Cancels the handler, where that is possible.
+    lane
+        Where it waits, and the others of its group behind it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_decided",
+        "asked",
+        "began_at",
+        "cancel",
+        "claimed_at",
+        "delivery",
+        "ended",
+        "intake",
+        "lane",
+        "ready_at",
+        "waits_for_loop",
+    )
+
+    def __init__(self, delivery: Delivery, intake: Intake, claimed_at: int) -> None:
+        self.delivery = delivery
+        self.intake = intake
+        self.claimed_at = claimed_at
+        self.ready_at = 0
+        self.began_at = 0
+        self.waits_for_loop = False
+        self.asked = False
+        self.ended = False
+        self.cancel: Callable[[], object] | None = None
+        self.lane: DispatchQueue | None = None
+        self._decided = threading.Lock()
+
+    def decide(self) -> bool:
+        """Say whether the caller is the first to say what becomes of the message: only one may."""
+        return self._decided.acquire(blocking=False)
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is said what becomes of it."""
+        return self._decided.locked()
+
+
+class DispatchQueue:
+    """Messages that are handled one after another.
+
+    Attributes
+    ----------
+    waits_for
+        The message whose ack the database must have before the next one begins. Where attempts are counted, those
+        behind a message of their group that is not acked are taken for not begun.
+    """
+
+    __slots__ = ("key", "waiting", "waits_for")
+
+    def __init__(self, key: tuple[int, str | None] | None) -> None:
+        self.key = key
+        self.waiting: deque[Handling] = deque()
+        self.waits_for: Handling | None = None
+
+
+class _Held:
+    """A group of which messages go back: claims that began before the database had them are not to be handled.
+
+    Attributes
+    ----------
+    by
+        What goes back, and the database does not know of it yet.
+    since
+        When it last heard of one, ns that pass.
+    """
+
+    __slots__ = ("by", "since")
+
+    def __init__(self) -> None:
+        self.by: set[Handling] = set()
+        self.since = 0
+
+    def keeps(self, begun: int) -> bool:
+        """Say whether what a claim gave that began then goes back, too."""
+        return bool(self.by) or self.since >= begun
+
+
+def _place(one: Handling) -> tuple[int, str | None]:
+    return id(one.intake), one.delivery.leased.group_id
+
+
+class Lanes:
+    """All lanes of a worker, and its slots. Safe to share between threads.
+
+    Parameters
+    ----------
+    slots
+        How many messages are handled at a time.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._lock = threading.Lock()
+        self._has_work = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+        self._ready: deque[DispatchQueue] = deque()
+        self._groups: dict[tuple[int, str | None], DispatchQueue] = {}
+        self._held: dict[tuple[int, str | None], _Held] = {}
+        self._running: set[Handling] = set()
+        self._reserved = 0
+        self._unrecorded = 0
+        self._waiting_for_acks = 0  # lanes
+        self._turn: deque[object] = deque()
+        self._closed = False
+        self._paused = False
+        self._mean = _LONG
+        self._began_at = 0
+        self.when_ready: Callable[[], object] | None = None
+        self.when_waiting: Callable[[], object] | None = None
+
+    def change_slots(self, by: int) -> None:
+        """Have so many slots more, or less."""
+        with self._lock:
+            self._slots += by
+            self._has_room.notify_all()
+
+    def pause(self) -> None:
+        """Have no room for messages until `go_on`: what they would wait for does not come."""
+        self._paused = True
+
+    def go_on(self) -> None:
+        """Have room again."""
+        if self._paused:
+            with self._lock:
+                self._paused = False
+                self._has_room.notify_all()
+
+    @property
+    def running(self) -> list[Handling]:
+        """What is being handled."""
+        with self._lock:
+            return list(self._running)
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for a slot."""
+        return bool(self._ready)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for messages."""
+        with self._lock:
+            return self._room() <= 0
+
+    def reserve(self, most: int, *, ahead: bool = True) -> int:
+        """Wait until there is room for messages; return for how many, at most ``most``. 0: the worker stops.
+
+        Callers get room in the order in which they asked, so that one table does not keep others from it.
+
+        Parameters
+        ----------
+        ahead
+            Whether messages may be claimed before a slot is free for them.
+        """
+        me = object()
+        with self._lock:
+            self._turn.append(me)
+            moments.wait_for(self._has_room, lambda: self._closed or (self._turn[0] is me and self._has_enough(ahead)))
+            self._turn.remove(me)
+            self._has_room.notify_all()
+            if self._closed:
+                return 0
+            room = min(most, self._room(ahead=ahead))
+            self._reserved += room
+            return room
+
+    def _room(self, *, ahead: bool = True) -> int:
+        if self._paused:
+            return 0
+        taken = len(self._running) + len(self._ready) + self._reserved
+        # The next message of these lanes counts as begun as soon as the ack before it is stored: it needs a slot then.
+        most = self._slots + (self._ahead() if ahead else -self._waiting_for_acks)
+        return min(most - taken, _MOST_UNRECORDED - self._unrecorded)
+
+    def _ahead(self) -> int:
+        return min(_MOST_AHEAD, self._slots * _MOMENT // max(self._mean, 1))
+
+    def _has_enough(self, ahead: bool) -> bool:
+        # A free slot is reason enough to claim; without one, half of what is claimed ahead is to be handled first.
+        room = self._room(ahead=ahead)
+        return room > 0 and (not ahead or len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
+
+    def add(self, intake: Intake, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
+        """Take in what was claimed in reserved room, and free that.
+
+        Parameters
+        ----------
+        begun
+            When the claim began, ns that pass.
+
+        Returns
+        -------
+        list
+            What came too late: the worker stops, or what was before it in its group goes back, and it goes, too.
+        """
+        now = moments.monotonic_ns()
+        with self._lock:
+            self._reserved -= reserved
+            if self._closed:
+                return list(handlings)
+            late: list[Handling] = []
+            for one in handlings:
+                held = self._held.get(_place(one)) if self._held else None
+                if held is not None and held.keeps(begun):
+                    late.append(one)
+                else:
+                    self._put(one, now)
+            if self._held:  # claims that begin from now on see that these groups went back
+                self._held = {
+                    place: held for place, held in self._held.items() if place[0] != id(intake) or held.keeps(begun)
+                }
+            waiting = bool(self._ready)
+            self._has_work.notify(len(self._ready))
+            if len(handlings) < reserved:
+                self._has_room.notify_all()
+        if handlings and self.when_ready is not None:
+            self.when_ready()
+        if waiting and self.when_waiting is not None:
+            self.when_waiting()
+        return late
+
+    def _put(self, one: Handling, now: int) -> None:
+        one.ready_at = now
+        if one.delivery.leased.position is None:
+            lane = DispatchQueue(None)
+        else:
+            key = _place(one)
+            found = self._groups.get(key)
+            if found is not None:  # it is ready, or one of it is being handled
+                one.lane = found
+                found.waiting.append(one)
+                return
+            lane = self._groups[key] = DispatchQueue(key)
+        one.lane = lane
+        lane.waiting.append(one)
+        self._ready.append(lane)
+
+    def next(self) -> Handling | None:
+        """Wait for a message to handle; None: there are no more, as the worker stops."""
+        with self._lock:
+            moments.wait_for(self._has_work, lambda: self._ready or self._closed)
+            return self._begin()
+
+    def next_now(self) -> Handling | None:
+        """Give a message to handle, if one waits and a slot is free."""
+        with self._lock:
+            return self._begin() if self._ready and len(self._running) < self._slots else None
+
+    def _begin(self) -> Handling | None:
+        if not self._ready:
+            return None
+        one = self._ready.popleft().waiting.popleft()
+        self._running.add(one)
+        one.began_at = self._began_at = moments.monotonic_ns()
+        if not self._ready or len(self._ready) * 2 < self._ahead():
+            self._has_room.notify_all()
+        return one
+
+    def end(self, one: Handling, *, goes_on: bool) -> list[Handling]:
+        """Free a slot; give what is in the same lane and is not to be handled now, where it does not go on."""
+        now = moments.monotonic_ns()
+        dropped: list[Handling] = []
+        ready = False
+        with self._lock:
+            self._running.discard(one)
+            self._unrecorded += 1
+            self._mean += int((now - one.began_at - self._mean) * _NEWEST)
+            lane = one.lane
+            if lane is not None and lane.key is not None:
+                if not goes_on:
+                    dropped.extend(lane.waiting)
+                    lane.waiting.clear()
+                    self._hold(one)
+                if lane.waiting and one.delivery.context.options.max_attempts is not None:
+                    lane.waits_for = one
+                    self._waiting_for_acks += 1
+                elif lane.waiting:
+                    self._make_ready(lane, now)
+                    ready = True
+                else:
+                    del self._groups[lane.key]
+            self._has_room.notify_all()
+        if ready and self.when_ready is not None:
+            self.when_ready()
+        return dropped
+
+    def _make_ready(self, lane: DispatchQueue, now: int) -> None:
+        self._ready.append(lane)
+        lane.waiting[0].ready_at = now
+        self._has_work.notify()
+
+    def recorded(self, handlings: Sequence[Handling]) -> None:
+        """Note that the database knows what became of messages that were handled."""
+        now = moments.monotonic_ns()
+        with self._lock:
+            self._unrecorded -= len(handlings)
+            self._go_on_after(handlings)
+            waited = [one.lane for one in handlings if one.lane is not None and one.lane.waits_for is one]
+            for lane in waited:
+                lane.waits_for = None
+                self._waiting_for_acks -= 1
+                if lane.waiting:
+                    self._make_ready(lane, now)
+                elif lane.key is not None:
+                    del self._groups[lane.key]
+            self._has_room.notify_all()
+        if waited and self.when_ready is not None:
+            self.when_ready()
+
+    def given_back(self, handlings: Sequence[Handling]) -> None:
+        """Note that the database has what goes back."""
+        with self._lock:
+            self._go_on_after(handlings)
+
+    def not_given_back(self, handlings: Sequence[Handling]) -> None:
+        """Handle nothing that follows in groups of messages that could not be given back, until they are."""
+        with self._lock:
+            for one in handlings:
+                if one.delivery.leased.position is not None:
+                    self._hold(one)
+
+    def _hold(self, one: Handling) -> None:
+        self._held.setdefault(_place(one), _Held()).by.add(one)
+
+    def _go_on_after(self, handlings: Sequence[Handling]) -> None:
+        """Let claims that begin from now on bring what follows in groups that went back with one of these."""
+        now = moments.monotonic_ns()
+        for one in handlings if self._held else ():
+            held = self._held.get(_place(one))
+            if held is not None and one in held.by:
+                held.by.discard(one)
+                held.since = now
+
+    def take_back(self) -> list[Handling]:
+        """Take back what has waited for a slot for too long: another worker may have one.
+
+        What follows it in its group is not handled before `given_back`.
+        """
+        now = moments.monotonic_ns()
+        with self._lock:
+            # Where messages are begun all the time, the turn of those that wait comes soon.
+            before = now - (LONGEST_WAIT if now - self._began_at > _MOMENT else _LONGEST_WAIT_IN_FLOW)
+            late = [lane for lane in self._ready if lane.waiting[0].ready_at <= before]
+            if not late:
+                return []
+            self._ready = deque(lane for lane in self._ready if lane.waiting[0].ready_at > before)
+            for lane in late:
+                if lane.key is not None:
+                    del self._groups[lane.key]
+                    self._hold(lane.waiting[0])
+            self._mean = _LONG  # handlers are not as quick as they were
+            return [one for lane in late for one in lane.waiting]
+
+    def close(self) -> list[Handling]:
+        """Begin nothing more; give what was not begun."""
+        with self._lock:
+            self._closed = True
+            late = [one for lane in self._ready for one in lane.waiting]
+            self._ready.clear()
+            # What waits behind a message that is being handled goes back, too.
+            for lane in self._groups.values():
+                late += [one for one in lane.waiting if one not in late]
+                lane.waiting.clear()
+            self._has_work.notify_all()
+            self._has_room.notify_all()
+        return late
+
+    def facts(self) -> dict[str, Any]:
+        """Give how many slots there are, how many are taken, and how many messages wait for one."""
+        with self._lock:
+            return {"slots": self._slots, "running": len(self._running), "waiting": len(self._ready)}

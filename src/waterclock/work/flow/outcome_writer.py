@@ -1,0 +1,227 @@
+"""Recording: says to the database what became of messages that were handled, many at once where many are."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from waterclock._support import moments
+from waterclock._support.quoting import in_a_line
+from waterclock.database.deadlines import answers_within
+from waterclock.errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    OrderError,
+    RefusedError,
+    UnavailableError,
+    WaterclockError,
+)
+from waterclock.tables.messages.finishing.dead_letters import dies_when_given_back
+from waterclock.time import format_duration
+from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.flow.fetcher import Intake
+from waterclock.work.ground.counts import WorkCounts
+from waterclock.work.ground.outcomes import Outcome
+from waterclock.work.ground.tracebacks import warn_with_traceback
+
+_MILLISECOND = 1_000_000
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s
+_TRIES_FOR = 300.0
+"""Seconds after which an outcome that cannot be written is given up, so that its message is sent again: a worker has
+one recorder a database, and the outcomes behind this one must not wait forever."""
+_log = logging.getLogger(__name__)
+
+Handled = tuple[Handling, Outcome, Sequence[Handling]]
+"""What was handled, what is to become of it, and what waited behind it in its group and goes back with it."""
+
+
+class Recorder:
+    """One thread that records for a worker. What it cannot write yet it tries again; heartbeats keep the lease."""
+
+    def __init__(self, lanes: Lanes, counter: WorkCounts) -> None:
+        self._lanes = lanes
+        self._counter = counter
+        self._changed = threading.Condition()
+        self._handled: deque[Handled] = deque()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="waterclock-work-record", daemon=True)
+
+    def start(self) -> None:
+        """Begin to record."""
+        moments.start(self._thread)
+
+    def put(self, handling: Handling, outcome: Outcome, dropped: Sequence[Handling] = ()) -> None:
+        """Have the database learn what became of a message, and of those that go back with it."""
+        with self._changed:
+            self._handled.append((handling, outcome, dropped))
+            self._changed.notify()
+
+    def close(self, seconds: float) -> bool:
+        """Record what there is, in so many seconds at the most; say whether that is done."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            moments.join(self._thread, seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while handled := self._next():
+            self._record(handled)
+            self._lanes.recorded([each[0] for each in handled])
+            del handled  # so that it is not kept while this waits
+
+    def _next(self) -> list[Handled]:
+        with self._changed:
+            moments.wait_for(self._changed, lambda: self._handled or self._closing)
+            handled = list(self._handled)
+            self._handled.clear()
+            return handled
+
+    def _record(self, handled: Sequence[Handled]) -> None:
+        by_intake: dict[Intake, list[Handled]] = {}
+        for each in handled:
+            by_intake.setdefault(each[0].intake, []).append(each)
+        for intake, ours in by_intake.items():
+            with answers_within(intake.patience):
+                self._record_of(intake, ours)
+
+    def _record_of(self, intake: Intake, ours: Sequence[Handled]) -> None:
+        acked = [each for each in ours if each[1].verb in ("ack", "discard")]
+        if acked:
+            self._ack(intake, acked)
+        others = [each for each in ours if each[1].verb not in ("ack", "discard")]
+        for each in others:
+            self._apart(intake, each)
+        intake.release([each[0] for each in ours])
+        if others or intake.table.context.options.groups:
+            intake.subscription.nudge()  # a group may go on, and what goes back may be due soon
+
+    def _ack(self, intake: Intake, handled: Sequence[Handled]) -> None:
+        # What was acked in a transaction of the handler's is left to that.
+        deliveries = [one.delivery for one, _, _ in handled if not (one.delivery.over or one.delivery.undecided)]
+        try:
+            if deliveries:
+                self._try(lambda: intake.table.ack(deliveries))
+        except LeaseLostError as error:
+            _log.warning("%s", error)
+        except (OrderError, RefusedError, InvalidArgumentError) as error:
+            self._ack_apart(intake, handled, error)
+            return
+        except Exception as error:  # noqa: BLE001  # one table's fault is no other's
+            self._say_unrecorded(intake, len(deliveries), error)
+            return
+        self._note_acked(intake, handled)
+
+    def _ack_apart(self, intake: Intake, handled: Sequence[Handled], error: WaterclockError) -> None:
+        """Ack messages one by one, so that one whose ack is refused keeps no other."""
+        if len(handled) > 1:
+            for each in handled:
+                self._ack(intake, [each])
+        elif isinstance(error, OrderError):
+            self._say_lost(error, handled[0][0].delivery.id)
+            self._counter.note("lost")
+        else:
+            self._say_unrecorded(intake, 1, error)
+
+    def _note_acked(self, intake: Intake, handled: Sequence[Handled]) -> None:
+        for one, outcome, _ in handled:
+            if one.delivery.lost or one.delivery.given_back:
+                self._counter.note("lost")
+            elif outcome.verb == "ack":
+                self._counter.note("done")
+            else:
+                self._counter.note("discarded")
+                _log.info(
+                    "message %r of %r is discarded: %s", one.delivery.id, intake.table.name, in_a_line(outcome.why)
+                )
+
+    def _apart(self, intake: Intake, each: Handled) -> None:
+        one, outcome, dropped = each
+        try:
+            self._try(lambda: self._give_up(intake, one, outcome))
+        except LeaseLostError as error:
+            self._say_lost(error, one.delivery.id)
+            self._counter.note("lost")
+        except Exception as error:  # noqa: BLE001  # one message's fault is no other's
+            self._say_unrecorded(intake, 1, error)
+        intake.give_back(dropped)
+
+    def _give_up(self, intake: Intake, one: Handling, outcome: Outcome) -> None:
+        delivery, name = one.delivery, intake.table.name
+        if delivery.over or delivery.undecided:
+            # The handler has done it itself.
+            if outcome.verb == "back_off":
+                warn_with_traceback(
+                    _log,
+                    outcome.traceback,
+                    "message %r of %r failed, after its handler had ended its delivery: %s",
+                    delivery.id,
+                    name,
+                    in_a_line(outcome.why),
+                )
+            return
+        options = delivery.context.options
+        if outcome.verb == "skip":
+            self._counter.note("lost")
+            return
+        if outcome.verb == "give_back":
+            intake.give_back([one])
+            return
+        if outcome.verb == "snooze":
+            delivery.snooze(outcome.delay or 0)
+            self._counter.note("snoozed")
+            return
+        if outcome.verb == "dead_letter" and options.dead_letter is not None:
+            delivery.dead_letter(outcome.why or "")
+            self._counter.note("dead")
+            _log.warning("message %r of %r is a dead letter: %s", delivery.id, name, in_a_line(outcome.why))
+            return
+        delay = delivery.retry_delay(outcome.delay)
+        dies = dies_when_given_back(delivery.context, delivery.leased)
+        delivery.nack(delay, error=outcome.last_error)
+        self._counter.note("failed")
+        if dies:
+            then = "it is a dead letter now"
+        elif options.max_attempts is not None and delivery.epoch >= options.max_attempts:
+            then = "no attempt is left"
+        else:
+            then = f"next try in {format_duration(delay // _MILLISECOND * _MILLISECOND)}"
+        warn_with_traceback(
+            _log,
+            outcome.traceback,
+            "message %r of %r failed, attempt %d; %s: %s",
+            delivery.id,
+            name,
+            delivery.epoch,
+            then,
+            in_a_line(outcome.why),
+        )
+
+    def _try(self, work: Callable[[], object]) -> None:
+        """Do it, and try again while the database is away, for `_TRIES_FOR` at most; heartbeats keep leases."""
+        pause, until = _FIRST_PAUSE, moments.monotonic() + _TRIES_FOR
+        while True:
+            try:
+                work()
+            except UnavailableError as error:
+                if self._closing or moments.monotonic() > until:
+                    raise
+                _log.warning("cannot say yet what became of messages: %s", error)
+            else:
+                return
+            moments.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _say_lost(self, error: WaterclockError, message_id: object) -> None:
+        _log.warning("message %r was handled in vain: %s", message_id, error)
+
+    def _say_unrecorded(self, intake: Intake, count: int, error: BaseException) -> None:
+        _log.error(
+            "what became of %d messages of %r is not written, so they are sent again: %s",
+            count,
+            intake.table.name,
+            error,
+        )

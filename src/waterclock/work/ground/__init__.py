@@ -1,0 +1,1 @@
+"""What every part of a worker uses: handlers, outcomes, counts, sources."""

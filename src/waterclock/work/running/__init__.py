@@ -1,0 +1,1 @@
+"""The loops, threads and processes of a worker."""

@@ -1,0 +1,187 @@
+"""Calls the handler of one message, in a thread or in the event loop, and says what becomes of the message."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from typing import Any
+
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
+from waterclock.time import format_duration
+from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.ground.counts import WorkCounts
+from waterclock.work.ground.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
+from waterclock.work.running.event_loop import EventLoop
+from waterclock.work.running.forks import ending_forks
+
+_SECOND = 1_000_000_000
+
+
+class Caller:
+    """Calls handlers, and tells the recorder of each message's table what they said.
+
+    Parameters
+    ----------
+    around
+        A context manager, given each delivery, in which its handler is called.
+    timeout
+        How long a handler may take, ns; None: any time.
+    ended
+        Is called after each handler that has ended.
+
+    Attributes
+    ----------
+    loop
+        Where asynchronous handlers run.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        counter: WorkCounts,
+        around: Callable[[Delivery], Any] | None,
+        timeout: int | None,
+        ended: Callable[[], object],
+    ) -> None:
+        self._lanes = lanes
+        self._counter = counter
+        self._around = around
+        self._timeout = timeout
+        self._ended = ended
+        self._making = threading.Lock()
+        self.loop: EventLoop | None = None
+
+    def call(self, one: Handling) -> bool:
+        """Handle a message in the calling thread; say whether the thread keeps its slot."""
+        try:
+            if _is_old(one):
+                one.intake.check(one)
+            if (outcome := _unbegun(one)) is not None:
+                return self.finish(one, outcome)
+            with ExitStack() as stack:
+                if self._around is not None:
+                    self._enter_around(one, stack)
+                one.delivery.when_cancelled(lambda: cancel(one))
+                handler = one.intake.handlers.find(one.delivery)
+                if handler is not None and handler.is_async and self.loop is not None:
+                    self.loop.submit(lambda: self._within_timeout(_awaited(handler(one.delivery), one.delivery)), one)
+                elif handler is not None:
+                    with ending_forks(one.delivery.id):
+                        given = handler(one.delivery)
+                    self._run_if_coroutine(given, one)
+            outcome = ACK
+        except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
+            outcome = self._outcome(one, error)
+        return self.finish(one, outcome)
+
+    def _run_if_coroutine(self, given: Any, one: Handling) -> None:
+        """Run what an ordinary decorator around an ``async def`` gives: as a function it looks like any other."""
+        if inspect.isawaitable(given):
+            with self._making:
+                if self.loop is None:
+                    self.loop = EventLoop(self._lanes, self.wait_for)
+            self.loop.submit(lambda: self._within_timeout(_awaited(given, one.delivery)), one)
+
+    def _enter_around(self, one: Handling, stack: ExitStack) -> None:
+        manager = self._around(one.delivery) if self._around is not None else None
+        if not isinstance(manager, AbstractContextManager):
+            raise InvalidArgumentError(f"around: {quoted(manager)} is no context manager, and the handler is no async")
+        stack.enter_context(manager)
+
+    async def wait_for(self, one: Handling) -> None:
+        """Handle a message in the event loop."""
+        try:
+            if _is_old(one):
+                await asyncio.to_thread(one.intake.check, one)
+            if (outcome := _unbegun(one)) is not None:
+                self.finish(one, outcome)
+                return
+            one.delivery.when_cancelled(lambda: cancel(one))
+            await self._within_timeout(self._handle_async(one))
+            outcome = ACK
+        except BaseException as error:  # noqa: BLE001  # as above
+            outcome = self._outcome(one, error)
+        self.finish(one, outcome)
+
+    async def _handle_async(self, one: Handling) -> None:
+        handler = one.intake.handlers.find(one.delivery)
+        if handler is None:
+            return
+        if self._around is None:
+            await _awaited(handler(one.delivery), one.delivery)
+            return
+        manager = self._around(one.delivery)
+        if isinstance(manager, AbstractAsyncContextManager):
+            async with manager:
+                await _awaited(handler(one.delivery), one.delivery)
+        else:
+            with manager:
+                await _awaited(handler(one.delivery), one.delivery)
+
+    async def _within_timeout(self, work: Any) -> None:
+        async with asyncio.timeout(None if self._timeout is None else self._timeout / _SECOND):
+            await work
+
+    def _outcome(self, one: Handling, error: BaseException) -> Outcome:
+        if one.delivery.cancelled and not isinstance(error, HandlerSays):
+            return GIVE_BACK
+        if isinstance(error, TimeoutError) and self.is_late(one):
+            self._counter.note("timed_out")
+            return self.timed_out()
+        return outcome_of(error)
+
+    def is_late(self, one: Handling, by: int = 0) -> bool:
+        """Tell whether the handler of a message has taken longer than it may, by so many ns."""
+        if self._timeout is None or one.waits_for_loop:
+            return False
+        return moments.monotonic_ns() - one.began_at >= self._timeout + by
+
+    def timed_out(self) -> Outcome:
+        """Say what becomes of a message whose handler takes too long."""
+        return Outcome(
+            "back_off", why=f"TimeoutError: the handler took longer than {format_duration(self._timeout or 0)}"
+        )
+
+    def finish(self, one: Handling, outcome: Outcome) -> bool:
+        """End a message whose handler has ended; say whether it was still its handler's."""
+        one.ended = True
+        one.delivery.when_cancelled(None)  # which knows this, and would be kept by it
+        one.cancel = None
+        if not one.decide():
+            return False  # its time was up, and the message is not its own any more
+        dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
+        one.intake.recorder.put(one, outcome, dropped)
+        self._ended()
+        return True
+
+
+async def _awaited(given: Any, delivery: Delivery) -> None:
+    with ending_forks(delivery.id):
+        await given
+
+
+def cancel(one: Handling) -> None:
+    """Cancel a handler, where that is possible."""
+    how = one.cancel  # its handler may end at any time
+    if how is not None:
+        how()
+
+
+def _is_old(one: Handling) -> bool:
+    return one.began_at - one.claimed_at > LOOK_AGAIN_AFTER
+
+
+def _unbegun(one: Handling) -> Outcome | None:
+    """Say what becomes of a message that is not to be handled any more; None where it is."""
+    delivery = one.delivery
+    if delivery.lost or delivery.over:
+        return SKIP
+    expires_at = delivery.expires_at
+    return GIVE_BACK if expires_at is not None and expires_at <= delivery.context.backend.now_about() else None

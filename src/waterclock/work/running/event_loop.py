@@ -1,0 +1,169 @@
+"""The event loop in which a worker runs asynchronous handlers, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import Any
+
+from waterclock._support import moments
+from waterclock.work.flow.dispatch_queue import Handling, Lanes
+
+_BLOCKED_FOR = 1_000_000_000  # ns after which what waits for the loop is left to other workers
+_LEAVES = 1.0  # s for tasks that were cancelled
+_LOOK_EVERY = 0.05  # s
+_log = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """A loop that runs until it is closed, and all that was entered in it.
+
+    Parameters
+    ----------
+    lanes
+        Where messages come from, once it pulls.
+    handle
+        Handles one message.
+    """
+
+    def __init__(self, lanes: Lanes, handle: Callable[[Handling], Awaitable[object]]) -> None:
+        self._lanes = lanes
+        self._handle = handle
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+        self._tasks: dict[asyncio.Task[object], Handling] = {}
+        self._beginning = threading.Lock()
+        self._pulls = False
+        self._pull_is_due = False
+        self._asked_at = 0
+        self._answered = True
+        self._said_blocked = False
+        self._thread = threading.Thread(target=self._run, name="waterclock-work-loop", daemon=True)
+        moments.start(self._thread)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def submit(self, handle: Callable[[], Coroutine[Any, Any, object]], handling: Handling) -> None:
+        """Run one handler in the loop for a thread that waits for it."""
+        handling.waits_for_loop = True
+        raised: list[BaseException] = []  # a future that has the error is in a cycle, and keeps what the error knows
+
+        async def run() -> None:
+            try:
+                await self._run_one(handling, handle)
+            except BaseException as error:  # noqa: BLE001  # it is raised in the thread
+                raised.append(error)
+
+        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        handling.cancel = future.cancel
+        future.result()
+        if raised:
+            raise raised.pop()
+
+    def enter(self, manager: Any, is_stopping: Callable[[], bool]) -> Any:
+        """Enter an asynchronous context manager, which is left when the loop is closed; None where it is to stop."""
+        entering = asyncio.run_coroutine_threadsafe(self._stack.enter_async_context(manager), self._loop)
+        while not is_stopping():
+            with suppress(TimeoutError):
+                return entering.result(_LOOK_EVERY)
+            if entering.done():  # the error is its own
+                return entering.result()
+        entering.cancel()
+        return None
+
+    def start(self) -> None:
+        """Begin to take messages from the lanes."""
+        self._pulls = True
+        self._lanes.when_ready = self._call_pull
+        self._call_pull()
+
+    def _call_pull(self) -> None:
+        if not self._pull_is_due:
+            self._pull_is_due = True
+            self._loop.call_soon_threadsafe(self._pull)
+
+    def _pull(self) -> None:
+        self._pull_is_due = False
+        while (handling := self._lanes.next_now()) is not None:
+            handling.waits_for_loop = True
+            task = self._loop.create_task(self._run_one(handling, partial(self._handle, handling)))
+            self._tasks[task] = handling
+            handling.cancel = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
+            task.add_done_callback(self._forget)
+
+    async def _run_one(self, handling: Handling, handle: Callable[[], Awaitable[object]]) -> None:
+        with self._beginning:
+            handling.waits_for_loop = False
+            if handling.decided:
+                return  # it went back meanwhile
+        handling.began_at = moments.monotonic_ns()
+        await handle()
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        del self._tasks[task]
+        self._pull()
+
+    def watch(self) -> bool:
+        """Say whether a handler has kept the loop from going on for long; called often, from another thread."""
+        now = moments.monotonic_ns()
+        if self._answered:
+            self._answered, self._said_blocked, self._asked_at = False, False, now
+            self._loop.call_soon_threadsafe(self._answer)
+            return False
+        if now - self._asked_at < _BLOCKED_FOR:
+            return False
+        if not self._said_blocked:
+            self._said_blocked = True
+            self._say_blocked()
+        if self._pulls:
+            self._lanes.pause()
+            if self._answered:  # meanwhile, and so it saw no pause
+                self._lanes.go_on()
+        return True
+
+    def _say_blocked(self) -> None:
+        task = asyncio.current_task(self._loop)
+        handling = None if task is None else self._tasks.get(task)
+        which = "a task" if handling is None else f"the handler of message {handling.delivery.id!r}"
+        _log.warning(
+            "%s blocks the event loop, so no other handler goes on, and what has not begun is left to other workers;"
+            " await instead, or use asyncio.to_thread",
+            which,
+        )
+
+    def take_back(self, running: Sequence[Handling]) -> list[Handling]:
+        """Take back what has waited for the loop for so long that it is left to other workers."""
+        before = moments.monotonic_ns() - _BLOCKED_FOR
+        with self._beginning:
+            return [one for one in running if one.waits_for_loop and one.began_at <= before and one.decide()]
+
+    def _answer(self) -> None:
+        self._answered = True
+        self._lanes.go_on()
+
+    def close(self, seconds: float) -> None:
+        """Leave what was entered, and end the loop, within so many seconds at the most."""
+        self._loop.call_soon_threadsafe(self._begin_to_end)
+        moments.join(self._thread, seconds)
+
+    def _begin_to_end(self) -> None:
+        self._ending = self._loop.create_task(self._end())
+
+    async def _end(self) -> None:
+        tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        for each in tasks:
+            each.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LEAVES)
+        try:
+            await self._stack.aclose()
+        except Exception:  # noqa: BLE001  # the worker ends all the same
+            _log.exception("what the handlers' factory does at its end failed")
+        self._loop.stop()

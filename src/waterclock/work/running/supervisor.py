@@ -1,0 +1,101 @@
+"""Looks after handlers that run: those whose time is over, or whose message is lost, and what waits for a slot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from weakref import WeakSet
+
+from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.flow.fetcher import Intake
+from waterclock.work.ground.counts import WorkCounts
+from waterclock.work.ground.outcomes import GIVE_BACK
+from waterclock.work.running.calling import Caller, cancel
+from waterclock.work.running.processes import Processes
+from waterclock.work.running.threads import Threads
+
+_STUCK_AFTER = 5_000_000_000  # ns after its timeout an asynchronous handler that was cancelled is given up
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks after what a worker handles.
+
+    Attributes
+    ----------
+    threads, processes
+        What calls the handlers, where it is not the event loop.
+    given_up
+        Messages whose handlers went on when the worker took them back.
+    """
+
+    def __init__(self, lanes: Lanes, counter: WorkCounts, caller: Caller) -> None:
+        self._lanes = lanes
+        self._counter = counter
+        self._caller = caller
+        self.threads: Threads | None = None
+        self.processes: Processes | None = None
+        self.given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
+
+    def look(self) -> None:
+        """Look once."""
+        give_back(self._lanes.take_back())
+        running = self._lanes.running
+        if self._caller.loop is not None and running and self._caller.loop.watch():
+            for one in self._caller.loop.take_back(running):
+                self._pass_on(one)
+        for one in running:
+            if one.delivery.lost and not one.asked:
+                _log.warning(
+                    "message %r is handled, and not ours any more; its handler is asked to end", one.delivery.id
+                )
+                self.ask(one)
+            if self.processes is None and self._caller.is_late(one, _STUCK_AFTER if self.threads is None else 0):
+                self._give_up(one)
+
+    def _give_up(self, one: Handling) -> None:
+        """Take its slot from a handler that goes on after its time."""
+        handler = one.intake.handlers.find(one.delivery)
+        if (
+            self.threads is not None
+            and handler is not None
+            and handler.is_async
+            and not self._caller.is_late(one, _STUCK_AFTER)
+        ):
+            return  # the loop cancels it by itself
+        if not one.decide():
+            return
+        self._counter.note("timed_out")
+        self._counter.note("stuck")
+        self.given_up.add(one)
+        _log.warning("the handler of message %r goes on after its time; another takes its slot", one.delivery.id)
+        self.ask(one)
+        dropped = self._lanes.end(one, goes_on=False)
+        one.intake.recorder.put(one, self._caller.timed_out(), dropped)
+        if self.threads is not None:
+            self.threads.replace()
+
+    def _pass_on(self, one: Handling) -> None:
+        """Leave a message to other workers that has a slot, and whose handler has not begun."""
+        dropped = self._lanes.end(one, goes_on=False)
+        one.intake.recorder.put(one, GIVE_BACK, dropped)
+        if self.threads is not None:
+            cancel(one)  # its thread waits for it, and ends
+            self.threads.replace()
+
+    def ask(self, one: Handling) -> None:
+        """Ask the handler of a message to end."""
+        one.asked = True
+        one.delivery.cancel()
+        if self.processes is not None:
+            cancel(one)
+
+
+def give_back(handlings: Iterable[Handling]) -> None:
+    """Give messages back to their tables, due at once and uncounted."""
+    by_intake: dict[Intake, list[Handling]] = {}
+    for one in handlings:
+        by_intake.setdefault(one.intake, []).append(one)
+    for intake, ours in by_intake.items():
+        intake.give_back(ours)
