@@ -51,6 +51,49 @@ def test_an_unknown_name_suggests_the_nearest(filled: Shell, command: str, near:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "info",
+        "purge",
+        "move jobs cart17 others",
+        "reroute jobs cart17 cart-18",
+        "resume",
+        "close",
+        "release",
+        "unpin",
+        "skip-head",
+        "purge jobs cart17 --dry-run",
+    ],
+)
+def test_a_command_for_an_unknown_group_fails_by_its_name(filled: Shell, command: str) -> None:
+    filled("table", "add", "others", "--groups", "sequenced", "--payload", "text")
+    verb, *words = command.split()
+    filled("group", verb, *(words or ["jobs", "cart17"]), "--yes", expect=FAILED)
+    assert "no group named 'cart17' in message table 'jobs'; did you mean 'cart-17'?" in filled.said
+
+
+def test_a_command_that_finds_a_group_with_nothing_to_do_succeeds(filled: Shell) -> None:
+    filled("group", "resume", "jobs", "cart-17")
+    assert "resumed 0 groups" in filled.said
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("table receive jobs --wait -1s", "wait: '-1s' is negative"),
+        ("table put jobs x --delay -1.5h", "delay: '-1.5h' is negative"),
+        ("upkeep --every -1m", "every: '-1m' is negative"),
+        ("topic read telemetry --since -1h", "since: '-1h' is not ISO 8601"),
+        ("topic read telemetry --until -1h", "until: '-1h' is not ISO 8601"),
+        ("topic read telemetry --limit -1", "limit must be an integer ≥ 1, got -1"),
+    ],
+)
+def test_a_negative_value_behind_a_space_is_called_so(filled: Shell, command: str, says: str) -> None:
+    filled(*command.split(), expect=WRONG_USAGE)
+    assert says in filled.said
+
+
+@pytest.mark.parametrize(
     ("command", "says"),
     [
         ("upkeep now", "no command named 'now' in 'waterclock upkeep'; choose from status"),

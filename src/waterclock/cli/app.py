@@ -101,6 +101,9 @@ _WITH_VALUE = ("--url", "--ledgers")
 _EVERYWHERE = (*_WITH_VALUE, "--json", "--yes", "-y", "--quiet", "-q", "--verbose", "-v")
 """The options of `waterclock.cli.terminal.common.Common`, which may stand before the command."""
 
+_OPTION = re.compile(r"--[a-z][a-z-]*")
+_NEGATIVE = re.compile(r"-\d[\d.]*[A-Za-zµ:].*", re.DOTALL)  # a bare number is no option to Cyclopts
+
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 
 app = App(
@@ -129,7 +132,7 @@ def run(arguments: list[str]) -> int:
     if logging.lastResort is not None:  # it prints warnings of commands that do not log
         logging.lastResort.setFormatter(_EscapingFormatter())
     with warnings.catch_warnings():
-        words = _with_options_behind_command(arguments)
+        words = _with_options_behind_command(_with_negative_values(arguments))
         warnings.showwarning = partial(_show_warning, words)
         return _run(words)
 
@@ -142,6 +145,19 @@ class _EscapingFormatter(logging.Formatter):
 def _show_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     """Print the traceback of a fault of ours; the text of its exception may come from anywhere."""
     sys.stderr.write(without_controls("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """Join ``--wait -1s`` to ``--wait=-1s``: the value would be taken for an option, and not be called negative."""
+    joined: list[str] = []
+    for at, word in enumerate(arguments):
+        if word == "--":
+            return joined + arguments[at:]
+        if joined and _OPTION.fullmatch(joined[-1]) and _NEGATIVE.fullmatch(word):
+            joined[-1] = f"{joined[-1]}={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _with_options_behind_command(arguments: list[str]) -> list[str]:

@@ -59,8 +59,9 @@ def purge(
     with common.connect() as database:
         if not dry_run:
             common.confirm(f"delete messages of group {group!r} of {table!r}")
-        change = database.table(table).groups.purge(group, count=count, force=force, dry_run=dry_run)
-        _say(common.output, "deleted", change)
+        groups = database.table(table).groups
+        change = groups.purge(group, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "deleted", _found(groups, group, change))
 
 
 @app.command
@@ -77,8 +78,9 @@ def move(
 ) -> None:
     """Move a group's messages to another message table."""
     with common.connect() as database:
-        change = database.table(table).groups.move(group, to, count=count, force=force, dry_run=dry_run)
-        _say(common.output, "moved", change)
+        groups = database.table(table).groups
+        change = groups.move(group, to, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "moved", _found(groups, group, change))
 
 
 @app.command
@@ -95,8 +97,9 @@ def reroute(
 ) -> None:
     """Put a group's messages behind those of another group of the table."""
     with common.connect() as database:
-        change = database.table(table).groups.reroute(group, to, count=count, force=force, dry_run=dry_run)
-        _say(common.output, "rerouted", change)
+        groups = database.table(table).groups
+        change = groups.reroute(group, to, count=count, force=force, dry_run=dry_run)
+        _say(common.output, "rerouted", _found(groups, group, change))
 
 
 @app.command
@@ -124,14 +127,18 @@ def pause(
 def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """End a group's pause."""
     with common.connect() as database:
-        _say(common.output, "resumed", database.table(table).groups.resume(group, dry_run=dry_run), "group")
+        groups = database.table(table).groups
+        change = groups.resume(group, dry_run=dry_run)
+        _say(common.output, "resumed", _found(groups, group, change), "group")
 
 
 @app.command
 def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
     with common.connect() as database:
-        _say(common.output, "closed", database.table(table).groups.close(group, dry_run=dry_run), "group")
+        groups = database.table(table).groups
+        change = groups.close(group, dry_run=dry_run)
+        _say(common.output, "closed", _found(groups, group, change), "group")
 
 
 @app.command
@@ -146,7 +153,9 @@ def release(
 ) -> None:
     """Take a group from its consumer; with --force what is in flight is sent again."""
     with common.connect() as database:
-        _say(common.output, "released", database.table(table).groups.release(group, force=force, dry_run=dry_run))
+        groups = database.table(table).groups
+        change = groups.release(group, force=force, dry_run=dry_run)
+        _say(common.output, "released", _found(groups, group, change))
 
 
 @app.command
@@ -166,7 +175,9 @@ def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, comm
 def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Let any consumer have a group that was pinned."""
     with common.connect() as database:
-        _say(common.output, "unpinned", database.table(table).groups.unpin(group, dry_run=dry_run), "group")
+        groups = database.table(table).groups
+        change = groups.unpin(group, dry_run=dry_run)
+        _say(common.output, "unpinned", _found(groups, group, change), "group")
 
 
 @app.command
@@ -181,7 +192,9 @@ def skip_head(
 ) -> None:
     """Ack a group's first message although no consumer handled it, so that the group goes on."""
     with common.connect() as database:
-        _say(common.output, "skipped", database.table(table).groups.skip_head(group, force=force, dry_run=dry_run))
+        groups = database.table(table).groups
+        change = groups.skip_head(group, force=force, dry_run=dry_run)
+        _say(common.output, "skipped", _found(groups, group, change))
 
 
 @app.command
@@ -189,6 +202,13 @@ def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()
     """Share exclusive groups evenly among the consumers that live."""
     with common.connect() as database:
         _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")
+
+
+def _found(groups: MessageGroups, group: str, change: GroupChange) -> GroupChange:
+    """Return what a command did; if that is nothing, NotFoundError for an unknown group."""
+    if not change.done and not change.skipped:
+        groups.info(group)
+    return change
 
 
 def _missing(groups: MessageGroups, group: str) -> str | None:

@@ -293,8 +293,8 @@ def read(
             by=by,
             limit=limit,
         )
-        following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
         is_outside = _outside(topic, since, until, by)
+        following = Position.parse(start) if start is not None else topic.find(since, by).position if since else None
         outside = printed = 0
         for message in messages:
             output.message(message)
