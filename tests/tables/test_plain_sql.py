@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.schema import FURTHEST
 
 from .conftest import MovableClock
 from .plain_sql import catch_up, run
@@ -137,6 +138,21 @@ def test_a_head_that_plain_sql_deleted_does_not_block_its_group(sequenced: Messa
     run(database, "DELETE FROM orders WHERE id IN (1, 4)")
     assert payloads(sequenced) == ["1", "2"]
     assert sequenced.receive() == []
+
+
+def test_places_with_which_claims_cannot_compute_are_refused(
+    sequenced: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    sequenced.put_many([{"id": number, "payload": f"{number}", "group": "g"} for number in (1, 2, 3)])
+    sequenced.ack(sequenced.receive(1))
+    for place in (-(2**63), 2**63 - 1, -FURTHEST - 1, FURTHEST + 1):
+        with pytest.raises(DatabaseError):
+            run(database, "UPDATE orders SET position = :place WHERE id = 2", place=place)
+    run(database, "UPDATE orders SET position = :place WHERE id = 2", place=-FURTHEST)
+    run(database, "UPDATE orders SET position = :place WHERE id = 3", place=FURTHEST)
+    sequenced.put("other", group="h")
+    catch_up(clock)
+    assert "other" in [one.payload for one in sequenced.receive(10)]
 
 
 def test_a_message_that_plain_sql_moves_to_another_group_goes_to_its_end(

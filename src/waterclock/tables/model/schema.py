@@ -142,6 +142,10 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     return made
 
 
+FURTHEST = 2**61
+"""The furthest place in a group, before or behind the first: what claims compute from places must be bigints."""
+
+
 def message_rows(
     name: str,
     id_type: IdType,
@@ -181,7 +185,12 @@ def message_rows(
             " lease until the next claim, and after an ack by plain SQL.",
         ),
         sa.Column("consumer", Name, doc="The consumer who has the message, or had it last."),
-        sa.Column("position", BigInt, doc="Its place in its group; NULL: it has none yet."),
+        sa.Column(
+            "position",
+            BigInt,
+            sa.CheckConstraint(f"position BETWEEN {-FURTHEST} AND {FURTHEST}"),
+            doc="Its place in its group; NULL: it has none yet.",
+        ),
         sa.Column(
             "routed",
             sa.SmallInteger,
