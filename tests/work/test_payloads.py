@@ -11,7 +11,7 @@ import uuid
 import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NewType, NotRequired, Required, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Required, TypedDict
 
 import pydantic
 import pytest
@@ -321,6 +321,24 @@ class Called:
 def test_a_handler_that_cannot_be_called_so_is_refused(handler: Any, why: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=why):
         BoundHandler(handler)
+
+
+@pytest.mark.parametrize("kind", [Line, list[Line], dict[str, Line], Line | None])
+def test_a_parameter_may_be_annotated_with_what_cannot_be_hashed(kind: Any) -> None:
+    def handle(line: Any) -> None: ...
+
+    handle.__annotations__["line"] = Annotated[kind, {"unit": "mm"}]
+    BoundHandler(handle)
+    handle.__annotations__["line"] = list[Annotated[kind, []]]
+    BoundHandler(handle)
+
+
+def test_a_parameter_annotated_with_no_type_is_refused() -> None:
+    def handle(line: Any) -> None: ...
+
+    handle.__annotations__["line"] = [Line]
+    with pytest.raises(wc.InvalidArgumentError, match="which is no type"):
+        BoundHandler(handle)
 
 
 def test_objects_methods_and_functions_that_are_built_in_are_handlers() -> None:

@@ -163,6 +163,8 @@ def _want(annotation: Any, name: str) -> Any:
         why = why_unreadable(annotation)
     except NameError as error:
         raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, of which {error}") from None
+    except TypeError:  # such as a list of types
+        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, which is no type") from None
     if why is not None:
         raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}; {why}")
     return annotation
@@ -181,7 +183,7 @@ def _hints(function: Handler) -> dict[str, Any]:
         # One by one: a name that is missing, as of what it returns, is no reason to know none of the others.
         one = types.SimpleNamespace(__annotations__={name: annotation}, __globals__=known)
         with suppress(NameError, TypeError):
-            found |= typing.get_type_hints(one, include_extras=True)
+            found |= typing.get_type_hints(one)  # without what Annotated adds, which may not be hashable
     return found
 
 
