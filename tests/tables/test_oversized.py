@@ -15,6 +15,7 @@ from tests.services import Service
 import waterclock as wc
 from waterclock.connection import Database
 from waterclock.errors import ConstraintError
+from waterclock.tables import message_table
 from waterclock.tables.message_table import MessageTable
 
 SMALL_LIMIT = 100_000  # bytes
@@ -46,6 +47,19 @@ def too_large(database: Database, kind: str) -> Any:
         return b"x" * (largest + 100_000)
     count = largest * (2 if database.backend.dialect.name == "mysql" else 1) + 200_000
     return "x" * count if kind == "text" else {"x": "y" * count}
+
+
+def test_the_limit_is_asked_for_before_the_transaction_begins(
+    database: Database, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, backend = make_table(), database.backend
+    vars(backend).pop("largest_value", None)
+    steps: list[str] = []
+    limit, put_rows = backend.dialect.largest_value, message_table.put_rows
+    monkeypatch.setattr(backend.dialect, "largest_value", lambda own: (steps.append("asked"), limit(own))[1])
+    monkeypatch.setattr(message_table, "put_rows", lambda *given: (steps.append("begun"), put_rows(*given))[1])
+    table.put("x" * 70_000)
+    assert steps == ["asked", "begun"]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "text", "json"])
