@@ -47,6 +47,20 @@ def test_output_that_cannot_be_written_is_an_error_and_no_traceback(shell: Shell
     assert b"\\u20ac" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "closing", "code"),
+    [("topic ls", ">&-", 0), ("topic ls", "<&- >&- 2>&-", 0), ("topic --help", ">&-", 0), ("topic rm t", "<&-", 2)],
+)
+def test_streams_that_are_closed_end_no_command_with_a_traceback(
+    shell: Shell, words: str, closing: str, code: int
+) -> None:
+    shell("topic", "add", "t")
+    command = f"{sys.executable} -m waterclock {words} {closing}"
+    done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("place", ["s3:/KEY:SECRET@bucket", "s3:KEY:SECRET@bucket/folder", "s3:/KEY:SEC@RET@bucket"])
 def test_secret_of_a_mistyped_place_is_hidden(place: str) -> None:
     for text in (without_secrets(place), text_without_secrets(f"cannot use {place}", place)):

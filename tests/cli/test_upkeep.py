@@ -7,6 +7,7 @@ import pytest
 
 from waterclock.cli import upkeep
 from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.cli.terminal.output import Span
 
 from .conftest import Shell
 
@@ -39,3 +40,10 @@ def test_upkeep_goes_on_until_a_signal_ends_it_after_the_task_under_way(
     shell("upkeep", "--every", "1h")
     assert len(done) == 1
     shell("upkeep", "--every", "0s", expect=WRONG_USAGE)
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(4_839_985, "4840us"), (12_345_678, "12ms"), (12_345_678_901, "12s"), (86_400 * 10**9, "1d")]
+)
+def test_a_measured_length_is_shown_in_a_unit_that_it_fills(ns: int, text: str) -> None:
+    assert str(Span(ns)) == text

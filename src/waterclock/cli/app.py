@@ -12,6 +12,7 @@ import traceback
 import warnings
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
 
 from cyclopts import App, CycloptsError, UnusedCliTokensError
@@ -119,12 +120,20 @@ for _name, (_home, _help) in COMMANDS.items():
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in Latin-1, say, an output must not end with a traceback
     sys.excepthook = _show_traceback
     threading.excepthook = lambda failed: _show_traceback(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device in place of streams that were closed (``>&-``), before a database gets their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
 
 
 def run(arguments: list[str]) -> int:

@@ -16,7 +16,8 @@ from waterclock.time import MAX_NS, format_duration, format_time
 if TYPE_CHECKING:
     from waterclock.message import Message
 
-_MILLISECOND = 1_000_000  # ns
+_MICROSECOND = 1_000  # ns
+_MILLISECOND = 1_000_000
 _SECOND = 1_000_000_000
 
 
@@ -32,9 +33,9 @@ class Span:
         return self.ns // _SECOND if self.ns % _SECOND == 0 else self.ns / _SECOND
 
     def __str__(self) -> str:
-        # A length that was measured, such as an age, is shown to the millisecond, and one of seconds to the second.
-        for unit, least in ((_SECOND, 10 * _SECOND), (_MILLISECOND, 10 * _MILLISECOND)):
-            if self.ns >= least and self.ns % _MILLISECOND:
+        # A length that was measured, such as an age, is shown to the second, millisecond or microsecond.
+        for unit in (_SECOND, _MILLISECOND, _MICROSECOND):
+            if self.ns >= 10 * unit and self.ns % _MILLISECOND:
                 return format_duration(round(self.ns / unit) * unit)
         return format_duration(self.ns)
 
