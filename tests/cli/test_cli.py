@@ -192,6 +192,15 @@ def test_the_files_of_a_topic_are_listed_and_its_store_is_relocated(shell: Shell
     assert shell("topic", "files", "telemetry").splitlines()[1].startswith(f"{shell.folder}/copied/")
 
 
+def test_relocate_warns_of_a_given_place_that_then_hides_the_topic(shell: Shell) -> None:
+    shell("topic", "add", "telemetry", "--ledgers", "first")
+    shell("topic", "relocate", "telemetry", "second", "--ledgers", "first")
+    assert "warning: --ledgers or WATERCLOCK_LEDGERS names" in shell.said
+    shell("topic", "info", "telemetry")
+    shell("topic", "relocate", "telemetry", "third")
+    assert "warning" not in shell.said
+
+
 def test_a_misspelled_folder_of_ledgers_is_named_and_deletes_nothing(shell: Shell) -> None:
     sealed_topic(shell)
     for command in (("seal",), ("expire", "1s", "--yes"), ("truncate", "1s", "--yes"), ("ledgers",)):

@@ -506,6 +506,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
         files are looked for and the place is written down. Otherwise they are copied there and compared.
     """
+    from waterclock.topics.store.ledger_files import LedgerFiles
     from waterclock.topics.topic import Topic
 
     with common.connect() as database, common.output.progress(f"files of {name}") as step:
@@ -517,6 +518,11 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         relocated = topic.relocate(root, progress=step)
     verb = "copied" if relocated.copied else "found"
     common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
+    if common.ledgers is not None and (given := LedgerFiles(common.ledgers).place) != relocated.root:
+        common.output.complain(
+            f"warning: --ledgers or WATERCLOCK_LEDGERS names {given}, where topic {name} is refused now. Unset it"
+            " to find every topic where the catalogue says"
+        )
 
 
 @app.command
