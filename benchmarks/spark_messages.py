@@ -25,7 +25,14 @@ _ENTRY = 10_000
 
 
 def generate(
-    folder: Path, *, sources: int, ledgers: int, bursts: int, every_ms: int = 1_000, streams: Sequence[str] = STREAMS
+    folder: Path,
+    *,
+    sources: int,
+    ledgers: int,
+    bursts: int,
+    every_ms: int = 1_000,
+    streams: Sequence[str] = STREAMS,
+    payload: bytes = b"x" * 40,
 ) -> None:
     """Fill a topic with messages in order of receive time.
 
@@ -56,7 +63,7 @@ def generate(
                     "event_time": times[order],
                     "publish_time": received[order],
                     "receive_time": received[order],
-                    "payload": pa.array([b"x" * 40] * count, pa.binary()),
+                    "payload": pa.array([payload] * count, pa.binary()),
                 }
             )
             for first in range(0, count, _ENTRY):

@@ -2,9 +2,11 @@
 
 ``python -m benchmarks.spark_stream`` measures, all in turns, messages a second by the micro-batch: of few and of many
 sources, ours of the topic, by event time and by rate, and Spark's of rows that its own reader takes from the topic's
-files; of few, ours of these rows, too. It says the bytes of state that a source takes, and how long a micro-batch takes
-at 1,000 messages a second, with where the time goes. ``--messages`` and ``--batches`` make it smaller, ``--sources``
-chooses the numbers of sources, and ``--latency-batches 0`` leaves the last part out.
+files; of few, ours of these rows, too. That leaves out the first micro-batch of each query. It also says how long the
+whole queries take, from start to end, by the clock and by processor time, which is what a short stream costs. It says
+the bytes of state that a source takes, and how long a micro-batch takes at 1,000 messages a second, with where the time
+goes. ``--messages`` and ``--batches`` make it smaller, ``--sources`` chooses the numbers of sources, and
+``--latency-batches 0`` leaves the last part out: ``--messages 250000 --batches 4`` is a short stream.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
-from benchmarks.measure import write_results
+from benchmarks.measure import BY_ALL_OF_SPARK, write_results
 from benchmarks.spark_messages import STREAMS, generate, options, stream_files
 from waterclock.spark import event_time_batches, rate_aware_batches, register
 from waterclock.spark.session.partitions import chosen_buckets, chosen_partitions
@@ -88,21 +90,34 @@ def compared(spark: SparkSession, folders: Mapping[int, Path], messages: int, ro
     first = next(iter(folders))
     runs[first, "event_time_batches, rows"] = partial(of_files, folders[first], ours)
     taken: dict[tuple[int, str], list[float]] = {key: [] for key in runs}
-    figures: dict[str, Any] = {str(sources): {"messages_a_second": {}} for sources in folders}
+    whole: dict[tuple[int, str], list[Mapping[str, float]]] = {key: [] for key in runs}
+    figures: dict[str, Any] = {str(sources): {"messages_a_second": {}, "whole_query": {}} for sources in folders}
     for number in range(rounds + 1):
         for (sources, name), each in runs.items():
-            progress = each()
+            progress, took = clocked(each)
             if number:  # the first round warms up
                 taken[sources, name] += seconds(progress)
+                whole[sources, name].append(took)
             if name == "event_time_batches":
                 figures[str(sources)]["state"] = state_of(progress, sources)
     medians = {key: statistics.median(each) for key, each in taken.items()}
     for (sources, name), median in medians.items():
         figures[str(sources)]["messages_a_second"][name] = round(messages / median)
+        figures[str(sources)]["whole_query"][name] = {
+            clock: round(statistics.median(took[clock] for took in whole[sources, name]), 2)
+            for clock in BY_ALL_OF_SPARK
+        }
     for sources in folders:
         times = medians[sources, "session_window"] / medians[sources, "event_time_batches"]
         figures[str(sources)]["times_as_fast"] = round(times, 2)
     return figures
+
+
+def clocked(query: Callable[[], list[Mapping[str, Any]]]) -> tuple[list[Mapping[str, Any]], dict[str, float]]:
+    """Run a query, and give its account, and its seconds from start to end by each clock."""
+    began = {clock: now() for clock, now in BY_ALL_OF_SPARK.items()}
+    progress = query()
+    return progress, {clock: now() - began[clock] for clock, now in BY_ALL_OF_SPARK.items()}
 
 
 def state_of(progress: list[Mapping[str, Any]], sources: int) -> dict[str, Any]:
