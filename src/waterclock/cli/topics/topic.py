@@ -603,7 +603,7 @@ def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: i
 def _times(topic: Topic, since: str | None, until: str | None) -> tuple[int, int]:
     """Return a range of time in ns; a side that is not given is open."""
     time = topic.storage.time
-    return MIN_NS if since is None else time(since, "since"), MAX_NS if until is None else time(until, "until")
+    return MIN_NS if since is None else time(since, "since"), MAX_NS + 1 if until is None else time(until, "until")
 
 
 def _outside(topic: Topic, since: str | None, until: str | None, by: By) -> Callable[[Message], bool]:

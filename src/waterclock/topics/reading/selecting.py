@@ -21,27 +21,30 @@ from waterclock.topics.reading.reading import positioned, read_chunks
 
 
 def select_by_time(storage: Storage, since: int, until: int, by: By) -> Iterator[pa.RecordBatch]:
-    """Yield the messages with ``since <= time < until`` in the order of their positions.
+    """Yield the messages with ``since <= time < until`` in the order of their positions; `MAX_NS` + 1 has no end.
 
     Ledgers whose bounds exclude the range are not read; all others are read whole, because times may be disordered.
     """
-    columns = list(POSITIONED_SCHEMA.names)
-    for start, stop in _ledgers_with(storage, since, until, by):
+    if since >= until:
+        return
+    columns, last = list(POSITIONED_SCHEMA.names), until - 1
+    for start, stop in _ledgers_with(storage, since, last, by):
         for chunk in read_chunks(storage, start, stop, columns):
             for batch in positioned(chunk, columns):
                 time = time_column(batch, by)
                 inside = pc.call_function(
-                    "and", [pc.call_function("greater_equal", [time, since]), pc.call_function("less", [time, until])]
+                    "and",
+                    [pc.call_function("greater_equal", [time, since]), pc.call_function("less_equal", [time, last])],
                 )
                 yield batch.filter(inside)
 
 
-def _ledgers_with(storage: Storage, since: int, until: int, by: By) -> list[tuple[Position, Position]]:
+def _ledgers_with(storage: Storage, since: int, last: int, by: By) -> list[tuple[Position, Position]]:
     """Return the ranges of the ledgers that may hold a message of the range, and of the open one."""
     if by == "effective_time":  # at or after since only if both times are
         wanted = ReadFilter({"publish_time": (since, MAX_NS), "receive_time": (since, MAX_NS)})
     else:
-        wanted = ReadFilter({by: (since, until - 1)})
+        wanted = ReadFilter({by: (since, last)})
     statement = (
         sa.select(ledgers.c.ledger)
         .where(ledgers.c.topic_id == storage.topic_id, *wanted.conditions(ledgers))
