@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource, What, place_options
 from waterclock.spark.session.describing import described
+from waterclock.spark.session.filesystem import file_names, move_into_place, remove_folder
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
@@ -26,7 +31,14 @@ _BATCHES_AT_ONCE = 500
 
 
 def write_outcomes(
-    pipeline: Pipeline, outcomes: DataFrame, *, run: str, producer: str, micro_batch: int, tasks: int | None = None
+    pipeline: Pipeline,
+    outcomes: DataFrame,
+    *,
+    run: str,
+    producer: str,
+    micro_batch: int,
+    tasks: int | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write batches and rejected messages to every output.
 
@@ -43,14 +55,18 @@ def write_outcomes(
     tasks
         In how many tasks messages are written to a topic, which knows them by their task; None: as they come, which for
         a stream is as many as its state has parts.
+    check
+        Called before each output is written, and before written Parquet shows: raises if this run may not write.
     """
     # Message tables come last: where another output fails again and again, what a worker has acked in them may be
     # purged before the micro-batch is repeated, and would be put, and handled, once more.
     for output in sorted(pipeline.outputs, key=lambda each: each.kind == "table"):
         rows = batches_of(outcomes) if output.what == "batches" else rejected_of(outcomes)
         with described(outcomes.sparkSession, f"{pipeline.name} {micro_batch}: {output.what} to {output.name}"):
+            check()
             if output.kind == "parquet":
-                _write_parquet(rows, pipeline.source, _run_folder(output, run, micro_batch), what=output.what)
+                folder = _run_folder(output, run, micro_batch)
+                _write_parquet(rows, pipeline.source, folder, what=output.what, check=check)
                 continue
             options = place_options(output.url, output.ledgers) | {output.kind: output.target}
             options |= {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
@@ -98,10 +114,38 @@ def _run_folder(output: PipelineOutput, run: str, micro_batch: int) -> str:
     return f"{output.target.rstrip('/')}/run={run}-{micro_batch:010d}"
 
 
-def _write_parquet(rows: DataFrame, source: PipelineSource, folder: str, *, what: What) -> None:
+def _write_parquet(
+    rows: DataFrame, source: PipelineSource, folder: str, *, what: What, check: Callable[[], None]
+) -> None:
+    """Write a folder under a hidden name first: of two runs that write the same, neither sees the other's files."""
     if what == "batches":
         rows = by_position(rows).mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
-    rows.write.mode("overwrite").parquet(folder)
+    spark = rows.sparkSession
+    if is_remote():
+        rows.write.mode("overwrite").parquet(folder)
+        return
+    target, _, name = folder.rpartition("/")
+    hidden = f"{target}/.{name}-{uuid.uuid4().hex}"
+    try:
+        rows.write.parquet(hidden)
+        check()
+        move_into_place(spark, hidden, folder)
+    except BaseException:
+        with suppress(PySparkException, Py4JError):  # the first error counts
+            remove_folder(spark, hidden)
+        raise
+
+
+def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str) -> None:
+    """Delete what runs that were killed had begun to write."""
+    if is_remote():
+        return
+    for output in pipeline.outputs:
+        if output.kind == "parquet":
+            folder = output.target.rstrip("/")
+            for name in file_names(spark, folder):
+                if name.startswith(f".run={run}-"):
+                    remove_folder(spark, f"{folder}/{name}")
 
 
 def _encode(batches: Iterator[pa.RecordBatch], source: PipelineSource) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -19,7 +20,8 @@ from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.outputs import refuse_written, write_outcomes
+from waterclock.spark.pipeline.fencing import Run
+from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
 from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
@@ -63,6 +65,8 @@ def run_pipelines(
     stopping
         Called now and then; True stops the pipelines. The micro-batches under way are finished first, if that takes no
         longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
+
+    Of two runs on one checkpoint, the one that was started later goes on, and the other ends with an error.
 
     Raises
     ------
@@ -130,6 +134,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
         outcomes = replayed(spark, pipeline, since, until).persist()
         started = moments.monotonic()
         try:
+            remove_unfinished(spark, pipeline, run)
             write_outcomes(
                 pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0, tasks=_REPLAY_TASKS
             )
@@ -147,8 +152,9 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
 class _Writer:
     """Writes the outcomes of one stream's micro-batches. It is pickled where Spark Connect runs it elsewhere."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, run: Run) -> None:
         self._pipeline = pipeline
+        self._run = run
         self._stream: str | None = None
 
     def __call__(self, outcomes: DataFrame, number: int) -> None:
@@ -156,10 +162,13 @@ class _Writer:
         if stream is None:
             stream = self._stream_id(outcomes.sparkSession)
             refuse_written(outcomes.sparkSession, self._pipeline, stream, number + 1)
+            self._run.check_latest(outcomes.sparkSession)
+            remove_unfinished(outcomes.sparkSession, self._pipeline, stream)
             self._stream = stream
         outcomes = outcomes.persist()
         try:
-            write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number)
+            check = partial(self._run.check_latest, outcomes.sparkSession)
+            write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
         except (PySparkException, Py4JError) as error:
             # With its traces the text has thousands of characters, and Spark then looks through it with a pattern that
             # takes a frame of its stack for each.
@@ -196,7 +205,8 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
     before = spark.conf.get(PARTITIONS)
     spark.conf.set(PARTITIONS, parts.partitions)
     try:
-        return writer.foreachBatch(_Writer(pipeline)).start()
+        run = Run.enter(spark, pipeline.name, pipeline.checkpoint)
+        return writer.foreachBatch(_Writer(pipeline, run)).start()
     finally:
         spark.conf.set(PARTITIONS, str(before))
 

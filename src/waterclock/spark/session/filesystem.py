@@ -1,0 +1,70 @@
+"""Files and folders of Spark's own filesystems: what DataFrames cannot do with them. Not through Spark Connect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+_TRIES = 5
+"""So often a folder is moved to a place where others put theirs, before the move counts as failed."""
+
+
+def file_names(spark: SparkSession, folder: str) -> frozenset[str]:
+    """List a folder; empty if it does not exist."""
+    path, filesystem = _Hadoop(spark).open(folder)
+    if not filesystem.exists(path):
+        return frozenset()
+    return frozenset(each.getPath().getName() for each in filesystem.listStatus(path))
+
+
+def move_into_place(spark: SparkSession, written: str, place: str) -> None:
+    """Put a folder that is written whole in the place of another one, or where nothing is.
+
+    Of two that are moved to one place at the same time, one stays, whole. On object stores moving is copying.
+    """
+    hadoop = _Hadoop(spark)
+    source, _ = hadoop.open(written)
+    target, filesystem = hadoop.open(place)
+    for tries in range(_TRIES):
+        filesystem.delete(target, True)
+        try:
+            hadoop.rename(filesystem, source, target)
+        except (Py4JJavaError, OSError):
+            if tries == _TRIES - 1 or not filesystem.exists(source) or not filesystem.exists(target):
+                raise
+        else:
+            return
+
+
+def remove_folder(spark: SparkSession, folder: str) -> None:
+    """Delete a folder with all that is in it; nothing happens if it does not exist."""
+    path, filesystem = _Hadoop(spark).open(folder)
+    filesystem.delete(path, True)
+
+
+class _Hadoop:
+    """Java's side of a session: its classes of files."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        context = cast("Any", spark.sparkContext)
+        self._gateway = context._gateway  # noqa: SLF001  # no other way leads there
+        self._classes = context._jvm.org.apache.hadoop.fs  # noqa: SLF001
+        self._configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
+
+    def open(self, place: str) -> tuple[Any, Any]:
+        """Return a path and its filesystem."""
+        path = self._classes.Path(place)
+        filesystem = path.getFileSystem(self._configuration)
+        return filesystem.makeQualified(path), filesystem
+
+    def rename(self, filesystem: Any, source: Any, target: Any) -> None:
+        """Rename a folder; an error if something has the name."""
+        if filesystem.getScheme() == "file":  # which embedded sessions leave out of what `FileContext` knows
+            Path(source.toUri().getPath()).rename(target.toUri().getPath())
+            return
+        # By `FileSystem` the folder would move into one that has come there meanwhile.
+        context = self._classes.FileContext.getFileContext(filesystem.getUri(), self._configuration)
+        context.rename(source, target, self._gateway.new_array(self._classes.Options.Rename, 0))
