@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from pyspark.sql.types import BinaryType, CharType, StringType, VarcharType
 from tests.scenario import SOURCE, Scenario, scenario_files
 from tests.spark.results import METADATA, facts, frame, in_entries, results_in_frames, results_one_by_one
 
@@ -18,6 +18,7 @@ from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.spark import batches_of, event_time_batches, event_time_outcomes, rate_aware_batches, rejected_of
+from waterclock.spark.reading.column_types import is_text
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -110,8 +111,42 @@ def test_a_null_fails_the_job_with_its_column(spark: SparkSession, traffic: list
     holed = frame(spark, traffic[:10], positions=False, partitions=1).withColumn(
         "receive_time", F.when(F.col("stream") != traffic[0].stream, F.col("receive_time"))
     )
-    with pytest.raises(PythonException, match="InvalidArgumentError: column 'receive_time' holds nulls"):
+    with pytest.raises(
+        Exception, match="'receive_time' must not be null, got null in the message with source "
+    ) as raised:
         event_time_batches(holed).collect()
+    assert "python worker" not in str(raised.value).lower()
+
+
+@pytest.mark.parametrize("column", ["source", "event_time", "entry"])
+def test_a_null_is_named_with_the_position_of_its_message(
+    spark: SparkSession, traffic: list[Message], column: str
+) -> None:
+    holed = frame(spark, in_entries(traffic[:3], 3), positions=True, partitions=1).withColumn(
+        column, F.when(F.col("index") != 1, F.col(column))
+    )
+    place = "0:null:1" if column == "entry" else "0:0:1"
+    with pytest.raises(Exception, match=f"column '{column}' must not be null, got null in the message at {place}"):
+        rate_aware_batches(holed).collect()
+
+
+def test_columns_in_other_cases_and_of_other_widths_are_batched(spark: SparkSession, traffic: list[Message]) -> None:
+    given = frame(spark, in_entries(traffic[:300], 3), positions=True, partitions=2)
+    elsewhere = given.selectExpr(
+        "source COLLATE UTF8_LCASE AS SOURCE", "stream AS Stream", "event_time", "receive_time AS RECEIVE_TIME",
+        "ledger", "CAST(entry AS INT) AS entry", "CAST(index AS BIGINT) AS Index",
+    )  # fmt: skip
+    found, wanted = (results_in_frames(event_time_outcomes(each, **RANDOM_RULE)) for each in (elsewhere, given))
+    assert found == wanted
+    assert rate_aware_batches(elsewhere).agg({"count": "sum"}).collect() == [(300,)]
+    too_large = elsewhere.where("entry = 0 AND ledger = 0").withColumn("Index", F.lit(2**31))
+    with pytest.raises(Exception, match="'index' must be from 0 to 2147483647, got 2147483648 in the message at 0:0:2"):
+        rate_aware_batches(too_large).collect()
+
+
+def test_a_text_column_of_a_limited_length_is_text() -> None:
+    assert all(is_text(kind) for kind in (StringType(), StringType("UTF8_LCASE"), VarcharType(5), CharType(5)))
+    assert not is_text(BinaryType())
 
 
 def test_a_stream_without_rocksdb_is_refused_with_what_to_do(spark: SparkSession):
@@ -143,6 +178,19 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
             "column 'receive_time' is double; it must be bigint, nanoseconds since the epoch, or timestamp",
         ),
         (["source", "stream", "current_date AS event_time", "receive_time"], "column 'event_time' is date; it must"),
+        (["source", "stream", "null AS event_time", "receive_time"], "column 'event_time' is void; it must be bigint"),
+        (
+            ["source", "stream", "event_time", "CAST(receive_time AS DECIMAL(20, 0)) AS receive_time"],
+            r"column 'receive_time' is decimal\(20,0\); it must be .*: cast these to BIGINT if they are nanoseconds",
+        ),
+        (
+            ["source", "stream AS Stream", "stream AS STREAM", "event_time", "receive_time"],
+            "the columns 'Stream', 'STREAM' may all be 'stream'; drop or rename all but one",
+        ),
+        (
+            ["*", "1 AS ledger", "1 AS entry", "'1' AS index"],
+            "column 'index' is string; as part of the position it must be int. Rename it if it means something else",
+        ),
         (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' is int; it must be string"),
     ],
 )

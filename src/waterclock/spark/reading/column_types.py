@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pyspark.sql.types import (
     ByteType,
+    CharType,
     DataType,
+    DecimalType,
     IntegerType,
     LongType,
-    NullType,
     ShortType,
+    StringType,
     TimestampNTZType,
     TimestampType,
+    VarcharType,
 )
 
 _WANTED = "it must be bigint, nanoseconds since the epoch, or timestamp"
-_MOMENTS = (LongType, IntegerType, ShortType, ByteType, TimestampType, NullType)
+_MOMENTS = (LongType, IntegerType, ShortType, ByteType, TimestampType)
 
 
 def time_problem(kind: DataType) -> str | None:
@@ -23,4 +26,11 @@ def time_problem(kind: DataType) -> str | None:
         return None
     if isinstance(kind, TimestampNTZType):
         return f"{_WANTED}: cast these to TIMESTAMP, which takes them for times of the session's time zone"
+    if isinstance(kind, DecimalType):
+        return f"{_WANTED}: cast these to BIGINT if they are nanoseconds"
     return _WANTED
+
+
+def is_text(kind: DataType) -> bool:
+    """Tell whether a type is text, of any length and collation."""
+    return isinstance(kind, StringType | VarcharType | CharType)

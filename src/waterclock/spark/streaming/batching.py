@@ -30,7 +30,7 @@ from waterclock.spark.packing import (
     pack,
     unpack,
 )
-from waterclock.spark.reading.column_types import time_problem
+from waterclock.spark.reading.message_columns import message_columns, missing_position
 from waterclock.spark.records import PLAIN, POSITIONED
 from waterclock.spark.session.workers import freezing_imports
 from waterclock.spark.streaming.judging import judge, unsynchronised
@@ -40,9 +40,6 @@ from waterclock.spark.streaming.rate_stream import judge_by_rate
 from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
 from waterclock.time import Duration, to_duration
 
-_TEXTS = ("source", "stream")
-_TIMES = ("event_time", "receive_time")
-_POSITION = {"ledger": LongType(), "entry": LongType(), "index": IntegerType()}
 _PACKED: dict[str, DataType] = {
     "source": StringType(),
     "streams": ArrayType(StringType()),
@@ -147,7 +144,7 @@ def event_time_outcomes(
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
     skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
-    record = _record(df)
+    df, record = _messages(df)
     if df.isStreaming:
         return event_time_stream(_bucketed(df, record, buckets), rule, record, skew, buckets)
     return _by_source(_packed(df, record), record).mapInArrow(
@@ -239,15 +236,16 @@ def rate_aware_outcomes(
     options = RateOptions.checked(batch_length, timeout, gated, forget_after)
     skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
-    record = _record(df)
+    messages, record = _messages(df)
     if record != POSITIONED:
         raise InvalidArgumentError(
-            "df: there is no position (ledger, entry, index); batching by rate needs it to know which messages arrived"
-            ' together: read the topic with format "waterclock" and option "packed"'
+            f"df: there is no column {missing_position(df)[0]!r}; batching by rate needs the position (ledger, entry,"
+            ' index) to know which messages arrived together: read the topic with format "waterclock" and option'
+            ' "packed"'
         )
-    if df.isStreaming:
-        return rate_stream(_bucketed(df, record, buckets), options, skew, buckets)
-    return _by_source(_packed(df, record), record).mapInArrow(
+    if messages.isStreaming:
+        return rate_stream(_bucketed(messages, record, buckets), options, skew, buckets)
+    return _by_source(_packed(messages, record), record).mapInArrow(
         freezing_imports(judge_by_rate, options=options, ended=ended, span=span),
         OUTCOMES_SCHEMA,
     )
@@ -276,9 +274,7 @@ def _packed(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
     """Give messages as packed rows."""
     if _is_packed(df):
         return df.select(*_PACKED)
-    # Only what is selected crosses into Python, and only that is read from the files.
-    needed = df.select("source", *(record.names or ()))
-    return needed.mapInArrow(freezing_imports(pack, record=record), CLOCKED_SCHEMA)
+    return df.mapInArrow(freezing_imports(pack, record=record), CLOCKED_SCHEMA)
 
 
 def _bucketed(df: DataFrame, record: np.dtype[Any], buckets: int) -> DataFrame:
@@ -288,8 +284,7 @@ def _bucketed(df: DataFrame, record: np.dtype[Any], buckets: int) -> DataFrame:
     if _is_packed(df):
         gather = freezing_imports(to_buckets, record=record, buckets=buckets)
         return df.select(*_PACKED).mapInArrow(gather, BUCKETED_SCHEMA)
-    needed = df.select("source", *(record.names or ()))
-    return needed.mapInArrow(freezing_imports(pack_to_buckets, record=record, buckets=buckets), BUCKETED_SCHEMA)
+    return df.mapInArrow(freezing_imports(pack_to_buckets, record=record, buckets=buckets), BUCKETED_SCHEMA)
 
 
 def _by_source(packed: DataFrame, record: np.dtype[Any]) -> DataFrame:
@@ -360,19 +355,9 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([*of_rows, *columns.values()], names)
 
 
-def _record(df: DataFrame) -> np.dtype[Any]:
-    """Check the columns, and say whether messages have positions."""
+def _messages(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:
+    """Check the columns, and take those that batching reads; and say whether messages have positions."""
     if _is_packed(df) or buckets_of(df.schema) is not None:
-        return POSITIONED
-    types = {field.name: field.dataType for field in df.schema}
-    for name in (*_TEXTS, *_TIMES):
-        if name not in types:
-            raise InvalidArgumentError(f"df: there is no column {name!r}; it has {', '.join(types)}")
-    for name in _TEXTS:
-        if types[name] != StringType():
-            raise InvalidArgumentError(f"df: column {name!r} is {types[name].simpleString()}; it must be string")
-    for name in _TIMES:
-        if problem := time_problem(types[name]):
-            raise InvalidArgumentError(f"df: column {name!r} is {types[name].simpleString()}; {problem}")
-    has_positions = all(types.get(name) == wanted for name, wanted in _POSITION.items())
-    return POSITIONED if has_positions else PLAIN
+        return df, POSITIONED
+    messages = message_columns(df)
+    return messages, POSITIONED if "index" in messages.columns else PLAIN

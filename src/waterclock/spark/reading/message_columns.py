@@ -1,0 +1,97 @@
+"""The columns of a DataFrame from anywhere as batching reads them: found, converted, or refused by name.
+
+What the types tell is refused before Spark starts a task. A null ends the query with an error of Spark's own that names
+the column and the row.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from pyspark.sql.types import IntegralType, StringType, StructField
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.spark.reading.column_types import is_text, time_problem
+
+TEXTS = ("source", "stream")
+TIMES = ("event_time", "receive_time")
+POSITION = {"ledger": "BIGINT", "entry": "BIGINT", "index": "INT"}
+
+_LARGEST_INDEX = 2**31 - 1
+
+
+def message_columns(df: DataFrame) -> DataFrame:
+    """Take the columns that batching needs: source, stream, event_time, receive_time, and the position if it is whole.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a column that is missing, of another type, or there twice in different cases.
+    """
+    fields = {name: _field(df, name) for name in (*TEXTS, *TIMES, *POSITION)}
+    for name in (*TEXTS, *TIMES):
+        if fields[name] is None:
+            raise InvalidArgumentError(f"df: there is no column {name!r}; it has {', '.join(df.columns)}")
+    found = {name: field for name, field in fields.items() if field is not None}
+    for name in (*TEXTS, *TIMES):
+        kind = found[name].dataType
+        problem = time_problem(kind) if name in TIMES else None if is_text(kind) else "it must be string"
+        if problem:
+            raise InvalidArgumentError(f"df: column {name!r} is {kind.simpleString()}; {problem}")
+    positioned = all(name in found for name in POSITION)
+    for name in POSITION if positioned else ():
+        kind = found[name].dataType
+        if not isinstance(kind, IntegralType):
+            raise InvalidArgumentError(
+                f"df: column {name!r} is {kind.simpleString()}; as part of the position it must be"
+                f" {POSITION[name].lower()}. Rename it if it means something else"
+            )
+    names = (*TEXTS, *TIMES, *POSITION) if positioned else (*TEXTS, *TIMES)
+    return df.select(*(_column(found[name], name, _place(found, positioned=positioned)).alias(name) for name in names))
+
+
+def missing_position(df: DataFrame) -> list[str]:
+    """Name the columns of the position that a DataFrame lacks."""
+    return [name for name in POSITION if _field(df, name) is None]
+
+
+def _field(df: DataFrame, name: str) -> StructField | None:
+    """Find a column by its name, or else by its name in other cases."""
+    exact = [field for field in df.schema if field.name == name]
+    alike = exact or [field for field in df.schema if field.name.lower() == name]
+    if len(alike) > 1:
+        named = ", ".join(repr(field.name) for field in alike)
+        raise InvalidArgumentError(f"df: the columns {named} may all be {name!r}; drop or rename all but one")
+    return alike[0] if alike else None
+
+
+def _column(field: StructField, name: str, place: Column) -> Column:
+    column = _named(field)
+    if name in TEXTS and field.dataType != StringType():
+        column = column.cast(StringType())
+    if name == "index":
+        fits = column.between(0, _LARGEST_INDEX)
+        failure = _failure(f"column 'index' must be from 0 to {_LARGEST_INDEX}, got ", column, place)
+        column = F.when(column.isNull() | fits, column).otherwise(failure)
+    if name in POSITION:
+        column = column.cast(POSITION[name])
+    if not field.nullable:
+        return column
+    return F.coalesce(column, _failure(f"column {name!r} must not be null, got null", F.lit(""), place))
+
+
+def _failure(problem: str, value: Column, place: Column) -> Column:
+    return F.raise_error(F.concat(F.lit(problem), value.cast("string"), F.lit(" in the message "), place))
+
+
+def _place(found: dict[str, StructField], *, positioned: bool) -> Column:
+    """Say which row it is: by its position, or by all that batching reads of it."""
+    columns = {name: F.coalesce(_named(field).cast("string"), F.lit("null")) for name, field in found.items()}
+    if positioned:
+        return F.concat(F.lit("at "), F.concat_ws(":", *(columns[name] for name in POSITION)))
+    described = [F.concat(F.lit(f"{name} "), columns[name]) for name in (*TEXTS, *TIMES)]
+    return F.concat(F.lit("with "), F.concat_ws(", ", *described))
+
+
+def _named(field: StructField) -> Column:
+    return F.col("`" + field.name.replace("`", "``") + "`")
