@@ -99,6 +99,12 @@ Caused by: java.lang.IllegalStateException: more
         ("chmod: cannot access '/a/run=1/_temporary': No such file or directory", "another pipeline runs on the same"),
         (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
+        (
+            TRACE.format(
+                error="ImportError: cannot use the format waterclock: No module named 'waterclock' in /p on a"
+            ),
+            "cannot use the format waterclock: No module named 'x' in /p on a",
+        ),
         (TRACE.format(error="ModuleNotFoundError: No module named 'waterclock'"), "a Python worker of Spark cannot"),
         (
             "An error occurred while calling o61.text.\n: java.lang.RuntimeException: java.lang.ClassNotFoundException:"

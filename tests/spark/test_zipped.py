@@ -1,13 +1,16 @@
-"""Waterclock in a zip file, as Spark's ``--py-files`` brings it, is refused before any query runs."""
+"""Waterclock in a zip file, or missing in the Python of Spark's processes, is refused with the remedy."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
 import waterclock
@@ -36,3 +39,17 @@ def test_waterclock_as_py_files_is_refused_in_a_process_of_its_own(tmp_path: Pat
     assert said.startswith(
         f"waterclock.errors.UnavailableError: waterclock was imported from '{zipped}', as --py-files"
     )
+
+
+def test_python_without_waterclock_is_named_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pickled = CloudPickleSerializer().dumps(registering.portable_source())
+    source = pickle.loads(pickled)  # noqa: S301  # our own
+    assert source.name() == "waterclock"
+    assert isinstance(source(options={}), registering.WaterclockSource)
+    for name in ("waterclock", "waterclock.spark", "waterclock.spark.registering"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    with pytest.raises(ImportError, match=r"^cannot use the format waterclock: .* in /.*python.* on ") as raised:
+        pickle.loads(pickled)(options={})  # noqa: S301
+    assert "\n" not in str(raised.value)
+    assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"

@@ -97,7 +97,37 @@ def register(spark: SparkSession) -> None:
     """
     _refuse_zip()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(WaterclockSource)
+    spark.dataSource.register(portable_source())
+
+
+def portable_source() -> type[DataSource]:
+    """Make the class that Spark's processes get: one that they can load without Waterclock, to say that it is missing.
+
+    A class within a function is pickled with its code, others as where to import them from.
+    """
+
+    class PortableSource(DataSource):
+        def __new__(cls, options: MutableMapping[str, str]) -> DataSource:  # pyright: ignore[reportInconsistentConstructor]
+            import importlib  # noqa: PLC0415
+            import os  # noqa: PLC0415  # of its own code, nothing around it comes along
+            import platform  # noqa: PLC0415
+            import sys  # noqa: PLC0415
+
+            try:
+                source = importlib.import_module("waterclock.spark.registering").WaterclockSource
+            except ImportError as error:
+                os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+                raise ImportError(
+                    f"cannot use the format waterclock: {error} in {sys.executable} on {platform.node()}. Install"
+                    " waterclock[spark] of the driver's version there, or point PYSPARK_PYTHON to where it is"
+                ) from None
+            return source(options)
+
+        @classmethod
+        def name(cls) -> str:
+            return "waterclock"
+
+    return PortableSource
 
 
 def _refuse_zip() -> None:

@@ -18,6 +18,7 @@ from waterclock._support.urls import redacted
 from waterclock.errors import WaterclockError
 
 _OURS = re.compile(r"\bwaterclock(?:\.\w+)+Error: (.*)")
+_FORMAT_MISSING = re.compile(r"cannot use the format waterclock: .*")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")
 _REMEDIES = (
     (
@@ -88,6 +89,8 @@ def reason(text: str) -> str:
     """Take the cause out of the text of one of Spark's errors, as one line."""
     if ours := _OURS.search(text):
         return ours[1].rstrip()
+    if missing := _FORMAT_MISSING.search(text):
+        return missing[0].rstrip()
     if _NO_MODULE.search(text):
         return _WORKER_LACKS_US
     if "stopped SparkContext" in text:
