@@ -12,7 +12,8 @@ from waterclock._support import moments
 from waterclock.connection import Database
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.consumers import subscription
-from waterclock.tables.consumers.idling import LEADS_FOR, IdleConsumers
+from waterclock.tables.consumers.idling import LEADS_FOR, LOOK_EVERY, IdleConsumers
+from waterclock.tables.consumers.receiving import seconds_until_own_due
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -65,6 +66,60 @@ def test_another_consumer_leads_once_the_leader_has_been_silent_for_long(monkeyp
     monkeypatch.setattr(moments, "monotonic", lambda: later)
     assert idle.leads(second)
     assert not idle.leads(first)
+
+
+def test_one_look_in_a_second_tells_all_that_sleep_when_their_own_groups_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = moments.monotonic()
+    monkeypatch.setattr(moments, "monotonic", lambda: now)
+    idle, look = IdleConsumers(), Mock(side_effect=lambda names: dict.fromkeys(names, 10.0))
+    assert [idle.due_in(name, look) for name in ("a", "b", "a", "b")] == [10.0] * 4
+    assert [call.args[0] for call in look.call_args_list] == [["a"], ["b"]]
+    now += LOOK_EVERY
+    assert [idle.due_in(name, look) for name in ("a", "b")] == [10.0, 10.0]
+    assert look.call_args.args[0] == ["a", "b"]
+    assert look.call_count == 3
+    now += LEADS_FOR + 1
+    idle.due_in("a", look)
+    assert look.call_args.args[0] == ["a"]
+
+
+def test_the_look_finds_what_is_due_in_each_consumers_own_groups(
+    make_table: Callable[..., MessageTable], clock: MovableClock
+) -> None:
+    table = make_table(groups="exclusive")
+    with table.subscribe("later") as later, table.subscribe("mixed") as mixed, table.subscribe("none") as none:
+        for deliveries, group in ((later, "g"), (mixed, "h"), (mixed, "i")):
+            table.put("first", group=group)
+            for one in deliveries.take(1):
+                one.ack()
+        assert none.take(1) == []
+        table.put("second", group="g", delay="4s")
+        table.put("second", group="h", delay="4s")
+        table.put("second", group="i", delay="4s", priority=1)
+        assert later.take(1) == []
+        found = seconds_until_own_due(table.context, ["later", "mixed", "none", "gone"])
+    assert 0 < (found["later"] or 0) <= 4
+    assert found["mixed"] is None
+    assert (found["none"] or 0) > 4
+    assert found["gone"] == 0
+    del clock
+
+
+def test_a_leader_for_which_nothing_changed_wakes_no_other_consumer(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(groups="exclusive")
+    passed_on = Mock()
+    with table.subscribe("own") as deliveries:
+        monkeypatch.setattr(IdleConsumers, "pass_on", passed_on)
+        for changed in (False, True):
+            monkeypatch.setattr(subscription, "pause", lambda *_, changed=changed: (0, changed))
+            deliveries.wait()
+            passed_on.reset_mock()
+            deliveries.take(1)
+            assert passed_on.called == changed
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])

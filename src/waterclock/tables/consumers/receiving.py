@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -22,6 +22,7 @@ from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming.claiming import claim, claim_within, is_idle, next_due
+from waterclock.tables.messages.claiming.group_levels import own_groups_due
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, numbered, trying
 from waterclock.tables.messages.claiming.refused_claims import claim_past, claim_refused_again, excluding
 from waterclock.tables.messages.finishing.dead_letters import bury_claimed, is_exhausted
@@ -120,7 +121,8 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
         if _finds_none(context, bound[0], request):
             _note_walk(context, bound[0], started)
             return []
-    found = _take(context, callers, most, request, bound, _claim)
+    way = claim if context.options.rate_limit is None else _claim_at_rate
+    found = _take(context, callers, most, request, bound, way)
     if not found:
         _note_walk(context, bound[0], started)
     elif context.options.groups is None:
@@ -134,7 +136,7 @@ def _take(
     most: int,
     request: Request,
     bound: Bound,
-    claim: Callable[[TableContext, Wanted], list[Claimed]],
+    way: Callable[[TableContext, Wanted], list[Claimed]],
 ) -> list[Delivery]:
     """Claim until something is claimed that can be handed out, or nothing is."""
     where, order = bound
@@ -144,7 +146,12 @@ def _take(
         with numbered(context, of) if context.options.groups == "exclusive" else anew as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
-            claimed = claim(context, wanted)
+            if moments.monotonic_ns() >= context.sweeps.due_at:  # also where there is always something to claim
+                heal(context)
+            try:
+                claimed = way(context, wanted)
+            except (RefusedError, InvalidArgumentError) as error:
+                claimed = claim_past(context, wanted, error, way)
             if not claimed:
                 return []
             may_die = context.options.max_attempts is not None or any(one.expired for one in claimed)
@@ -177,22 +184,8 @@ def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, req
     return due is None or due > now
 
 
-def _claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    if moments.monotonic_ns() >= context.sweeps.due_at:  # also where there is always something to claim
-        heal(context)
-    way = _way(context)
-    try:
-        return way(context, wanted)
-    except (RefusedError, InvalidArgumentError) as error:
-        return claim_past(context, wanted, error, way)
-
-
 def _claim_again(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    return claim_refused_again(context, wanted, _way(context))
-
-
-def _way(context: TableContext) -> Callable[[TableContext, Wanted], list[Claimed]]:
-    return claim if context.options.rate_limit is None else _claim_at_rate
+    return claim_refused_again(context, wanted, claim if context.options.rate_limit is None else _claim_at_rate)
 
 
 def _claim_at_rate(context: TableContext, wanted: Wanted) -> list[Claimed]:
@@ -277,6 +270,13 @@ def seconds_until_due(context: TableContext, request: Request) -> float:
     if due is None:
         return math.inf
     return max(0, max(due, context.paused_until or due) - now) / _SECOND
+
+
+def seconds_until_own_due(context: TableContext, names: Sequence[str]) -> dict[str, float | None]:
+    """Return as `seconds_until_due` when each of these consumers has to claim what is its own; None: not known."""
+    found, now = context.backend.look(lambda own: own_groups_due(context, own, names))
+    until = context.paused_until or 0
+    return {one: None if due is None else max(0, max(due, until) - now) / _SECOND for one, due in found.items()}
 
 
 def _where(context: TableContext, request: Request) -> sa.ColumnElement[bool] | None:

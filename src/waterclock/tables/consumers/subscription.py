@@ -33,7 +33,7 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.leaving import leave_behind, leaving
-from waterclock.tables.consumers.receiving import Request, pause, receive, seconds_until_due
+from waterclock.tables.consumers.receiving import Request, pause, receive, seconds_until_due, seconds_until_own_due
 from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
@@ -108,6 +108,7 @@ class Subscription(Closing):
         # Ways to purge that failed, and when to try again.
         self._purge_later: dict[Callable[[TableContext], int], float] = {}
         self._in_vain = 0
+        self._changed = True  # whether something has changed, or become due, since the last claim
         self._most = _MOST
         self.consumer = request.consumer
         self.patience = 60.0
@@ -249,8 +250,10 @@ class Subscription(Closing):
             return True
         # For no longer than the table's options are known: what comes then need not wait for a look at them.
         longest = self._row.fresh_for
-        self._in_vain, ended = pause(self._row, self._changes, self._stop, longest, self._request, self._in_vain)
-        return ended
+        self._in_vain, self._changed = pause(
+            self._row, self._changes, self._stop, longest, self._request, self._in_vain
+        )
+        return self._changed
 
     def _lead(self) -> bool:
         """Sleep while another consumer of this process watches the database; return False once this one is nudged."""
@@ -259,7 +262,7 @@ class Subscription(Closing):
             patience = LEADS_FOR
             if self._is_exclusive:  # the leader does not know when the groups of others are due
                 if due_at is None or not self._changes.tells:
-                    due_in = seconds_until_due(self._row.last_seen, self._request)
+                    due_in = self._own_due_in()
                     if due_in == 0 and due_at is not None:
                         return False
                     due_at = moments.monotonic() + (due_in or _OWN_GROUPS_EVERY)  # what was due was claimed in vain
@@ -268,6 +271,13 @@ class Subscription(Closing):
             if self._stop.wait(patience) or (due_at is not None and moments.monotonic() >= due_at):
                 return False
         return True
+
+    def _own_due_in(self) -> float:
+        context = self._row.last_seen
+        due_in = None
+        if self.consumer is not None and self._request.max_groups is None:
+            due_in = self._idle.due_in(self.consumer, lambda names: seconds_until_own_due(context, names))
+        return seconds_until_due(context, self._request) if due_in is None else due_in
 
     def need_no_notifications(self) -> None:
         """Have writers notify no more until the next `wait`: who has something to do looks by itself."""
@@ -345,7 +355,8 @@ class Subscription(Closing):
         self._most = min(2 * self._most, _MOST)
         if found:
             self._in_vain = 0
-        if found or (self._is_exclusive and self._in_vain <= 1):
+        # What it waited for may have been routed to a group of another one; without a change there is nothing for them.
+        if found or (self._is_exclusive and self._changed and self._in_vain <= 1):
             self._idle.pass_on(self, to_all=self._is_exclusive)
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))

@@ -152,6 +152,26 @@ def _due_times(
                 yield found
 
 
+def own_groups_due(
+    context: TableContext, connection: SqlConnection, names: Sequence[str]
+) -> tuple[dict[str, int | None], int]:
+    """Find when each of these consumers has to claim, for its lease or its own groups; also what the clock says; ns.
+
+    It is None for those whose groups have several priorities: `next_group_due` finds it. Reads only.
+    """
+    due: dict[str, int | None] = dict.fromkeys(names, 0)
+    now = 0
+    for row in connection.execute(_own_groups_due(context), {"names": list(names)}):
+        now = row.now
+        is_ours = row.session == context.backend.session
+        lease = row.lease_until - (context.options.ack_wait // 2 if is_ours else 0)
+        if is_ours and row.lowest is not None and row.lowest < row.highest:
+            due[row.name] = None
+        else:
+            due[row.name] = lease if row.earliest is None or not is_ours else min(lease, row.earliest)
+    return due, now
+
+
 FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
 """What a claim needs to know of a group that is free."""
 
@@ -231,6 +251,26 @@ def _earliest_group() -> sa.Select[Any]:
         .order_by(groups.c.ready_at)
         .limit(1)
     )
+
+
+@built_once(maxsize=256)
+def _own_groups_due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    own = consumers.consumers
+
+    def first(value: sa.Column[int], *order: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
+        its = groups.c.table_id == context.table_id, groups.c.assigned == own.c.name, groups.c.ready_at.is_not(None)
+        return sa.select(value).where(*its).order_by(*order).limit(1).correlate(own).scalar_subquery()
+
+    priority = groups.c.priority
+    return sa.select(
+        context.backend.now_sql().label("now"),
+        own.c.name,
+        own.c.session,
+        own.c.lease_until,
+        first(groups.c.ready_at, priority, groups.c.ready_at).label("earliest"),
+        first(priority, priority).label("lowest"),
+        first(priority, priority.desc()).label("highest"),
+    ).where(own.c.table_id == context.table_id, context.sql.any_of(own.c.name, "names"))
 
 
 def is_ungrouped(context: TableContext) -> sa.ColumnElement[bool]:

@@ -101,9 +101,12 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
     given = many("rows", messages, "messages, each a dict")
     rows = [_row(context, message) for message in given]
     keys = _keys(context, given)
-    if any(map(_may_not_fit, rows)):
-        # Before the transaction: within it, as many writers as the pool has connections would wait for one more each.
-        context.backend.largest_value  # noqa: B018
+    for row in rows:
+        payload = row["message"]
+        if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
+            # Before the transaction: within it, as many writers as the pool has connections would wait for one more.
+            context.backend.largest_value  # noqa: B018
+            break
     nameless = [row for row in rows if row["id"] is None]
     if nameless and context.options.id_type == "text":
         raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
@@ -125,7 +128,8 @@ def put_rows(context: TableContext, connection: SqlConnection, prepared: Prepare
         Where a value is larger than the database takes; it names the column, the message, its size and the remedy.
     """
     for row in prepared.rows:
-        if _may_not_fit(row):
+        payload = row["message"]
+        if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
             _check_sizes(context, row, ["message"])
     try:
         return _put(context, connection, prepared)
@@ -344,11 +348,6 @@ def _priority(value: Any) -> int:
     if type(value) is not int or value not in _PRIORITIES:
         raise InvalidArgumentError(f"priority: {quoted(value)} is not a 32-bit int; a higher one is sent earlier")
     return value
-
-
-def _may_not_fit(row: Mapping[str, Any]) -> bool:
-    payload = row["message"]
-    return type(payload) in _SIZED and len(payload) > _ALWAYS_FITS
 
 
 def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterable[str]) -> None:
