@@ -97,6 +97,9 @@ def test_a_negative_value_behind_a_space_is_called_so(filled: Shell, command: st
     ("command", "says"),
     [
         ("upkeep now", "no command named 'now' in 'waterclock upkeep'; choose from status"),
+        ("schedule zzz", "no command named 'zzz' in 'waterclock schedule'; choose from add, ls"),
+        ("table zzz", "no command named 'zzz' in 'waterclock table'; choose from add, ls"),
+        ("zzz", "no command named 'zzz' in 'waterclock'; choose from"),
         (
             "topic info telemetry all of it",
             "'waterclock topic info' takes no further argument, got 'all'. Run 'waterclock topic info --help'",
@@ -167,7 +170,7 @@ def test_options_of_every_command_may_stand_before_it(
     assert "oldest_age\t" not in shell("--url", url, "--yes", "upkeep", "status")
     for words, unknown in ((["--json", "tabel"], "tabel"), (["--nope", "table", "ls"], "--nope"), (["--url"], "--url")):
         shell(*words, expect=WRONG_USAGE)
-        assert f'Unknown command "{unknown}"' in shell.said
+        assert f"named '{unknown}' in 'waterclock'" in shell.said
 
 
 def test_all_options_of_every_command_may_stand_before_it() -> None:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
 
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock._support.urls import redacted, shown
@@ -211,7 +211,7 @@ def _run(arguments: list[str]) -> int:
 def _complaint(error: Exception, arguments: list[str]) -> str | None:
     """Say what was wrong, or None for what is a fault of ours."""
     if isinstance(error, CycloptsError):
-        text = _unused(error) if isinstance(error, UnusedCliTokensError) else str(error)
+        text = _unused(error) if isinstance(error, UnusedCliTokensError | UnknownCommandError) else str(error)
         for argument in arguments:  # it quotes what it does not understand, which may be a URL in a wrong place
             text = text.replace(argument, shown(argument) if _MAY_BE_URL.search(argument) else argument)
         return text
@@ -226,11 +226,13 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
     return None
 
 
-def _unused(error: UnusedCliTokensError) -> str:
+def _unused(error: UnusedCliTokensError | UnknownCommandError) -> str:
     """Name the first word that a command cannot take: one that has commands of its own was probably to run one."""
     called = " ".join((app.name[0], *(error.command_chain or ())))
     word = (error.unused_tokens or [""])[0]
     commands = [name for name in error.app or () if not name.startswith("-")]
+    if word.startswith("-"):
+        return f"no option named {quoted(word)} in {quoted(called)}. Run '{called} --help'"
     if commands:
         return unknown_name("command", word, commands, f"choose from {', '.join(commands)}", quoted(called))
     return f"'{called}' takes no further argument, got {quoted(word)}. Run '{called} --help'"
