@@ -18,7 +18,7 @@ from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed
 
 import waterclock as wc
 from waterclock.cli.app import run
-from waterclock.spark.pipeline import replaying, running
+from waterclock.spark.pipeline import outputs, replaying, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import Run
@@ -258,6 +258,26 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
     refuse_written(spark, file, run, 1)
     with pytest.raises(wc.InvalidArgumentError, match="the checkpoint is older than what was written"):
         refuse_written(spark, file, run, 0)
+
+
+def test_many_tasks_put_batches_that_were_written_where_the_files_are_read(
+    spark: SparkSession, database: wc.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "MOST_READING_ALL", 1)
+    file = read(write(tmp_path))
+    only_table = dataclasses.replace(file, outputs=file.outputs[:1])
+    replay_pipeline(spark, only_table, START, START + 60 * SECOND)
+    found = landed(database)
+    assert found == expected(database)[0]
+    table = database.table("batches").context
+    with table.backend.snapshot() as connection:
+        put = connection.execute(table.rows.select().order_by(table.rows.c.group_id, table.rows.c.seq)).all()
+    assert [(row.group_id, row.id) for row in put] == sorted(((row.group_id, row.id) for row in put), key=_start)
+
+
+def _start(row: tuple[str, str]) -> tuple[str, int]:
+    group, name = row
+    return group, int(name.rpartition("@")[2])
 
 
 @pytest.mark.parametrize("by", ["event_time", "rate"])

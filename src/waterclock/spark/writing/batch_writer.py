@@ -24,18 +24,23 @@ BATCHES_AT_ONCE = 500
 
 
 class BatchWriter(Writer):
-    """Writes the batches of a DataFrame, or of a stream's micro-batch, each as one message of its source's group."""
+    """Writes the batches of a DataFrame, or of a stream's micro-batch, each as one message of its source's group.
 
-    def __init__(self, options: WriteOptions, table: str) -> None:
+    Those of ``is_written`` are bytes already.
+    """
+
+    def __init__(self, options: WriteOptions, table: str, *, is_written: bool = False) -> None:
         self._options = options
         self._table = table
+        self._is_written = is_written
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write one task's batches, some at a time."""
         options = self._options
         with plainly(), options.connect() as database, options.open_payloads(database) as payloads:
             table = database.table(self._table)
-            for rows, messages in encoded(iterator, payloads):
+            written = ((rows, rows.column("payload")) for rows in iterator)
+            for rows, messages in written if self._is_written else encoded(iterator, payloads):
                 for first in range(0, rows.num_rows, BATCHES_AT_ONCE):
                     some = rows.slice(first, BATCHES_AT_ONCE)
                     names, sources = (some.column(name).to_pylist() for name in ("id", "source"))

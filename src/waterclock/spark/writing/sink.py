@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from waterclock._support.quoting import quoted
@@ -21,6 +23,8 @@ _BATCH_TYPES: dict[str, DataType] = {
     "count": IntegerType(),
     "messages": BinaryType(),
 }
+_WRITTEN_TYPES: dict[str, DataType] = {"id": StringType(), "source": StringType(), "payload": BinaryType()}
+"""Of batches that are bytes already, as a pipeline's Parquet output has them."""
 
 
 def make_writer(
@@ -30,13 +34,14 @@ def make_writer(
     if overwrite:
         remedy = 'output mode "append"' if streaming else 'mode "append"'
         raise InvalidArgumentError(f"overwriting would delete what is there; use {remedy}")
-    needs = _MESSAGE_COLUMNS if options.table is None else BATCH_COLUMNS
+    is_written = options.table is not None and "payload" in schema.fieldNames()
+    needs = _MESSAGE_COLUMNS if options.table is None else tuple(_WRITTEN_TYPES) if is_written else BATCH_COLUMNS
     if missing := [name for name in needs if name not in schema.fieldNames()]:
         raise SchemaError(f"the rows to write lack the column {quoted(missing[0])}; they have {schema.fieldNames()}")
     types = {field.name: field.dataType for field in schema}
     if options.table is not None:
-        _refuse_other_batches(types)
-        return BatchWriter(options, options.table)
+        _refuse_other_batches(types, _WRITTEN_TYPES if is_written else _BATCH_TYPES)
+        return BatchWriter(options, options.table, is_written=is_written)
     if options.payloads is not None and not set(POSITION) <= set(schema.fieldNames()):
         raise SchemaError(f"payloads: the rows have no position ({', '.join(POSITION)}) by which to find them")
     for name in filter(types.__contains__, _TIMES):
@@ -45,9 +50,9 @@ def make_writer(
     return MessageWriter(options, str(options.topic), streaming=streaming)
 
 
-def _refuse_other_batches(types: dict[str, DataType]) -> None:
-    for name in BATCH_COLUMNS:
-        wanted, found = _BATCH_TYPES[name].simpleString(), types[name].simpleString()
+def _refuse_other_batches(types: Mapping[str, DataType], needed: Mapping[str, DataType]) -> None:
+    for name, needed_type in needed.items():
+        wanted, found = needed_type.simpleString(), types[name].simpleString()
         if found != wanted:
             raise SchemaError(
                 f"column {name!r} is {found}, and must be {wanted}; write the rows as event_time_batches or"
