@@ -94,10 +94,15 @@ class GroupRules(RuleBasedStateMachine):
         """Begin an exclusive group anew whose first message was not acked in time."""
         entries = self.model[group]
         if entries and entries[0].claim_id and entries[0].due <= self.now:
-            for entry in entries:
-                if entry.claim_id and entry.due > self.now:
-                    entry.release(self.now, counted=False)
+            for index, entry in enumerate(entries):
+                if entry.claim_id and (index or entry.due > self.now):
+                    entry.release(min(entry.due, self.now), counted=False)
                 entry.claim_id = 0
+
+    def take_back(self, group: str) -> None:
+        """Take from a consumer what it has of a group: all but the first message have not been begun."""
+        for index, entry in enumerate(self.model[group]):
+            entry.release(self.now, counted=index == 0)
 
     def available(self, group: str) -> list[Entry]:
         """Give the messages of a group that may go out now, in order."""
@@ -109,9 +114,13 @@ class GroupRules(RuleBasedStateMachine):
         if self.exclusive:
             entries = [entry for entry in entries if not entry.claim_id]
         for index, entry in enumerate(entries):
-            if entry.due > self.now or entry.epoch >= MAX_ATTEMPTS:
+            if entry.due > self.now or self.attempts(entry, is_first=index == 0) >= MAX_ATTEMPTS:
                 return entries[:index]
         return entries
+
+    def attempts(self, entry: Entry, *, is_first: bool) -> int:
+        """Count the attempts before the next claim: a message that went out behind another has not been begun."""
+        return entry.epoch - (not self.exclusive and not is_first and bool(entry.claim_id))
 
     def from_exhausted(self, entries: list[Entry]) -> list[Entry]:
         """Give what waits of a group from the first message on that has used up its attempts."""
@@ -207,12 +216,12 @@ class GroupRules(RuleBasedStateMachine):
         return bool(self.model[group]) and claim != self.model[group][0].claim_id
 
     def go_out(self, group: str, entries: list[Entry], taken: list[Delivery]) -> None:
+        if not self.exclusive:
+            for index, entry in enumerate(self.model[group]):
+                entry.epoch, entry.claim_id = self.attempts(entry, is_first=index == 0), 0
         until = self.now + min(10 * 2 ** max(entry.epoch for entry in entries), 40) * SECOND
         if self.exclusive:
             until = max([until, *(entry.due for entry in self.model[group] if entry.claim_id)])
-        else:
-            for entry in self.model[group]:
-                entry.claim_id = 0
         for delivery, entry in zip(taken, entries, strict=True):
             entry.due, entry.claim_id, entry.epoch = until, delivery.leased.claim_id, entry.epoch + 1
             assert (delivery.lease_until, delivery.epoch) == (until, entry.epoch)
@@ -343,8 +352,8 @@ class GroupRules(RuleBasedStateMachine):
             left = [group for group, owner in self.owners().items() if owner == consumer]
             with self.table.subscribe(consumer):
                 pass
-            for entry in [entry for group in left for entry in self.model[group]]:
-                entry.release(self.now, counted=True)
+            for group in left:
+                self.take_back(group)
             assert consumer not in self.living()
             assert consumer not in self.owners().values()
 
