@@ -36,6 +36,7 @@ _ARGUMENTS = {
     "topic expire": ("t", "1d"),
     "topic forget": ("t", "p"),
     "topic relocate": ("t", "elsewhere"),
+    "topic rename": ("t", "u"),
     "topic truncate": ("t", "2026-07-01T12:00:00Z"),
     "subscription add": ("t", "s"),
     "subscription info": ("t", "s"),

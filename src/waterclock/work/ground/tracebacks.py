@@ -15,14 +15,14 @@ _FRAME = 120
 _LOGGED = 16_000
 """Characters of a traceback in the log, so that a log of failures stays readable and a pipe to the parent short."""
 
-_OURS = Path(__file__).parents[1]
+_OURS = Path(__file__).parents[2]
 _NOT_THEIRS = (_OURS / "work", _OURS / "testing")
 
 
 def frames_of(error: BaseException) -> str | None:
     """Return the last frames outside the worker itself in a line, the innermost one last; None if there is none."""
     summary = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
-    theirs = [each for each in summary if Path(each.filename).parent not in _NOT_THEIRS]
+    theirs = [each for each in summary if not any(map(Path(each.filename).is_relative_to, _NOT_THEIRS))]
     if not theirs:
         return None
     return " > ".join(
