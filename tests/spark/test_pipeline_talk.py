@@ -103,7 +103,7 @@ Caused by: java.lang.IllegalStateException: more
             TRACE.format(
                 error="ImportError: cannot use the format waterclock: No module named 'waterclock' in /p on a"
             ),
-            "cannot use the format waterclock: No module named 'x' in /p on a",
+            "cannot use the format waterclock: No module named 'waterclock' in /p on a",
         ),
         (TRACE.format(error="ModuleNotFoundError: No module named 'waterclock'"), "a Python worker of Spark cannot"),
         (
