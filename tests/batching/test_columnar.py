@@ -319,7 +319,7 @@ def test_arrays_must_have_one_length_and_numbers_from_0() -> None:
         assign_arrays(one, below, time, time, rule)
 
 
-@pytest.mark.parametrize("rule", ["event_time.kernel.assign", "rate.kernel.run"])
+@pytest.mark.parametrize("rule", ["event_time.kernel.assign", "rate.by_column.kernel.run"])
 def test_a_second_process_starts_without_compiling(rule: str) -> None:
     kernel, function = f"waterclock.batching.{rule}".rsplit(".", 1)
     import_module(kernel)

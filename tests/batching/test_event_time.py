@@ -289,7 +289,7 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
     ("options", "complaint"),
     [
         ({"window": -1}, "window: -1 is negative"),
-        ({"window": "-5ms"}, "window: '-5ms' is not a duration"),
+        ({"window": "-5ms"}, "window: '-5ms' is negative; a length of time is 0 or more"),
         ({"window": None}, "window: None is a NoneType"),
         ({"window": math.nan}, "window: nan is a float"),
         ({"window": True}, "window: True is a bool"),

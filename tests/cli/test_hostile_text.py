@@ -111,7 +111,7 @@ SCENARIOS = {
         0 group reroute jobs @ @@
         0 group move jobs @@ other
         0 group skip-head other @@
-        0 group purge other @@ --yes
+        1 group purge other @@ --yes
         1 group info other @@@
     """,
     "others": """
