@@ -183,6 +183,26 @@ def test_dozens_of_groups_that_are_refused_keep_no_other(
     assert [one.payload for one in found] == ["behind"] * 3
 
 
+def test_groups_that_were_refused_with_others_are_routed_soon_after(
+    database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(groups="sequenced")
+    payloads = ["kept", "kept", "behind"] * 4
+    table.put_many([{"payload": payload, "group": f"g{number}"} for number, payload in enumerate(payloads)])
+    refuse(database, "kept", ROUTED)
+    monkeypatch.setattr(refused_claims, "MOST_TRIES", 6)
+    began, found = moments.monotonic_ns(), list[str]()
+    for second in range(PASSED_BY_FOR // 1_000_000_000):
+        if len(found) == payloads.count("behind"):
+            break
+        monkeypatch.setattr(moments, "monotonic_ns", lambda now=began + second * 1_000_000_000: now)
+        clock.move("1s")
+        table.context.narrowing.rest_no_more()
+        with suppress(RefusedError):  # by chance, all groups that it tried are refused
+            found += drain(table)
+    assert found == ["behind"] * 4, "within the minute for which refused groups are passed by"
+
+
 def test_what_is_refused_on_all_messages_is_raised_and_passes_by_none(database: Database, orders: MessageTable) -> None:
     orders.put_many([{"payload": "kept"}, {"payload": "kept"}])
     refuse(database, "kept", CLAIMED)

@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock._support.quoting import in_a_line
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
@@ -26,6 +27,7 @@ from waterclock.tables.groups.routing import route_these, unrouted_groups
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.rows.refused_rows import pass_by_refused
 from waterclock.tables.model.claims.claim import Claimed, Wanted
+from waterclock.tables.model.claims.narrowing import REST
 from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR
 from waterclock.tables.model.schema import is_waiting
 
@@ -38,6 +40,10 @@ TRIED_ONE_BY_ONE = 4
 
 FIRST_TRIES = 12
 """Routings, down to one of two thousand groups, after which a call takes the refusal for one of all messages."""
+
+UNTRIED_FOR = 1_000_000_000
+"""Groups that were refused only together with others are passed by for at least so long, ns: meanwhile, what was routed
+is claimed without another refusal."""
 
 MOST_GROUP_TRIES = 32
 """Claims that one call tries before it takes the refusal for one of all groups, and postpones none any more."""
@@ -257,6 +263,7 @@ class _Postponed:
 
 def _pass_by_unrouted(context: TableContext) -> None:
     """Route new messages to their groups, except for groups in which the database refuses that."""
+    began = moments.monotonic_ns()
     with context.backend.snapshot(indexed=True) as connection:
         names = unrouted_groups(context, connection)
 
@@ -276,8 +283,11 @@ def _pass_by_unrouted(context: TableContext) -> None:
         names = unrouted_groups(context, connection)
     _, refusal, refused, untried = pass_by_refused(_turned(names), route_some, MOST_TRIES)
     if refusal is not None:
-        context.refused_groups.note([*refused, *untried])
-        _report(context, f"new messages of groups {_some([*refused, *untried])}", refusal)
+        took = moments.monotonic_ns() - began
+        context.refused_groups.note(untried, passed_by_for=min(max(UNTRIED_FOR, REST * took), PASSED_BY_FOR))
+        context.refused_groups.note(refused)
+        others = f" and some of {len(untried)} more" if refused and untried else ""
+        _report(context, f"new messages of groups {_some(refused or untried)}{others}", refusal)
 
 
 def _turned(names: Sequence[str]) -> list[str]:
