@@ -7,12 +7,15 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.cli.conftest import Shell
 from tests.work.conftest import until
 
+from waterclock._support import moments
 from waterclock.cli import work as command
 from waterclock.cli.app import WRONG_USAGE
 from waterclock.cli.terminal.output import Output
@@ -78,3 +81,27 @@ def test_a_terminal_shows_how_far_a_worker_is(tmp_path: Path, monkeypatch: pytes
         worker = Worker(database.create_table("orders"), print, concurrency=3)
         with command._saying(worker, Output()):
             until(lambda: "0 done; 0 of 3 run" in terminal.getvalue())
+
+
+def test_a_program_that_ran_the_command_as_a_function_is_not_ended_after_its_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits: list[int] = []
+    threads: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        threads.append(thread)
+        thread.start()
+
+    monkeypatch.setattr(command, "_exit", exits.append)
+    monkeypatch.setattr(moments, "start", start)
+    worker = SimpleNamespace(ends_by=moments.monotonic())  # its grace is over at once
+    with command._ending_in_time(worker):  # pyright: ignore[reportArgumentType]
+        threads[0].join()
+    assert exits == [0]  # it was still in the command
+
+    worker.ends_by = moments.monotonic() + 0.01
+    with command._ending_in_time(worker):  # pyright: ignore[reportArgumentType]
+        pass
+    threads[1].join()
+    assert exits == [0]

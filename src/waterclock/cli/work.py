@@ -147,7 +147,9 @@ def _ending_in_time(worker: Worker) -> Generator[None]:
             pass
         while (by := worker.ends_by) is not None and (left := by - moments.monotonic()) > 0:
             moments.sleep(min(left, _LOOK_EVERY))  # another signal may shorten it
-        if worker.ends_by is not None:
+        # While Python waits for threads at its end, the main thread counts as ended.
+        goes_on = over.is_set() and threading.main_thread().is_alive()
+        if worker.ends_by is not None and not goes_on:
             _exit(int(failed.is_set()))
 
     moments.start(threading.Thread(target=end, name="waterclock-work-ends", daemon=True))
