@@ -152,7 +152,8 @@ def test_places_with_which_claims_cannot_compute_are_refused(
     run(database, "UPDATE orders SET position = :place WHERE id = 3", place=FURTHEST)
     sequenced.put("other", group="h")
     catch_up(clock)
-    assert "other" in [one.payload for one in sequenced.receive(10)]
+    # One claim need not take all that is due.
+    assert "other" in [one.payload for _ in range(3) for one in sequenced.receive(10)]
 
 
 def test_a_message_that_plain_sql_moves_to_another_group_goes_to_its_end(
