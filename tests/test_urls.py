@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from inspect import signature
 from pathlib import Path
 
@@ -31,6 +31,18 @@ SECRET = "hunter2.S3CRET"  # noqa: S105  # of nothing
 ROOT = f"s3://key:{SECRET}@bucket/x?token={SECRET}"
 NOWHERE = "127.0.0.1:1"
 """Nothing listens on port 1."""
+
+
+@pytest.fixture(autouse=True)
+def _without_handlers_of_commands() -> Generator[None]:
+    """Take away the handler of a command that logs: its stream is closed when the test ends."""
+    yield
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if handler.__class__.__module__.startswith(("logging", "waterclock")):
+            root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
+
 
 SHAPES = [
     f"postgres://u:{SECRET}@{NOWHERE}/d",
