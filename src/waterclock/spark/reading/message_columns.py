@@ -85,7 +85,7 @@ def _failure(problem: str, value: Column, place: Column) -> Column:
 
 
 def _place(found: dict[str, StructField], *, positioned: bool) -> Column:
-    """Say which row it is: by its position, or by all that batching reads of it."""
+    """Name a row by its position, or by every column that batching reads."""
     columns = {name: F.coalesce(_named(field).cast("string"), F.lit("null")) for name, field in found.items()}
     if positioned:
         return F.concat(F.lit("at "), F.concat_ws(":", *(columns[name] for name in POSITION)))

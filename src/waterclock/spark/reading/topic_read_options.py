@@ -143,7 +143,7 @@ def refuse_stream_options(options: Mapping[str, str]) -> None:
 
 
 def refuse_end(options: TopicReadOptions) -> None:
-    """Insist that a stream was given nothing to stop before."""
+    """Refuse an end position for a stream."""
     for name, given in (("endingTimestamp", options.until), ("endingPosition", options.stop)):
         if given is not None:
             raise InvalidArgumentError(f"the option {quoted(name)} means something to spark.read only")

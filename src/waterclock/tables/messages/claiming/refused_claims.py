@@ -240,7 +240,7 @@ class _Postponed:
         return True
 
     def halve(self) -> bool:
-        """Give back half of those that were added last; return False if that was one, which was refused."""
+        """Put back half of what was added last. Return False if that was only one, which was refused."""
         half = len(self._last) // 2
         if not half:
             return False
@@ -251,7 +251,7 @@ class _Postponed:
         return True
 
     def undo(self) -> None:
-        """Give all of them back."""
+        """Put all of them back."""
         if self._names:
             self._settle(self._names)
 

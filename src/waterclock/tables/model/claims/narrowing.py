@@ -27,7 +27,7 @@ class Narrowing:
         return self._rests_until is None or moments.monotonic_ns() >= self._rests_until
 
     def rest_no_more(self) -> None:
-        """Let the next one begin at once."""
+        """Allow the next narrowing to start at once."""
         self._rests_until = None
 
     @contextmanager
