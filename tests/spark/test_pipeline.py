@@ -557,17 +557,6 @@ def test_state_has_as_many_partitions_as_there_are_cores_where_the_session_says_
         spark.conf.set(PARTITIONS, before)
 
 
-def test_a_checkpoint_that_does_not_say_its_buckets_has_as_many_as_earlier_versions(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    (tmp_path / "offsets").mkdir()
-    conf = json.dumps({"conf": {PARTITIONS: "5"}})
-    (tmp_path / "offsets" / "0").write_text(f'v1\n{conf}\n{{"position": "0:1:0", "ordinal": 3}}\n', encoding="utf-8")
-    assert parts_in(spark, str(tmp_path)) == (5, 64)
-    (tmp_path / "offsets" / "1").write_text(f'v1\n{conf}\n{{"position": "0:2:0", "buckets": 64}}\n', encoding="utf-8")
-    assert parts_in(spark, str(tmp_path)) == (5, 64)
-
-
 def test_a_stream_that_fails_says_why_in_a_line(spark: SparkSession, database: wc.Database, tmp_path: Path) -> None:
     path = write(tmp_path, PIPELINE.replace('start = "2026-07-01T10:00:00Z"', 'start = "0:0:0"'))
     database.topic("telemetry").truncate(wc.Position(1, 0, 0))

@@ -11,8 +11,7 @@ from tests.spark.results import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
-from waterclock.checksum import framed
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.spark.buckets import to_buckets
 from waterclock.spark.cells import from_cell
@@ -150,15 +149,3 @@ def test_a_checkpoint_of_another_number_of_buckets_is_refused_with_what_to_do(pr
     other.updateValueState("batcher", 0, spark.peekValueState("batcher", 0))
     with pytest.raises(InvalidArgumentError, match=r"written with 4 and the query has 5; give it buckets=4, or start"):
         other.test(0, row(("a", 200, 200), entry=1))
-
-
-@pytest.mark.parametrize("processor", [EventTimeProcessor(RULE, POSITIONED, 4), RateProcessor(RATE, 4)])
-def test_a_checkpoint_of_an_earlier_version_is_refused_by_name(processor: Any):
-    """As the versions before wrote them: a source each, and then the rows or states of a bucket's sources."""
-    is_rate = isinstance(processor, RateProcessor)
-    for form in (b"WCT1", b"WCT2") if is_rate else (b"WCS1", b"WCS2"):
-        spark = TwsTester(processor, timeMode="None" if is_rate else "EventTime", eventTimeExtractor=lambda _: MAX_NS)
-        earlier = framed(form, b"[1, [1000000000, [6, 5], true]]\n")
-        spark.updateValueState("batcher", 0, (earlier, 4) if is_rate else (earlier, 4, 171))
-        with pytest.raises(SchemaError, match=r"written by an earlier version: .* with a new checkpoint"):
-            spark.test(0, row(("a", 200, 200)))

@@ -84,17 +84,3 @@ def exclusive(make_table: Callable[..., MessageTable]) -> MessageTable:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
     return KINDS[request.param]
-
-
-@pytest.fixture
-def renew(
-    old: Database, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch, clock: MovableClock
-) -> Callable[[], Database]:
-    """Migrate the database of an earlier version that a file's own `old` has made."""
-
-    def migrate_and_open() -> Database:
-        monkeypatch.undo()
-        old.backend.close()
-        return connect(clock=clock, create=True)
-
-    return migrate_and_open

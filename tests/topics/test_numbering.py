@@ -21,7 +21,7 @@ from waterclock.topics.model.producer_state import (
 )
 
 
-def appended(numbering: Numbering, first: int, last: int, checksum: int | None = 0) -> Numbering:
+def appended(numbering: Numbering, first: int, last: int, checksum: int = 0) -> Numbering:
     append = ProducerAppend("p", first, last, None, checksum)
     assert numbering.find_repeat(append, "t") is None
     return numbering.appended(append, Position(0, first, 0))
@@ -71,8 +71,8 @@ def test_a_producer_without_gaps_is_known_whole_however_long_it_runs() -> None:
     for first in range(0, 3 * RANGES, 3):
         numbering = appended(numbering, first, first + 2)
     assert numbering.covered == (Range(0, 3 * RANGES - 1),)
-    assert numbering.find_repeat(ProducerAppend("p", 0, 2), "t") == Repeat(None)
-    assert numbering.find_repeat(ProducerAppend("p", 1, 9), "t") == Repeat(None)
+    assert numbering.find_repeat(ProducerAppend("p", 0, 2, None, 0), "t") == Repeat(None)
+    assert numbering.find_repeat(ProducerAppend("p", 1, 9, None, 0), "t") == Repeat(None)
 
 
 def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_error() -> None:
@@ -83,8 +83,8 @@ def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_e
     assert numbering.covered[0] == Range(None, 30)
     assert [numbering.holds(number) for number in (5, 10, 30, 35, 40)] == [None, None, None, False, True]
     with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* is not known any more"):
-        numbering.find_repeat(ProducerAppend("p", 10, 10), "t")
-    assert numbering.find_repeat(ProducerAppend("p", 40, 40), "t") == Repeat(None)
+        numbering.find_repeat(ProducerAppend("p", 10, 10, None, 0), "t")
+    assert numbering.find_repeat(ProducerAppend("p", 40, 40, None, 0), "t") == Repeat(None)
 
 
 def test_a_row_of_a_producer_that_has_appended_nothing_is_read() -> None:

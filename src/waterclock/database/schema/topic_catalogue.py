@@ -265,7 +265,7 @@ subscriptions = sa.Table(
         doc="Grows each time that a reader takes the subscription; an older reader is refused.",
     ),
     sa.Column("not_before", BigInt, doc="Messages of an earlier time are not delivered, ns; NULL: all are."),
-    sa.Column("not_before_by", sa.String(16), doc="The time that `not_before` is about; NULL: publish_time."),
+    sa.Column("not_before_by", sa.String(16), doc="The time that `not_before` is about; NULL with it."),
     sa.Column("holder", Name, doc="The reader that has the subscription; NULL: none has."),
     sa.Column("held_until", BigInt, doc="When the turn of that reader ends, ns."),
 )

@@ -4,7 +4,7 @@ An offset is JSON in the query's checkpoint, and holds the ids that its micro-ba
 micro-batch that is run again, after a restart too, has the same messages. They are acked once Spark has noted in its
 checkpoint that the micro-batch is finished, never before; until then this process prolongs their leases. It also holds
 when the table was made: the next table of that name may have other messages under these ids, and a checkpoint of the
-first is refused there. Checkpoints of earlier versions do not say that.
+first is refused there.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _refuse_other(self, offset: Offset) -> None:
         """Insist that an offset is of this message table, and not of one that had its name."""
-        if offset.get("made", self._made) != self._made:
+        if offset["messages"] and offset["made"] != self._made:
             raise NotFoundError(
                 f"the checkpoint is of another message table with the name {self._table.name!r}, which was removed, or"
                 " is in another database; start the query with a new checkpoint, or with the database that this one is"

@@ -14,7 +14,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from waterclock._support import moments
-from waterclock.spark.buckets import BUCKETS, MOST_BUCKETS
+from waterclock.spark.buckets import MOST_BUCKETS
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 """Spark's setting: the parts of what a query brings together, and of the state that it begins."""
@@ -64,11 +64,9 @@ def cores_of(spark: SparkSession) -> int:
 def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
     """Read from a checkpoint of a pipeline how its state is parted; None where no query has begun it."""
     found = _offsets(spark, checkpoint, [_any_line_with(PARTITIONS), _any_line_with('"buckets"')])
-    if found is None or found[0] is None:
+    if found is None or None in found:
         return None
-    # Earlier versions did not write it down, and knew one number.
-    buckets = BUCKETS if found[1] is None else json.loads(found[1])["buckets"]
-    return Parts(int(json.loads(found[0])["conf"][PARTITIONS]), buckets)
+    return Parts(int(json.loads(found[0])["conf"][PARTITIONS]), json.loads(found[1])["buckets"])
 
 
 def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:

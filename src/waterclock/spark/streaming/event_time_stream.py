@@ -24,8 +24,8 @@ from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
 from waterclock.time import MAX_NS, MIN_NS, format_duration
 
-_VERSION = 3
-_FORM = b"WCS3"
+_VERSION = 1
+_FORM = b"WCS1"
 _NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
 _CLOCK = np.dtype("<i8")

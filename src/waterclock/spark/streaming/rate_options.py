@@ -43,5 +43,4 @@ class RateOptions(NamedTuple):
         ratio = None if rule.factor is None else list(rule.factor.as_integer_ratio())
         gated = self.gated
         chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
-        # Without the last one as earlier versions wrote them, whose checkpoints go on.
-        return [rule.batch_length, ratio, chosen] + ([] if self.forget_after is None else [self.forget_after])
+        return [rule.batch_length, ratio, chosen, self.forget_after]

@@ -35,8 +35,8 @@ from waterclock.time import MAX_NS, MIN_NS
 
 Flags = npt.NDArray[np.bool_]
 
-_VERSION = 2
-_FORM = b"WCT3"
+_VERSION = 1
+_FORM = b"WCT1"
 _NAME = "the state of batching by rate"
 _NO_ENTRY = -1
 _NS_PER_MS = 1_000_000

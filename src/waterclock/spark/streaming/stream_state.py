@@ -26,10 +26,8 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
     DamagedError
         Where they are not as they were written.
     SchemaError
-        Where they are something else, or of an earlier version.
+        Where they are something else.
     """
-    if has_form(form[:-1], state) and state[len(form) - 1 : len(form)] < form[-1:]:
-        raise SchemaError(f"the checkpoint was written by an earlier version: {name} has another form now; {REMEDY}")
     if not has_form(form, state):
         raise SchemaError(f"{len(state)} bytes are not {name}; {REMEDY}")
     written = unframed(form, state, name)

@@ -60,7 +60,7 @@ class Entry:
     given
         How many messages were given.
     checksum
-        Of the contents of those (`waterclock.topics.format.content_checksum`); None where it is not asked for.
+        Of the contents of those (`waterclock.topics.format.content_checksum`); 0 if not asked for.
     rejected
         The messages that were given and are not in the entry.
     times
@@ -74,7 +74,7 @@ class Entry:
     messages: int
     bounds: Bounds
     given: int
-    checksum: int | None = None
+    checksum: int = 0
     rejected: tuple[Rejected, ...] = ()
     times: ClockTimes | None = None
     verdict: Verdict | None = None
@@ -117,7 +117,7 @@ def encode_entry(
     given = _checked(messages)
     clock = cache(now)
     try:
-        checksum = _checksum(given) if with_checksum else None
+        checksum = _checksum(given) if with_checksum else 0
         times = None if limit is None and not with_checksum else _times(given)
         if limit is None or times is None:
             return replace(_encoded(given, clock, len(given), checksum), times=times)
@@ -132,9 +132,7 @@ def encode_entry(
         raise InvalidArgumentError(f"messages: half of a surrogate pair has no UTF-8 form: {error}") from None
 
 
-def _encoded(
-    messages: list[Message] | pa.RecordBatch, now: Callable[[], int], given: int, checksum: int | None
-) -> Entry:
+def _encoded(messages: list[Message] | pa.RecordBatch, now: Callable[[], int], given: int, checksum: int) -> Entry:
     few = _as_few(messages)
     if few is not None:
         return _of_few(few, now, given, checksum)
@@ -288,7 +286,7 @@ def _as_few(given: list[Message] | pa.RecordBatch) -> list[Message] | None:
     return messages
 
 
-def _of_few(messages: Sequence[Message], now: Callable[[], int], given: int, checksum: int | None) -> Entry:
+def _of_few(messages: Sequence[Message], now: Callable[[], int], given: int, checksum: int) -> Entry:
     if any(message.publish_time is None or message.receive_time is None for message in messages):
         messages = _filled_one_by_one(messages, now())
     data = packed_entries.pack(messages)
@@ -298,7 +296,7 @@ def _of_few(messages: Sequence[Message], now: Callable[[], int], given: int, che
     return Entry(data, len(messages), Bounds.of_few(messages), given, checksum)
 
 
-def _of_many(batch: pa.RecordBatch, now: Callable[[], int], given: int, checksum: int | None) -> Entry:
+def _of_many(batch: pa.RecordBatch, now: Callable[[], int], given: int, checksum: int) -> Entry:
     filled = _filled(batch, now)
     data = framed(_ARROW, to_ipc(filled))
     return Entry(data, filled.num_rows, Bounds.of_messages(filled), given, checksum)

@@ -7,6 +7,9 @@ page, page headers included. So a reader of two columns checks two chunks, and w
 The footer's is that of the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
 the catalogue is the same bytes behind another ``PAR1``, so that one checksum tells of both which is whole.
 
+A file that the catalogue does not know is checked by itself: in front of its footer stands the footer's own checksum
+(`footer_mark`), where readers of Parquet do not look.
+
 The form is a frame (`waterclock.checksum`) around little-endian unsigned numbers of 32 bits: the checksums of the
 footer and of the text, how many row groups there are and how many chunks each has, the numbers of the row groups in the
 file, and the checksums of their chunks. Of a file that ledgers share, each ledger keeps those of its own row groups.
@@ -20,11 +23,17 @@ from typing import Self
 
 import numpy as np
 
-from waterclock.checksum import checksum, framed, unframed
+from waterclock.checksum import FRAME_BYTES, checksum, framed, trailer, unframed
 from waterclock.errors import DamagedError
 
 _FORM = b"WCF1"
-_MAGIC = 4  # the first bytes of a copy of a footer
+MAGIC = b"PAR1"
+"""How a file of Parquet begins and ends, and a copy of a footer begins."""
+
+_MARK = b"WCM1"
+MARK_BYTES = FRAME_BYTES
+"""Bytes of `footer_mark`."""
+
 _HEAD = 4  # numbers in front of the row groups' own
 
 
@@ -89,7 +98,12 @@ def joined(parts: Iterable[FileChecksums]) -> FileChecksums:
 
 def footer_checksum(footer: bytes) -> int:
     """Give the checksum of a copy of a footer, which begins with a magic of its own."""
-    return checksum(memoryview(footer)[_MAGIC:])
+    return checksum(memoryview(footer)[len(MAGIC) :])
+
+
+def footer_mark(footer: bytes) -> bytes:
+    """Return what stands in a ledger file in front of its footer, of which a copy is passed: the footer's checksum."""
+    return trailer(_MARK, memoryview(footer)[len(MAGIC) :])
 
 
 def check_text(checksums: FileChecksums, row_groups: str, name: str) -> None:

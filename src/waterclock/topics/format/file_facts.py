@@ -1,8 +1,8 @@
 """What a ledger file says of itself, so that a lost catalogue can be made anew from the files.
 
 Under the key `KEY` of its Parquet metadata, a file names its topic and has, for each ledger in it, what the catalogue's
-row has that the messages do not tell. The footer's checksum guards it where the catalogue is there; where it is not,
-the messages are compared with it before anything is believed.
+row has that the messages do not tell. The footer's checksum guards it, and the messages are compared with it before a
+file is imported.
 """
 
 from __future__ import annotations

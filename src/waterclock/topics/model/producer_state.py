@@ -41,14 +41,14 @@ class ProducerAppend(NamedTuple):
     producer_epoch
         Which instance of the producer it is; None: any.
     checksum
-        Of the messages' contents (`waterclock.topics.format.content_checksum`); None: these are not compared.
+        Of the messages' contents (`waterclock.topics.format.content_checksum`).
     """
 
     name: str
     first: int
     last: int
-    producer_epoch: int | None = None
-    checksum: int | None = None
+    producer_epoch: int | None
+    checksum: int
 
 
 class Verdict(NamedTuple):
@@ -94,7 +94,7 @@ class AppendMetadata(NamedTuple):
     ledger, entry
         Where it stands; None where all of its messages were rejected.
     checksum
-        Of the messages that were given; None where an earlier version wrote it.
+        Of the messages that were given.
     verdict
         As of `Repeat`.
     """
@@ -103,7 +103,7 @@ class AppendMetadata(NamedTuple):
     last: int
     ledger: int | None
     entry: int | None
-    checksum: int | None = None
+    checksum: int
     verdict: Verdict | None = None
 
     @classmethod
@@ -188,7 +188,7 @@ class Numbering:
             return None
         for each in self.recent:
             if (each.first, each.last) == (append.first, append.last):
-                if None not in (each.checksum, append.checksum) and each.checksum != append.checksum:
+                if each.checksum != append.checksum:
                     raise NumbersUsedError(
                         f"{_numbers(append)} were appended before with other messages; give other messages other"
                         f" numbers, and go on after {self.last}"

@@ -17,13 +17,8 @@ import sqlalchemy as sa
 from waterclock.database.schema.topic_catalogue import ledgers
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.topics.catalogue.storage import Storage
-from waterclock.topics.format.file_checksums import footer_checksum
-from waterclock.topics.format.layout import check_layout
+from waterclock.topics.format.file_checksums import MAGIC, MARK_BYTES, footer_checksum, footer_mark
 from waterclock.topics.store.ledger_files import LedgerFiles
-from waterclock.topics.store.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
-
-MAGIC = b"PAR1"
-"""How a file of Parquet begins and ends."""
 
 _END = 8  # bytes behind the metadata: its length and the magic
 _AT_ONCE = 64 << 10
@@ -34,9 +29,8 @@ _log = logging.getLogger(__name__)
 def parsed_footer(
     files: LedgerFiles,
     path: str,
-    size: int,
     copy: bytes | None,
-    expected: int | None,
+    expected: int,
     fallback: Callable[[], bytes | None] | None = None,
 ) -> pq.FileMetaData:
     """Check and parse a file's footer.
@@ -45,13 +39,10 @@ def parsed_footer(
     ----------
     files, path
         The file. Its own footer is read where there is no copy, or that is damaged; once in a while.
-    size
-        Its length in bytes.
     copy
         The catalogue's copy, where the caller has it.
     expected
-        The footer's checksum; None if the catalogue does not know the file: its footer is compared with how ledger
-        files are laid out.
+        The footer's checksum.
     fallback
         Fetches the catalogue's copy; asked where the file's own is damaged.
 
@@ -65,17 +56,17 @@ def parsed_footer(
     name = files.name(path)
     if copy is not None:
         try:
-            return _parsed(copy, size, expected, f"the catalogue's copy of the footer of {name}")
+            return _parsed(copy, expected, f"the catalogue's copy of the footer of {name}")
         except DamagedError as error:
             _log.warning("%s; the file's own is used", error)
     try:
-        return _own(files, path, size, expected)
+        return _own(files, path, expected)
     except DamagedError as error:
         other = None if fallback is None else fallback()
         if other is None:
             raise
         _log.warning("%s; the catalogue's copy is used", error)
-        return _parsed(other, size, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
+        return _parsed(other, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
 
 
 def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
@@ -87,9 +78,9 @@ def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
 
 
 @lru_cache(maxsize=16)
-def _own(files: LedgerFiles, path: str, size: int, expected: int | None) -> pq.FileMetaData:
+def _own(files: LedgerFiles, path: str, expected: int) -> pq.FileMetaData:
     # A file never changes under its name, so what was read once is right for ever.
-    return _parsed(read_footer(files, path), size, expected, f"the footer of {files.name(path)}")
+    return _parsed(read_footer(files, path), expected, f"the footer of {files.name(path)}")
 
 
 def read_footer(files: LedgerFiles, path: str) -> bytes:
@@ -104,14 +95,34 @@ def read_footer(files: LedgerFiles, path: str) -> bytes:
     UnavailableError
         Where it cannot be reached now.
     """
+    return MAGIC + _end_of_file(files, path)[MARK_BYTES:]
+
+
+def parsed_by_its_mark(files: LedgerFiles, path: str) -> pq.FileMetaData:
+    """Check and parse the footer of a file that the catalogue does not know, with the checksum in front of it.
+
+    Raises
+    ------
+    DamagedError, LostFileError, UnavailableError
+        As `read_footer`, and if it is not the footer of a ledger file.
+    """
+    end = _end_of_file(files, path)
+    footer = MAGIC + end[MARK_BYTES:]
+    if footer_mark(footer) != end[:MARK_BYTES]:
+        raise DamagedError(f"the footer of {files.name(path)} is damaged, or not that of a ledger file")
+    return _parsed(footer, footer_checksum(footer), f"the footer of {files.name(path)}")
+
+
+def _end_of_file(files: LedgerFiles, path: str) -> bytes:
+    """Read the mark of a footer, and the footer."""
     with files.open(path) as file:
         try:
             size = file.size()
             end = _tail(file, size, min(size, _AT_ONCE))
-            length = int.from_bytes(end[-_END:-4], "little") + _END
+            length = MARK_BYTES + int.from_bytes(end[-_END:-4], "little") + _END
             if end[-4:] != MAGIC or length > size:
                 raise DamagedError(f"the footer of {files.name(path)} is damaged: it does not end as Parquet does")
-            return MAGIC + (end[-length:] if length <= len(end) else _tail(file, size, length))
+            return end[-length:] if length <= len(end) else _tail(file, size, length)
         except OSError as error:
             raise UnavailableError(f"cannot read {files.name(path)}: {error}") from error
 
@@ -121,12 +132,10 @@ def _tail(file: pa.NativeFile, size: int, length: int) -> bytes:
     return file.read(length)
 
 
-def _parsed(data: bytes, size: int, expected: int | None, name: str) -> pq.FileMetaData:
-    if expected is not None and footer_checksum(data) != expected:
+def _parsed(data: bytes, expected: int, name: str) -> pq.FileMetaData:
+    if footer_checksum(data) != expected:
         raise DamagedError(f"{name} is damaged: it does not match its checksum")
     try:
-        if expected is None:
-            check_layout(data[len(MAGIC) :], size - len(data) + len(MAGIC), (FILE_SCHEMA, SHARED_SCHEMA))
         return pq.read_metadata(pa.BufferReader(data))
-    except (DamagedError, pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedError(f"{name} is damaged: {error}") from error

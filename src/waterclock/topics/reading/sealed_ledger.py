@@ -53,7 +53,6 @@ class SealedLedger:
             footer = parsed_footer(
                 storage.files,
                 path,
-                row["file_bytes"],
                 None if shared else row["footer"],  # of a shared file only the last ledger has a copy, and it is large
                 checksums.footer,
                 partial(footer_in_catalogue, storage, path) if shared else None,

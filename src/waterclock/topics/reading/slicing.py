@@ -121,7 +121,7 @@ def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: boo
 def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> SealedFile:
     checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
     copy = partial(footer_in_catalogue, storage, path)
-    footer = parsed_footer(storage.files, path, part.size, None, checksums.footer, copy)
+    footer = parsed_footer(storage.files, path, None, checksums.footer, copy)
     return SealedFile(storage.files, path, part.size, footer, checksums.chunks, encoded=encoded)
 
 

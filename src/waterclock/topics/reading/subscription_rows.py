@@ -180,8 +180,7 @@ def position_of_row(row: sa.RowMapping) -> Position:
 
 def not_before_of_row(row: sa.RowMapping) -> NotBefore | None:
     """Read the limit of a subscription's row; None where it has none."""
-    by = row["not_before_by"] or "publish_time"  # the only one that earlier versions knew
-    return None if row["not_before"] is None else NotBefore(row["not_before"], by)
+    return None if row["not_before"] is None else NotBefore(row["not_before"], row["not_before_by"])
 
 
 def _lock(storage: Storage, connection: sa.Connection, name: str) -> tuple[sa.RowMapping, int]:

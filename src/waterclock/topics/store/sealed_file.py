@@ -17,6 +17,7 @@ from waterclock._support.closing import closing_writer
 from waterclock.checksum import checksum
 from waterclock.errors import DamagedError
 from waterclock.topics.format.entries import PLACED_SCHEMA
+from waterclock.topics.format.file_checksums import MAGIC, footer_mark
 from waterclock.topics.format.fingerprints import fingerprint
 from waterclock.topics.format.row_groups import RowGroup
 from waterclock.topics.store.ledger_files import LedgerFiles
@@ -90,21 +91,20 @@ def write_ledger(
 def write_row_groups(
     sink: Any, schema: pa.Schema, tables: Iterable[pa.Table], facts: Callable[[], Mapping[str, str]] | None = None
 ) -> bytes:
-    """Write each table as one row group, in the layout of ledger files; give the footer.
+    """Write each table as one row group, in the layout of ledger files; return the footer, as the catalogue keeps it.
 
     ``facts`` is asked, when all are written, what the file says of itself.
     """
     integers = [name for name in schema.names if name in (*_INTEGERS, "ledger")]
-    footers: list[Any] = []
+    held = _FooterHeld(sink)
     writer = pq.ParquetWriter(
-        sink,
+        held,
         schema,
         compression="zstd",
         use_dictionary=[*ENCODED],  # pyright: ignore[reportArgumentType]  # the default says bool, it takes names
         write_statistics=[*ENCODED, *integers],  # pyright: ignore[reportArgumentType]  # as above
         column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
-        metadata_collector=footers,
     )
     try:
         with closing_writer(writer):
@@ -112,9 +112,43 @@ def write_row_groups(
                 writer.write_table(table.select(schema.names), row_group_size=table.num_rows)
             if facts is not None:
                 writer.add_key_value_metadata(facts())
+            held.footer = MAGIC
     finally:
         writer.is_open = False  # after a failed close its finalizer would try again
-    return footer_bytes(footers[0])
+    sink.write(footer_mark(held.footer))
+    sink.write(held.footer[len(MAGIC) :])
+    return held.footer
+
+
+class _FooterHeld:
+    """Pass on the row groups that pyarrow writes, and hold back the footer, so that its checksum is in front of it.
+
+    Attributes
+    ----------
+    footer
+        What was held back, as the catalogue keeps it; empty while row groups are written.
+    """
+
+    closed = False
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self._written = 0
+        self.footer = b""
+
+    def write(self, data: bytes) -> int:
+        if self.footer:
+            self.footer += data
+        else:
+            self._sink.write(data)
+        self._written += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        pass
 
 
 def _cut(pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.Table]]:
@@ -156,8 +190,8 @@ class SealedFile:
     metadata
         Its footer (`waterclock.topics.reading.footers`).
     chunks
-        The checksums of its column chunks, by row group (`FileChecksums`). None: it has none, because an earlier
-        version wrote it; then the checksum of every page is compared, and all values are validated.
+        The checksums of its column chunks, by row group (`FileChecksums`). None if the catalogue does not have them:
+        then the checksum of every page is compared, and all values are validated.
     encoded
         Read sources and streams as Arrow's dictionaries, as they are stored.
 

@@ -1,9 +1,9 @@
 """Importing: ledger files that the catalogue has lost are named by it again, a few or all of them.
 
 A file says which ledgers it holds (`waterclock.topics.format.file_facts`). It is read whole before a row is written:
-its pages are compared with their checksums, its messages with the facts. Only ledgers that the catalogue misses are
-imported: those in a hole, those recorded as lost, and all of them if the topic is empty. Ledgers that were deleted on
-purpose stay deleted.
+its footer and pages are compared with their checksums, its messages with the facts. Only ledgers that the catalogue
+misses are imported: those in a hole, those recorded as lost, and all of them if the topic is empty. Ledgers that were
+deleted on purpose stay deleted.
 
 Databases may share a store, so a topic takes only files of its own origin. A topic that has never held a message has
 lost its catalogue with its origin: it takes the files of its name, if they all have one origin, and that origin with
@@ -29,7 +29,7 @@ from waterclock.topics.format.file_checksums import FileChecksums
 from waterclock.topics.format.file_facts import LedgerFacts, facts_in
 from waterclock.topics.format.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.reading.footers import parsed_footer, read_footer
+from waterclock.topics.reading.footers import parsed_by_its_mark, read_footer
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.store.sealed_file import SealedFile
 
@@ -60,13 +60,13 @@ def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, 
     yield from sorted(found.items())
 
 
-def is_of_another(storage: Storage, path: str, size: int) -> bool:
+def is_of_another(storage: Storage, path: str) -> bool:
     """Return whether a file is that of another topic, perhaps in another database, which shares the store.
 
     The topic's origin tells: its name may have changed since the file was written.
     """
     try:
-        facts = facts_in(parsed_footer(storage.files, path, size, None, None))
+        facts = facts_in(parsed_by_its_mark(storage.files, path))
     except (DamagedError, LostFileError):
         return False
     return facts is not None and facts.origin != storage.origin
@@ -98,7 +98,7 @@ def _offers(storage: Storage) -> Iterator[_Offer]:
     """Yield the files that may hold what is missing, as far as they can be read."""
     for path, size in (*orphans(storage), *_beside_holes(storage)):
         try:
-            facts = facts_in(parsed_footer(storage.files, path, size, None, None))
+            facts = facts_in(parsed_by_its_mark(storage.files, path))
         except (DamagedError, LostFileError) as error:
             _log.warning("%s is no ledger file, or a damaged one: %s", storage.files.name(path), error)
             continue
@@ -179,7 +179,7 @@ def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[Ledg
 
 def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> dict[int, list[int]]:
     """Read the row groups of the wanted ledgers whole and compare them with what is said; give their checksums."""
-    metadata: pq.FileMetaData = parsed_footer(storage.files, offer.path, offer.size, None, None)
+    metadata: pq.FileMetaData = parsed_by_its_mark(storage.files, offer.path)
     file = SealedFile(storage.files, offer.path, offer.size, metadata, None)
     chunks: dict[int, list[int]] = {}
     for facts in wanted:

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from waterclock.checksum import checksum
 from waterclock.errors import DamagedError, UnavailableError
+from waterclock.topics.format.file_checksums import MAGIC, footer_checksum, footer_mark
 from waterclock.topics.format.fingerprints import fingerprint
-from waterclock.topics.reading.footers import MAGIC, parsed_footer, read_footer
+from waterclock.topics.reading.footers import parsed_footer, read_footer
 from waterclock.topics.store.ledger_files import LedgerFiles
 from waterclock.topics.store.sealed_file import SealedFile
 
@@ -77,7 +78,8 @@ def read_back(
     try:
         if read_footer(files, path) != footer:
             raise reads_differently(files, path)
-        file = SealedFile(files, path, size, parsed_footer(files, path, size, footer, None), None)
+        metadata = parsed_footer(files, path, footer, footer_checksum(footer))
+        file = SealedFile(files, path, size, metadata, None)
         if file.row_groups != len(fingerprints):
             raise reads_differently(files, path)
         whole = checksum(files.read_range(path, size, 0, len(MAGIC)))
@@ -86,6 +88,7 @@ def read_back(
             if fingerprint(table) != expected:
                 raise reads_differently(files, path)
             yield number, table, sums
+        whole = checksum(footer_mark(footer), whole)
         if checksum(memoryview(footer)[len(MAGIC) :], whole) != written:
             raise reads_differently(files, path)
     except DamagedError as error:

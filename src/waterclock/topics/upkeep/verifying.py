@@ -139,7 +139,7 @@ def _orphans(storage: Storage, paths: set[str]) -> Iterator[Fault]:
         except DamagedError:
             continue  # the folder of a path outside the store, which is reported with its ledger
         for path, size in found:
-            if is_of_another(storage, path, size):
+            if is_of_another(storage, path):
                 continue
             name = storage.files.name(path)
             yield Fault("orphan", f"the catalogue says nothing of the file {name}, of {size} bytes", file=name)

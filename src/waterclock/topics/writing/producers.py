@@ -104,7 +104,7 @@ def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Num
 
 
 def numbered(
-    producer: str | None, sequence: int | None, producer_epoch: int | None, messages: int, checksum: int | None
+    producer: str | None, sequence: int | None, producer_epoch: int | None, messages: int, checksum: int
 ) -> ProducerAppend | None:
     """Check what a caller says about its producer; None where it names none."""
     if (producer is None) != (sequence is None):

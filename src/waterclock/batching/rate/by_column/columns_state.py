@@ -18,7 +18,7 @@ from waterclock.errors import SchemaError
 
 Array = npt.NDArray[Any]
 
-_VERSION = 4
+_VERSION = 1
 _FORM = b"WCC1"
 _NAME = "the state of rate-aware columns"
 

@@ -26,7 +26,7 @@ from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.message import Message
 
 _FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
-_VERSION = 2
+_VERSION = 1
 _MOST_FACTS = 2**28
 """Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
 
