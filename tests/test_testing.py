@@ -126,7 +126,7 @@ def test_handlers_may_come_from_a_context_manager(orders: MessageTable, kind: st
     async def in_a_loop() -> None:
         drain(orders, asynchronous)
 
-    with pytest.raises(wc.InvalidArgumentError, match="drain from another one"):
+    with pytest.raises(wc.InvalidArgumentError, match="Drain in another thread"):
         asyncio.run(in_a_loop())
 
 

@@ -243,5 +243,5 @@ def test_an_advance_too_far_is_set_anew_for_all() -> None:
 
 
 def test_resetting_an_unknown_source_is_an_error() -> None:
-    with pytest.raises(NotFoundError, match="source: nothing of 'x' has come"):
+    with pytest.raises(NotFoundError, match="no source named 'x'"):
         BySource(batcher_of_five).reset("x")

@@ -244,7 +244,7 @@ def test_texts_may_be_views_large_or_dictionaries_in_pieces_and_slices() -> None
         ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' is timestamp\[ns\]"),
         ({"event_time": pa.array([1], pa.date32())}, r"column 'event_time' is date32"),
         ({"receive_time": pa.array([1], pa.duration("ns"))}, r"column 'receive_time' is duration\[ns\]"),
-        ({"source": [1]}, "column 'source' is int64; it must be string"),
+        ({"source": [1]}, "column 'source' must be a string or a dictionary of strings, got int64"),
         ({"stream": pa.array([b"a"])}, "column 'stream' is binary"),
         ({"batch_start": [1]}, "a column 'batch_start' already"),
     ],
@@ -276,7 +276,7 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
         ({"window": -1}, "window: -1 is negative"),
         ({"max_delay": 0.5}, "max_delay: 0.5 is a float"),
         ({"max_lead": "soon"}, "max_lead: 'soon' is not a duration"),
-        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
+        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
         ({"now": 1.5}, "now: 1.5 is a float"),
     ],
 )
@@ -286,7 +286,7 @@ def test_an_option_that_cannot_be_meant_is_named(options: dict[str, Any], compla
 
 
 def test_only_tables_are_taken() -> None:
-    with pytest.raises(InvalidArgumentError, match="table: a RecordBatch is no pyarrow"):
+    with pytest.raises(InvalidArgumentError, match="table must be a pyarrow.Table, got a RecordBatch"):
         assign_batches(to_arrow([]), **LENGTHS)
 
 
@@ -315,7 +315,7 @@ def test_arrays_must_have_one_length_and_numbers_from_0() -> None:
     time = np.zeros(1, np.int64)
     with pytest.raises(InvalidArgumentError, match="differ"):
         assign_arrays(none, one, time, time, rule)
-    with pytest.raises(InvalidArgumentError, match="streams: -1 is below 0"):
+    with pytest.raises(InvalidArgumentError, match="streams must be integers ≥ 0, got -1"):
         assign_arrays(one, below, time, time, rule)
 
 

@@ -193,7 +193,7 @@ def test_a_message_of_a_stream_that_was_not_declared_is_an_error_and_changes_not
     b = batcher(streams=["a", "b"])
     arrive(b, "a100@100")
     before = b.state()
-    with pytest.raises(InvalidArgumentError, match="stream: 'c' was not declared; streams= named a, b"):
+    with pytest.raises(InvalidArgumentError, match="stream must be one of a, b, as declared in streams=, got 'c'"):
         arrive(b, "c300@300")
     assert b.state() == before
 
@@ -297,13 +297,13 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
         ({"max_delay": 1.5}, "max_delay: 1.5 is a float; give a text such as '500ms'"),
         ({"max_delay": timedelta(-1)}, "max_delay: .* is negative"),
         ({"max_lead": "soon"}, "max_lead: 'soon' is not a duration"),
-        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
+        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
         ({"on_conflict": ["split"]}, r"on_conflict: \['split'\] is not known"),
-        ({"streams": []}, r"streams: \[\] names no stream; name all of the source, or give None"),
-        ({"streams": "temperature"}, "streams: 'temperature' is one text; give a list"),
-        ({"streams": ["a", ""]}, "streams: '' names no stream"),
-        ({"streams": ["a", 1]}, "streams: 1 names no stream"),
-        ({"streams": 3}, "streams: 3 is a int; give a list of texts, or None"),
+        ({"streams": []}, r"streams must name every stream of the source, got \[\]"),
+        ({"streams": "temperature"}, "streams must be a list of names, got 'temperature'"),
+        ({"streams": ["a", ""]}, "streams must be non-empty strings, got ''"),
+        ({"streams": ["a", 1]}, "streams must be non-empty strings, got 1"),
+        ({"streams": 3}, "streams must be a list of names or None, got 3"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_named_with_its_value(options: dict[str, Any], complaint: str) -> None:
@@ -314,12 +314,12 @@ def test_an_option_that_cannot_be_meant_is_named_with_its_value(options: dict[st
 @pytest.mark.parametrize(
     ("given", "now", "complaint"),
     [
-        ("text", None, "message: 'text' is a str; give one waterclock.Message"),
-        ([message("a", 1)], None, r"message: \[.*\] is a list; give one"),
-        (Message("device", "a", 1), None, r"receive_time: None in .*; set it, or say .* add\(message, now=…\)"),
+        ("text", None, "message must be a waterclock.Message, got 'text'"),
+        ([message("a", 1)], None, r"message must be a waterclock.Message, got \[.*\]"),
+        (Message("device", "a", 1), None, r"receive_time must be set, got None in .* add\(message, now=…\)"),
         (message("a", 1), datetime(2026, 7, 1), "now: .* is a naive datetime"),  # noqa: DTZ001  # the mistake
         (message("a", 1), 1.0, "now: 1.0 is a float"),
-        (message("a", 1, source="other"), None, "source: 'other' came to the batcher of 'device'; use BySource"),
+        (message("a", 1, source="other"), None, "source must be 'device', as in earlier messages, got 'other'. Use BySource"),
     ],
 )
 def test_a_message_that_cannot_be_taken_changes_nothing(given: Any, now: Any, complaint: str) -> None:

@@ -183,7 +183,7 @@ def test_the_files_of_a_topic_are_listed_and_its_store_is_relocated(shell: Shell
     assert listed["file"].startswith(f"{root}/telemetry-1/0000000000-")
     root.rename(shell.folder / "renamed")
     shell("topic", "read", "telemetry", expect=FAILED)
-    assert f"the ledger store {root} is not there" in shell.said
+    assert f"the ledger store {root}: waterclock-store.json is missing" in shell.said
     shell("topic", "relocate", "telemetry", "renamed")
     assert f"found 1 files; topic telemetry lies at {shell.folder}/renamed now" in shell.said
     assert len(shell.json("topic", "read", "telemetry")) == 1
@@ -206,7 +206,7 @@ def test_a_misspelled_folder_of_ledgers_is_named_and_deletes_nothing(shell: Shel
     for command in (("seal",), ("expire", "1s", "--yes"), ("truncate", "1s", "--yes"), ("ledgers",)):
         name, *rest = command
         shell("topic", name, "telemetry", *rest, "--ledgers", "wrong", expect=FAILED)
-        assert f"{shell.folder}/wrong is not there" in shell.said
+        assert f"{shell.folder}/wrong: waterclock-store.json is missing" in shell.said
         assert f"{shell.folder}/factory.db-ledgers" in shell.said
     assert not (shell.folder / "wrong").exists()
     assert [row["state"] for row in shell.json("topic", "ledgers", "telemetry")] == ["sealed", "open"]

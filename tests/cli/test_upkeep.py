@@ -21,7 +21,7 @@ def test_upkeep_runs_once_and_its_status_says_what_failed(shell: Shell) -> None:
     shell("upkeep", "--quiet", expect=FAILED)
     assert "waterclock: seal of topic 'telemetry' failed: the ledger store" in shell.said
     rows = {row["task"]: row for row in shell.json("upkeep", "status")}
-    assert "is not there" in rows["seal"]["error"]
+    assert "waterclock-store.json is missing" in rows["seal"]["error"]
     assert (rows["purge"]["did"], rows["purge"]["error"]) == (0, None)
     assert rows["seal"]["due_at"] > rows["seal"]["ran_at"]
 

@@ -64,5 +64,5 @@ def test_it_refuses_a_folder_that_holds_something_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "waterclock", "demo", "--folder", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
-    assert "something else" in ran.stderr
+    assert "holds other files" in ran.stderr
     assert (tmp_path / "precious.txt").read_text() == "mine"

@@ -269,7 +269,7 @@ class TopicWorld:
             try:
                 expired = (topic if name is None else Subscription(topic.storage, name, LEASE)).expire(TTL)
             except UnavailableError as error:
-                if "running already" in str(error):
+                if "another expiry is running" in str(error):
                     self.scheduler.seen["turned away"] += 1
                 raise
             cutoff = self.now - TTL

@@ -184,9 +184,9 @@ def test_payloads_of_other_messages_are_refused(topic: Topic, name: str, value: 
 def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> None:
     batches = batches_on(spark, topic)
     url = str(topic.storage.backend.url)
-    with pytest.raises(wc.InvalidArgumentError, match="URL of the database with topic 'telemetry' is missing"):
+    with pytest.raises(wc.InvalidArgumentError, match="url must be given with payloads='telemetry'"):
         messages_of(batches, "telemetry")
-    with pytest.raises(wc.InvalidArgumentError, match="belong to payloads="):
+    with pytest.raises(wc.InvalidArgumentError, match="url and ledgers need payloads"):
         messages_of(batches, url=url)
     with pytest.raises(wc.NotFoundError, match="'other'"):
         messages_of(batches, "other", url=url)
@@ -194,9 +194,9 @@ def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> N
         messages_of(batches.drop("messages"))
     with pytest.raises(wc.InvalidArgumentError, match="column 'count' is bigint, and must be int"):
         messages_of(batches.selectExpr("source", "streams", "CAST(count AS BIGINT) AS count", "messages"))
-    with pytest.raises(wc.InvalidArgumentError, match="'payload' has the name of one of a message; rename it"):
+    with pytest.raises(wc.InvalidArgumentError, match="'payload' must not have the name of a message's column. Rename it"):
         messages_of(batches.selectExpr("*", "1 AS payload"), "telemetry", url=url)
     plain = spark.sql("SELECT 'press' AS source, 'load' AS stream, 5L AS event_time, 6L AS receive_time")
-    with pytest.raises(PySparkException, match="these batches hold no positions"):
+    with pytest.raises(PySparkException, match="positions of messages, which these batches lack"):
         messages_of(event_time_batches(plain, **RULE), "telemetry", url=url).collect()
     assert messages_of(event_time_batches(plain, **RULE)).select("stream", "ledger").collect() == [("load", None)]

@@ -171,17 +171,17 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
         (["source", "stream", "event_time"], "there is no column 'receive_time'; it has source, stream, event_time"),
         (
             ["source", "stream", "CAST(timestamp_micros(event_time) AS TIMESTAMP_NTZ) AS event_time", "receive_time"],
-            "column 'event_time' is timestamp_ntz; it must be bigint, nanoseconds since the epoch, or timestamp: cast",
+            "column 'event_time' is timestamp_ntz; it must be timestamp, or bigint in nanoseconds since the epoch. Cast",
         ),
         (
             ["source", "stream", "event_time", "CAST(receive_time AS DOUBLE) AS receive_time"],
-            "column 'receive_time' is double; it must be bigint, nanoseconds since the epoch, or timestamp",
+            "column 'receive_time' is double; it must be timestamp, or bigint in nanoseconds since the epoch",
         ),
         (["source", "stream", "current_date AS event_time", "receive_time"], "column 'event_time' is date; it must"),
         (["source", "stream", "null AS event_time", "receive_time"], "column 'event_time' is void; it must be bigint"),
         (
             ["source", "stream", "event_time", "CAST(receive_time AS DECIMAL(20, 0)) AS receive_time"],
-            r"column 'receive_time' is decimal\(20,0\); it must be .*: cast these to BIGINT if they are nanoseconds",
+            r"column 'receive_time' is decimal\(20,0\); it must be .*. Cast it to BIGINT if it holds nanoseconds",
         ),
         (
             ["source", "stream AS Stream", "stream AS STREAM", "event_time", "receive_time"],
@@ -189,7 +189,7 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
         ),
         (
             ["*", "1 AS ledger", "1 AS entry", "'1' AS index"],
-            "column 'index' is string; as part of the position it must be int. Rename it if it means something else",
+            "column 'index' must be int as part of the position, got string. Rename it if it means something else",
         ),
         (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' is int; it must be string"),
     ],

@@ -128,7 +128,7 @@ def test_rows_of_a_large_source_out_of_order_are_refused():
     packed = [row for m in [*messages[9:], *messages[:9]] for row in pack([_columns([m])], POSITIONED)]
     with (
         patch.object(slices, "_MOST_OF_A_SOURCE", 20),
-        pytest.raises(InvalidArgumentError, match="source 'x' come after later ones"),
+        pytest.raises(InvalidArgumentError, match="source 'x' after later ones"),
     ):
         list(judge(packed, POSITIONED, EventTimeRule.checked(1, 1, 0, "split")))
 

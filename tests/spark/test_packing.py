@@ -98,7 +98,7 @@ def test_a_null_is_an_error_that_names_its_column(name: str):
     (batch,) = columns_of(in_entries([Message("x", "a", 0, receive_time=0)], 1), 1)
     position = batch.schema.get_field_index(name)
     holed = batch.set_column(position, batch.schema.field(name).with_nullable(True), pa.nulls(1, batch[name].type))
-    with pytest.raises(InvalidArgumentError, match=f"column '{name}' holds nulls"):
+    with pytest.raises(InvalidArgumentError, match=f"column '{name}' must not hold nulls"):
         list(pack([holed], POSITIONED))
 
 
@@ -114,7 +114,7 @@ def test_a_text_that_is_no_utf8_is_an_error_that_shows_its_bytes(name: str):
 
 def test_messages_without_position_are_refused_where_positions_are_due():
     (rows,) = pack(columns_of([Message("x", "a", 0, receive_time=0)], 1), PLAIN)
-    with pytest.raises(SchemaError, match="messages that are not 40 bytes each"):
+    with pytest.raises(SchemaError, match="messages of 40 bytes each"):
         from_packed(pa.table(rows.select(ROWS.names)), POSITIONED)
 
 

@@ -68,7 +68,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
     ("old", "new", "says"),
     [
         ('window = "500ms"', 'windw = "500ms"', "line 9: batching.windw is not known; there are by, max_delay"),
-        ('window = "500ms"', 'by = "chance"', "line 9: batching.by: 'chance' is none; there are event_time and rate"),
+        ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be event_time or rate, got 'chance'"),
         ('window = "500ms"', 'by = "rate"', "line 10: batching.max_delay is not known; there are batch_length, by"),
         ('window = "500ms"', 'window = "500 parsecs"', "line 9: batching.window = '500 parsecs': window: "),
         ('max_delay = "400ms"', 'on_conflict = "merge"', "line 10: batching.on_conflict = 'merge': on_conflict: "),
@@ -83,14 +83,14 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('trigger = "5s"', 'trigger = "often"', "line 26: run.trigger = 'often': trigger: "),
         ("[run]", "[runs]", "the table [run] is missing"),
         ("# The press shop.", "[extra]", "line 1: extra is not known; there are source, batching, output, run"),
-        ("[batching]", "[batching", "this is no TOML: "),
+        ("[batching]", "[batching", "is not valid TOML: "),
         ('topic = "telemetry"', 'topic = "${NO_SUCH}"', "line 4: source.topic: there is no variable 'NO_SUCH'"),
-        ('topic = "telemetry"', 'topic = "$NO_SUCH"', "line 4: source.topic: a $ begins the name of a variable"),
-        ('topic = "telemetry"', 'topic = "${NO_SUCH"', "line 4: source.topic: a $ begins the name of a variable"),
+        ('topic = "telemetry"', 'topic = "$NO_SUCH"', "line 4: source.topic: $ must start a variable"),
+        ('topic = "telemetry"', 'topic = "${NO_SUCH"', "line 4: source.topic: $ must start a variable"),
         ('start = "2026-07-01T10:00:00Z"', "start = 2026-07-01T10:00:00", "line 5: source.start = datetime.datetime("),
         ('start = "2026-07-01T10:00:00Z"', 'start = "2 h and some"', "line 5: source.start = '2 h and some': start: "),
         ('start = "2026-07-01T10:00:00Z"', "start = true", "line 5: source.start: True must be a time, how long ago"),
-        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers belongs to output.url"),
+        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers needs output.url"),
         ('topic = "rejected"', 'parquet = "{folder}/x/../batches/"', "line 22: output.parquet: "),
         ('topic = "rejected"', 'parquet = "file://{folder}/batches/late"', "line 22: output.parquet: "),
         ('topic = "rejected"', 'parquet = "{folder}/./checkpoint/late"', "line 22: output.parquet: "),
@@ -109,18 +109,18 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         (
             'what = "rejected"\ntopic = "rejected"',
             'what = "batches"\ntable = "batches"',
-            "two outputs are named 'batches'",
+            "output names must be unique, got 'batches' twice",
         ),
         ('trigger = "5s"', "state_partitions = 0", "line 26: run.state_partitions: 0 is no count"),
         (
             'trigger = "5s"',
             "state_buckets = 961",
-            "line 26: run.state_buckets = 961: buckets: 961; give a whole number",
+            "line 26: run.state_buckets = 961: buckets must be an integer",
         ),
         ("# The press shop.", "[spark]\ndriver = [1]", "line 2: spark.driver: [1] must be a text"),
-        ("# The press shop.", "pipeline = 3", "line 1: write [[pipeline]], once for each"),
-        ("# The press shop.", "pipeline = []", "line 1: write [[pipeline]], once for each"),
-        ("# The press shop.", "[[pipeline]]", "source is not known beside [[pipeline]]"),
+        ("# The press shop.", "pipeline = 3", "line 1: pipeline must be an array of tables"),
+        ("# The press shop.", "pipeline = []", "line 1: pipeline must be an array of tables"),
+        ("# The press shop.", "[[pipeline]]", "no table named source"),
     ],
 )
 def test_a_mistake_in_a_file_is_reported_with_its_key_and_its_line(
@@ -154,10 +154,10 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     assert (file.trigger, file.source.start) == (AVAILABLE_NOW, {"startingPosition": "3:0:1"})
     with pytest.raises(wc.NotFoundError, match=r"no file .* found"):
         read(tmp_path / "other.toml")
-    with pytest.raises(wc.InvalidArgumentError, match="this is a folder"):
+    with pytest.raises(wc.InvalidArgumentError, match="is a folder"):
         read(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b"# \xe9")
-    with pytest.raises(wc.InvalidArgumentError, match="no UTF-8 text"):
+    with pytest.raises(wc.InvalidArgumentError, match="must be UTF-8 text"):
         read(tmp_path / "latin.toml")
 
 
@@ -206,11 +206,11 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     assert by_rate.rule == {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h"}
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
     for old, new, says in (
-        ('"by-rate"\n[', '"by-time"\n[', "two pipelines have the name 'by-time'"),
+        ('"by-rate"\n[', '"by-time"\n[', "pipeline names must be unique, got 'by-time' twice"),
         (
             '/by-rate"',
             '/./by-time/"',
-            "line 39: run.checkpoint: this folder and that of another output, or of a checkpoint, are one",
+            "line 39: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
         ),
         (
             'table = "rates"',
@@ -256,7 +256,7 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
     assert (refused.payload, refused.headers[REASON_HEADER]) == (b"late", rejected[0].reason)
     run = f"replay-{START}-{START + 60 * SECOND}"
     refuse_written(spark, file, run, 1)
-    with pytest.raises(wc.InvalidArgumentError, match="the checkpoint is older than what was written"):
+    with pytest.raises(wc.InvalidArgumentError, match="the checkpoint is older than the output"):
         refuse_written(spark, file, run, 0)
 
 
@@ -381,18 +381,18 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
     ):
         check_places(other_ids)
     database.create_table("texts", id_type="text", payload="text")
-    with pytest.raises(wc.InvalidArgumentError, match="'texts' holds payloads of type text"):
+    with pytest.raises(wc.InvalidArgumentError, match="table 'texts' must have payload=\"bytes\" to hold batches, got text"):
         check_places(read(write(tmp_path, PIPELINE.replace('table = "batches"', 'table = "texts"'))))
     no_database = read(write(tmp_path, PIPELINE.replace("/f.db", "/g.db")))
     with pytest.raises(wc.NotFoundError, match=r"^press, source: no database file"):
         check_places(no_database)
     assert not (tmp_path / "g.db").exists()
     endless = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "telemetry"')))
-    with pytest.raises(wc.InvalidArgumentError, match="would come again and again"):
+    with pytest.raises(wc.InvalidArgumentError, match="would read them again"):
         check_places(endless)
     database.create_topic("ahead", max_ahead="5m")
     refusing = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "ahead"')))
-    with pytest.raises(wc.InvalidArgumentError, match="'ahead' refuses messages that are too far ahead"):
+    with pytest.raises(wc.InvalidArgumentError, match="topic 'ahead': its max_ahead may refuse them"):
         check_places(refusing)
     database.create_topic("kept", max_ahead="5m", on_ahead="keep")
     check_places(read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "kept"'))))
@@ -406,7 +406,7 @@ def test_a_signal_while_spark_starts_ends_the_command(
         os.kill(os.getpid(), number)
         pytest.fail("Spark goes on starting")
 
-    monkeypatch.setattr("waterclock.spark.session.session.session", start)
+    monkeypatch.setattr("waterclock.spark.session.session", start)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         run(["pipeline", "run", str(write(tmp_path))])

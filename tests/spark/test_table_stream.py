@@ -115,7 +115,7 @@ def test_a_claimed_message_that_an_operator_deleted_is_missed(database: wc.Datab
     end = stream.latestOffset(stream.initialOffset(), ReadMaxRows(1))
     with table.context.backend.engine.begin() as connection:
         connection.execute(table.context.rows.delete())
-    with pytest.raises(wc.NotFoundError, match="which this stream had claimed, was deleted"):
+    with pytest.raises(wc.NotFoundError, match="was deleted after this stream had claimed it"):
         tasks(stream, stream.initialOffset(), end)
     stream.stop()
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_a_table_that_was_removed_and_made_again_acks_nothing_of
         lambda: after.commit(end),
         lambda: tasks(after, {}, end),
     ):
-        with pytest.raises(wc.NotFoundError, match="another message table with the name 'orders'"):
+        with pytest.raises(wc.NotFoundError, match="another message table named 'orders'"):
             use()
     assert table.stats().ready == 1
     after.stop()

@@ -298,7 +298,7 @@ def test_a_stream_with_an_end_is_refused_when_spark_first_asks(tmp_path: Path) -
         # What its making raised would be lost: Spark then stops a reader that it has not got.
         stream = WaterclockSource(given).streamReader(StructType())
         assert isinstance(stream, TopicStreamReader)
-        with pytest.raises(InvalidArgumentError, match=r"'endingTimestamp' means something to spark\.read only"):
+        with pytest.raises(InvalidArgumentError, match=r"'endingTimestamp' only works with spark\.read"):
             stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
         stream.stop()
 
@@ -403,8 +403,8 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
         topic = database.create_topic("t")
         after = TopicStreamReader(options(database, failOnDataLoss="false"))
         of_an_older_backup = read | {"topic": topic.storage.origin}
-        for offset, says in ((read, "is of another topic with the name 't'"), (of_an_older_backup, "only 0")):
-            with pytest.raises(wc.NotFoundError, match=f"{says}.*start the query with a new checkpoint"):
+        for offset, says in ((read, "belongs to another topic named 't'"), (of_an_older_backup, "only 0")):
+            with pytest.raises(wc.NotFoundError, match=f"{says}.*Start the query with a new checkpoint"):
                 after.latestOffset(offset, ReadAllAvailable())
             with pytest.raises(wc.NotFoundError, match=says):
                 after.partitions(first, offset)
@@ -419,11 +419,11 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"maxMessagesPerTrigger": "0"}, "maxMessagesPerTrigger: '0' is no count"),
+        ({"maxMessagesPerTrigger": "0"}, "maxMessagesPerTrigger must be an integer ≥ 1, got '0'"),
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger: 'many' is no count"),
-        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss: 'perhaps' is neither true nor false"),
-        ({"columns": "source,source"}, "names a column twice"),
-        ({"by": "offset_time"}, "by: 'offset_time' is no time of a message"),
+        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false, got 'perhaps'"),
+        ({"columns": "source,source"}, "columns must not repeat a name"),
+        ({"by": "offset_time"}, "by must be one of .* got 'offset_time'"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(given: dict[str, str], says: str) -> None:
@@ -466,5 +466,5 @@ def test_a_filter_on_the_source_spares_packed_rows_and_their_ledgers(database: w
 
 
 def test_packed_and_columns_are_not_both_given(database: wc.Database) -> None:
-    with pytest.raises(InvalidArgumentError, match="packed and columns both say"):
+    with pytest.raises(InvalidArgumentError, match="packed and columns must not both be given"):
         options(database, packed="true", columns="source")

@@ -176,7 +176,7 @@ def test_row_groups_that_are_no_json_are_damage(sealed: Topic) -> None:
 @pytest.mark.parametrize("name", ["row_groups", "checksums"])
 def test_a_sealed_ledger_without_row_groups_or_checksums_is_damaged(sealed: Topic, name: str) -> None:
     set_columns(sealed, 0, **{name: None})
-    with pytest.raises(DamagedError, match="lost its row groups or their checksums"):
+    with pytest.raises(DamagedError, match="lacks its row groups or their checksums"):
         by_position(sealed)
 
 
@@ -347,7 +347,7 @@ def test_readers_stop_at_damage_or_pass_over_it_and_say_how_much_that_is(
     with pytest.raises((DamagedError, LostFileError), match=name):
         list(topic.read())
     assert [message.publish_time for message in topic.read(on_damage="skip")] == left
-    assert f"passes over {len(gone)} messages" in caplog.text
+    assert f"skips {len(gone)} messages" in caplog.text
     assert name in caplog.text
     batches = topic.read_arrow(columns=["publish_time", "source"], on_damage="skip")
     assert [time for batch in batches for time in batch["publish_time"].to_pylist()] == left
@@ -409,7 +409,7 @@ def test_what_is_damaged_at_the_end_is_passed_over_once(sqlite_topic: Topic, cap
             assert subscription.read() == []
         subscription.commit()
         assert subscription.backlog.messages == 0
-        assert caplog.text.count("passes over") == 1
+        assert caplog.text.count("skips") == 1
         topic.append(published([2]))
         assert [message.publish_time for message in subscription.read()] == [2]
 
@@ -440,7 +440,7 @@ def test_slices_pass_over_damage_too(damaged: tuple[Topic, set[int], str], caplo
         return
     assert found == left
     assert name in caplog.text
-    assert f"passes over {len(gone)} messages" in caplog.text
+    assert f"skips {len(gone)} messages" in caplog.text
 
 
 @pytest.mark.parametrize("on_damage", ["ignore", "", None, True])
@@ -464,7 +464,7 @@ def test_sealing_goes_on_with_the_others_and_says_which_was_left(
     topic = sqlite_topic
     append_ledgers(topic, FLOW)
     write(topic, sa.update(entries).where(entries.c.ledger == 1, entries.c.entry == 0).values(data=b"WCA1?"))
-    with pytest.raises(DamagedError, match=r"ledger 1 of topic.*sealed besides: 3.*waterclock topic verify") as caught:
+    with pytest.raises(DamagedError, match=r"ledger 1 of topic.*others sealed: 3.*waterclock topic verify") as caught:
         topic.seal()
     assert caught.value.ledger == 1
     assert [info.state for info in topic.ledgers()] == ["sealed", "closed", "sealed", "sealed", "open"]
@@ -484,7 +484,7 @@ def test_compaction_leaves_a_bad_ledger_and_joins_the_others_around_it(
     damage_row_group(topic, bad) if how == "damaged" else path.unlink()
     data = path.read_bytes() if how == "damaged" else None
     with pytest.raises(
-        DamagedError if how == "damaged" else LostFileError, match=rf"ledger {bad} of topic.*besides: ."
+        DamagedError if how == "damaged" else LostFileError, match=rf"ledger {bad} of topic.*others compacted: ."
     ):
         topic.compact()
     assert ledger_path(topic, bad) == path

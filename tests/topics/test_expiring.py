@@ -135,7 +135,7 @@ def test_a_second_expiry_while_one_runs_says_so(topic: Topic, monkeypatch: pytes
 
     def find_while_another_tries(*arguments: object) -> object:
         for second in (topic.expire, subscription.expire):
-            with pytest.raises(UnavailableError, match="running already") as refused:
+            with pytest.raises(UnavailableError, match="another expiry is running") as refused:
                 second("1h")
             texts.append(str(refused.value))
         return find(*arguments)

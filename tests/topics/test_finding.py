@@ -154,7 +154,7 @@ def test_each_of_the_three_times_is_found_by_its_own_name(topic: Topic) -> None:
 
 
 def test_by_must_name_a_time(sqlite_topic: Topic) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"'ingest_time'.*effective_time"):
+    with pytest.raises(InvalidArgumentError, match=r"effective_time, got 'ingest_time'"):
         sqlite_topic.find(1, by="ingest_time")
 
 

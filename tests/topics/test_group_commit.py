@@ -173,7 +173,7 @@ def test_an_error_is_its_own_answer_and_fails_no_other_append(gate: Gate, sqlite
     assert [each.result().first for each in (first, good, following, last)] == [Position(0, n, 0) for n in range(4)]
     assert repeated.result() == good.result()._replace(duplicate=True)
     for wrong, kind, word in (
-        (fenced, ProducerFencedError, "epoch 2 has taken over"),
+        (fenced, ProducerFencedError, "epoch 2 has replaced"),
         (other, InvalidArgumentError, "with other messages"),
         (late, InvalidArgumentError, "never appended"),
     ):

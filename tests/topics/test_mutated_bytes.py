@@ -180,7 +180,7 @@ def test_no_mutation_of_a_footer_outside_the_catalogue_is_read_as_another(monkey
 def test_footer_of_another_program_is_refused() -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"source": ["press"]}), sink)
-    with pytest.raises(DamagedError, match=r"footer of a file .* not that of a ledger file"):
+    with pytest.raises(DamagedError, match=r"footer of a file .* not a ledger file"):
         decode_file(sink.tell())(sink.getvalue())
 
 

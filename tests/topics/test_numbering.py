@@ -82,7 +82,7 @@ def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_e
     assert len(numbering.covered) == RANGES
     assert numbering.covered[0] == Range(None, 30)
     assert [numbering.holds(number) for number in (5, 10, 30, 35, 40)] == [None, None, None, False, True]
-    with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* is not known any more"):
+    with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* may or may not hold them"):
         numbering.find_repeat(ProducerAppend("p", 10, 10, None, 0), "t")
     assert numbering.find_repeat(ProducerAppend("p", 40, 40, None, 0), "t") == Repeat(None)
 
@@ -95,6 +95,6 @@ def test_a_row_of_a_producer_that_has_appended_nothing_is_read() -> None:
     ("sequence", "messages"), [(-1, 1), (2**63, 1), (2**63 - 1, 2), (True, 1), (1.0, 1), ("1", 1), (None, 1)]
 )
 def test_a_number_that_cannot_be_meant_is_refused_by_name(sequence: object, messages: int) -> None:
-    with pytest.raises(InvalidArgumentError, match="sequence: "):
+    with pytest.raises(InvalidArgumentError, match="sequence must"):
         check_sequence(sequence, messages)
     assert check_sequence(2**63 - 2, 2) == 2**63 - 2

@@ -87,7 +87,7 @@ def test_arguments_that_contradict_each_other_are_refused(sqlite_topic: Topic) -
         next(sqlite_topic.read(stop=Position(0, 0, 0), until=1))
     with pytest.raises(InvalidArgumentError, match="limit"):
         next(sqlite_topic.read(limit=0))
-    with pytest.raises(InvalidArgumentError, match="start: 5"):
+    with pytest.raises(InvalidArgumentError, match="start must be a Position, got 5"):
         next(sqlite_topic.read(5))  # type: ignore[arg-type]
 
 

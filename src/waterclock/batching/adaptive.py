@@ -46,15 +46,13 @@ class AdaptiveBatchLength:
 
     def __init__(self, batch_length: Duration = "1s", rate: int = 1) -> None:
         if rate < 1:
-            raise InvalidArgumentError(
-                f"rate: {quoted(rate)} is below 1 Hz; give the pulses a second as a whole number"
-            )
+            raise InvalidArgumentError(f"rate must be an integer ≥ 1 (pulses per second), got {quoted(rate)}")
         length = to_duration(batch_length, "batch_length", minimum=1)
         self._rate = rate
         self._first = self._pulses = (2 * length * rate + _SECOND) // (2 * _SECOND)
         if self._first < 1:
             raise InvalidArgumentError(
-                f"batch_length: {quoted(batch_length)} is less than half a pulse of {rate} Hz; give at least one pulse"
+                f"batch_length must hold at least one pulse of {rate} Hz, got {quoted(batch_length)}"
             )
         self._slow = self._fast = self._idle = 0
 

@@ -135,7 +135,9 @@ class Batch:
         metadata = columns.schema.metadata or {}
         written = metadata.get(_METADATA_KEY)
         if written is None:
-            raise SchemaError(f"{len(data)} bytes of Arrow are no batch: the schema has no {_METADATA_KEY.decode()!r}")
+            raise SchemaError(
+                f"{len(data)} bytes of Arrow are not a batch: the schema metadata lacks {_METADATA_KEY.decode()!r}"
+            )
         if not checked:
             raise DamagedError(f"the batch is damaged: the checksum at the end of its {len(data)} bytes is missing")
         check_messages(columns)
@@ -145,8 +147,8 @@ class Batch:
             start, end, closed_at = (moment(facts[name]) for name in ("start", "end", "closed_at"))
         if reason not in _REASONS:
             raise SchemaError(
-                f"the batch closed for the reason {quoted(reason)}, which this Waterclock does not know; read it with"
-                " the version that wrote it"
+                f"cannot read the batch: this version does not know close reason {quoted(reason)}. Read it"
+                " with the version that wrote it"
             )
         return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)))
 
@@ -154,7 +156,7 @@ class Batch:
 def _as_bytes(data: object) -> bytes:
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
-    raise InvalidArgumentError(f"data: {quoted(data)} is a {type(data).__name__}; give the bytes of a batch")
+    raise InvalidArgumentError(f"data must be the bytes of a batch, got {quoted(data)}")
 
 
 class Rejection(NamedTuple):

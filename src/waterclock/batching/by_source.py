@@ -55,9 +55,7 @@ class BySource:
 
     def __init__(self, factory: Callable[[], EventTimeBatcher | RateAwareBatcher]) -> None:
         if not callable(factory):
-            raise InvalidArgumentError(
-                f"factory: {quoted(factory)} is a {type(factory).__name__}; give a function that makes a batcher"
-            )
+            raise InvalidArgumentError(f"factory must be a function that returns a batcher, got {quoted(factory)}")
         self._factory = factory
         self._lanes: dict[str, _Lane] = {}
         self._by_rate = RateLanes()
@@ -136,7 +134,7 @@ class BySource:
             For what is no text.
         """
         if source is not None and not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"source: {quoted(source)} is no text; give the source's name")
+            raise InvalidArgumentError(f"source must be a string, got {quoted(source)}")
         if source is None:
             self._now = None
             for name, lane in self._lanes.items():
@@ -151,7 +149,7 @@ class BySource:
         elif source in self._by_rate:
             self._closed += self._by_rate.reset(source)
         else:
-            raise NotFoundError(f"source: nothing of {quoted(source)} has come")
+            raise NotFoundError(f"no source named {quoted(source)}; none of its messages was added")
         return self._take_closed()
 
     def forget(self, idle: Duration = "1h", now: Time | None = None) -> int:
@@ -239,8 +237,7 @@ class BySource:
             source = message.source
         except AttributeError:
             raise InvalidArgumentError(
-                f"messages: {quoted(message)} is a {type(message).__name__}; give a waterclock.Message or a list of"
-                " them"
+                f"messages must be a waterclock.Message or a list of them, got {quoted(message)}"
             ) from None
         lane = self._lanes.get(source) or self._meet(source, met)
         if lane is None:

@@ -42,42 +42,42 @@ def parsed(written: bytes | memoryview) -> Any:
 def text(value: object) -> str:
     """Take a text."""
     if not isinstance(value, str):
-        raise TypeError(f"{quoted(value)} is no text")
+        raise TypeError(f"expected a string, got {quoted(value)}")
     return value
 
 
 def whole(value: object) -> int:
     """Take a whole number."""
     if type(value) is not int:
-        raise TypeError(f"{quoted(value)} is no whole number")
+        raise TypeError(f"expected an integer, got {quoted(value)}")
     return value
 
 
 def count(value: object) -> int:
     """Take a whole number that is not negative."""
     if whole(value) < 0:
-        raise ValueError(f"{quoted(value)} is no count")
+        raise ValueError(f"expected an integer ≥ 0, got {quoted(value)}")
     return whole(value)
 
 
 def moment(value: object) -> int:
     """Take a point in time, ns, or what stands for none before it or after it."""
     if whole(value) not in _MOMENTS:
-        raise ValueError(f"{quoted(value)} is no time")
+        raise ValueError(f"expected a time, got {quoted(value)}")
     return whole(value)
 
 
 def flag(value: object) -> bool:
     """Take true or false."""
     if not isinstance(value, bool):
-        raise TypeError(f"{quoted(value)} is neither true nor false")
+        raise TypeError(f"expected a boolean, got {quoted(value)}")
     return value
 
 
 def each(value: object, read: Callable[[Any], _T]) -> list[_T]:
     """Take a list."""
     if not isinstance(value, list):
-        raise TypeError(f"{quoted(value)} is no list")
+        raise TypeError(f"expected a list, got {quoted(value)}")
     return [read(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
 
 

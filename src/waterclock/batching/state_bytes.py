@@ -53,15 +53,13 @@ class StateForm(NamedTuple):
             Where they are no bytes.
         """
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not check types
-            raise InvalidArgumentError(
-                f"state: {quoted(data)} is a {type(data).__name__}; give the bytes of {self.name}"
-            )
+            raise InvalidArgumentError(f"state must be the bytes of {self.name}, got {quoted(data)}")
         if not has_form(self.form, data):
             raise SchemaError(f"{len(data)} bytes are not {self.name}")
         columns = batches_from_ipc(unframed(self.form, data, self.name))
         facts = (columns[0].schema.metadata or {}).get(self.key)
         if facts is None:
-            raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes hold no facts")
+            raise DamagedError(f"{self.name} is damaged: its {len(data)} bytes lack their metadata")
         for run in columns:
             check_messages(run)
         return facts, pa.Table.from_batches(columns)
@@ -80,7 +78,7 @@ def _runs(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     yield messages[first:]
 
 
-_REMEDY = "replay the source's messages since the last batch into a new batcher"
+_REMEDY = "Replay the source's messages since the last batch into a new batcher"
 
 
 def refuse_version(version: object, known: int, remedy: str = _REMEDY) -> None:
@@ -93,5 +91,6 @@ def refuse_version(version: object, known: int, remedy: str = _REMEDY) -> None:
     """
     if version != known:
         raise SchemaError(
-            f"the batcher's state has version {quoted(version)} and this Waterclock reads {known}; {remedy}"
+            f"cannot read the batcher's state: it has version {quoted(version)}, and this Waterclock reads"
+            f" {known}. {remedy}"
         )

@@ -31,7 +31,7 @@ class _Worker:
     @property
     def ears(self) -> IO[str]:
         if self.process.stdin is None:  # it was started with a pipe
-            raise UnavailableError(f"{self.name} cannot be spoken to")
+            raise UnavailableError(f"cannot talk to {self.name}")
         return self.process.stdin
 
 
@@ -80,9 +80,9 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
                 worker.process.kill()
             worker.process.wait()
     if not held:
-        raise UnavailableError("the first worker took nothing in the second half, so it could not be killed midway")
+        raise UnavailableError("the first worker took no messages in the second half, so it could not be killed midway")
     if crew[1].process.returncode != 0:
-        raise UnavailableError("the second worker ended with an error; its text stands above")
+        raise UnavailableError("the second worker failed; its error is above")
     return CrewReport(acked, held, again)
 
 

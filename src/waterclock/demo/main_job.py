@@ -113,7 +113,9 @@ def draw(batches: list[Batch], rejected: list[Message]) -> str:
 def _make_fresh(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARK).exists():
-            raise AlreadyExistsError(f"{folder} holds something else than a demo; name another place: --folder")
+            raise AlreadyExistsError(
+                f"cannot run the demo in {folder}: it holds other files. Choose another folder with --folder"
+            )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()

@@ -111,4 +111,6 @@ def check_reason(rejection: Rejection) -> None:
         Naming its reason.
     """
     if rejection.reason not in REJECTED:
-        raise InvalidArgumentError(f"rejected: {quoted(rejection.reason)} is none of the reasons {', '.join(REJECTED)}")
+        raise InvalidArgumentError(
+            f"rejected must have one of the reasons {', '.join(REJECTED)}, got {quoted(rejection.reason)}"
+        )

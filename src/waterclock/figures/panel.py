@@ -26,7 +26,7 @@ def check_width(width: int) -> None:
         For fewer than 400 px.
     """
     if width < _NARROWEST:
-        raise InvalidArgumentError(f"width: {quoted(width)} px is too narrow to read; give at least {_NARROWEST}")
+        raise InvalidArgumentError(f"width must be at least {_NARROWEST} px, got {quoted(width)}")
 
 
 def panel(width: float, height: float, title: str, summary: str, content: Iterable[Element] = ()) -> str:

@@ -98,7 +98,7 @@ def _scale(
     first = None if start is None else to_time(start, "start")
     last = None if end is None else to_time(end, "end")
     if first is not None and last is not None and last <= first:
-        raise InvalidArgumentError(f"end: {quoted(end)} is not after start {quoted(start)}")
+        raise InvalidArgumentError(f"end must be after start {quoted(start)}, got {quoted(end)}")
     if first is None or last is None:
         bounds = time_bounds(batches, rejected)
         if bounds is None:
@@ -178,4 +178,4 @@ def _summary(lanes: Sequence[Lane]) -> str:
 def _nothing(start: Time | None, end: Time | None) -> str:
     since = "" if start is None else f" from {format_time(to_time(start))}"
     until = "" if end is None else f" until {format_time(to_time(end))}"
-    return f"Nothing to draw: no batch and no rejected message{since}{until}."
+    return f"Nothing to draw: no batches and no rejected messages{since}{until}."

@@ -47,7 +47,7 @@ def checked_buckets(buckets: int) -> int:
         For what is no whole number from 1 to `MOST_BUCKETS`.
     """
     if type(buckets) is not int or not 1 <= buckets <= MOST_BUCKETS:
-        raise InvalidArgumentError(f"buckets: {quoted(buckets)}; give a whole number from 1 to {MOST_BUCKETS}")
+        raise InvalidArgumentError(f"buckets must be an integer from 1 to {MOST_BUCKETS}, got {quoted(buckets)}")
     return buckets
 
 

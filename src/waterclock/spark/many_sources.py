@@ -109,7 +109,7 @@ def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
     parts = [records_of(chunk, some, record) for chunk, some in zip(chunks, counts_of, strict=True)]
     messages = _concatenated(parts, record)
     if len(messages) != counts.sum():
-        raise SchemaError(f"packed rows hold {len(messages)} messages, and say that they hold {counts.sum()}")
+        raise SchemaError(f"packed rows hold {len(messages)} messages, but their counts add up to {counts.sum()}")
     rows = np.repeat(np.arange(packed.num_rows), counts)
     stream_names, streams = stream_numbers(pa.concat_arrays(packed.column("streams").chunks), rows, messages["stream"])
     return ManySources(source_names, stream_names, messages, row_sources[rows], streams)
@@ -125,13 +125,13 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
     """
     rows = from_cell(cell, _CELL, name)
     if rows.num_rows != 1 or any(column.null_count for column in rows.columns):
-        raise DamagedError(f"{name} is damaged: it has {rows.num_rows} rows, or nulls")
+        raise DamagedError(f"{name} is damaged: expected one row without nulls, got {rows.num_rows} rows")
     sources, streams, source_of, written = (column[0] for column in rows.columns)
     source_names, stream_names = sources.values, streams.values
     numbers = np.frombuffer(source_of.as_buffer(), _NUMBER) if len(source_of.as_buffer()) else np.empty(0, _NUMBER)
     data = written.as_buffer()
     if len(data) != len(numbers) * record.itemsize:
-        raise DamagedError(f"{name} is damaged: {len(data)} bytes are not {len(numbers)} messages")
+        raise DamagedError(f"{name} is damaged: {len(data)} bytes do not hold {len(numbers)} messages")
     messages = np.frombuffer(data, record) if len(data) else np.empty(0, record)
     if len(messages) and (
         numbers.max() >= len(source_names)
@@ -139,7 +139,7 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
         or source_names.null_count
         or stream_names.null_count
     ):
-        raise DamagedError(f"{name} is damaged: a message is of a source or stream that it does not name")
+        raise DamagedError(f"{name} is damaged: a message refers to an unknown source or stream")
     return ManySources(
         source_names, stream_names, messages, numbers.view(np.int32), messages["stream"].astype(np.int32)
     )

@@ -37,7 +37,7 @@ class Opening:
 def needed(options: Mapping[str, str], name: str) -> str:
     """Give an option that has to be there."""
     if name not in options:
-        raise InvalidArgumentError(f'the option {quoted(name)} is missing; add .option("{name}", …)')
+        raise InvalidArgumentError(f'option {quoted(name)} is missing. Add .option("{name}", …)')
     return options[name]
 
 
@@ -46,7 +46,7 @@ def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, st
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:
-            raise InvalidArgumentError(f"the option {quoted(name)} is not known; there are {', '.join(sorted(known))}")
+            raise InvalidArgumentError(f"no option named {quoted(name)}; choose from {', '.join(sorted(known))}")
     return {name.lower(): value for name, value in options.items()}
 
 
@@ -56,7 +56,7 @@ def number(options: Mapping[str, str], name: str) -> int | None:
     if given is None:
         return None
     if not given.isdecimal() or int(given) < 1:
-        raise InvalidArgumentError(f"{name}: {quoted(given)} is no count; give a whole number of at least 1")
+        raise InvalidArgumentError(f"{name} must be an integer ≥ 1, got {quoted(given)}")
     return int(given)
 
 
@@ -64,7 +64,7 @@ def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     """Read an option that is true or false."""
     given = options.get(name.lower(), str(default)).lower()
     if given not in ("true", "false"):
-        raise InvalidArgumentError(f"{name}: {quoted(given)} is neither true nor false")
+        raise InvalidArgumentError(f"{name} must be true or false, got {quoted(given)}")
     return given == "true"
 
 

@@ -61,7 +61,7 @@ _NUMBERS = {
     "index": pa.int32(),
 }
 
-_NO_STREAM = "packed messages are damaged: one is of a stream that its row does not name"
+_NO_STREAM = "packed messages are damaged: a message refers to a stream that its row does not name"
 _NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
 # Spark hands 10,000 rows of any size to Python at once, when its costly count of bytes is off (see session).
@@ -152,7 +152,7 @@ def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
         raise SchemaError("a packed row lacks its source, streams, count or messages")
     counts = packed.column("count").to_numpy()
     if (counts < 0).any():
-        raise SchemaError(f"a packed row says that it holds {counts.min()} messages")
+        raise SchemaError(f"the count of a packed row must be at least 0, got {counts.min()}")
     return counts
 
 
@@ -297,7 +297,7 @@ def clock_of(messages: Records) -> int:
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     column = table.column(name)
     if column.null_count:
-        raise InvalidArgumentError(f"column {quoted(name)} holds nulls; every message needs it, so filter or fill them")
+        raise InvalidArgumentError(f"column {quoted(name)} must not hold nulls. Filter or fill them")
     return column
 
 
@@ -323,8 +323,8 @@ def _check_utf8(texts: pa.Array) -> None:
         for value in texts.cast(pa.binary()).to_pylist():
             if not _is_utf8(value):
                 raise InvalidArgumentError(
-                    f"the source or stream {quoted(value)} is no UTF-8; write its bytes as text, as hex(key) does, or"
-                    " leave such rows out, with is_valid_utf8(CAST(key AS STRING)) for one"
+                    f"source and stream must be UTF-8, got {quoted(value)}. Convert the bytes to text, for"
+                    " example with hex(key), or filter such rows out with is_valid_utf8(CAST(key AS STRING))"
                 ) from error
         raise
 

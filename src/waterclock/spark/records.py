@@ -52,7 +52,7 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
     if len(cell) % 2:
         return _read(np.frombuffer(cell, np.uint8), np.array([0, len(cell)]), np.array([count]))
     raise SchemaError(
-        f"{len(cell)} bytes are not {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes each"
+        f"{len(cell)} bytes do not hold {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes"
     )
 
 
@@ -73,14 +73,14 @@ def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.
     if record == POSITIONED and (lengths % 2).any():
         return _read(held, bounds.astype(np.int64), counts)
     if (lengths % record.itemsize).any():
-        raise SchemaError(f"packed rows hold messages that are not {record.itemsize} bytes each")
+        raise SchemaError(f"packed rows must hold messages of {record.itemsize} bytes each")
     return held[bounds[0] : bounds[-1]].view(record)
 
 
 def _read(held: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Records:
     kernel, counts = compiled(), counts.astype(np.int64)
     if not kernel.are_whole(held, bounds, counts):
-        raise DamagedError("packed messages are damaged: a cell is not as long as it says")
+        raise DamagedError("packed messages are damaged: the length of a cell does not match its header")
     read = np.empty(counts.sum(), POSITIONED)
     kernel.read_cells(held, bounds, counts, words(read))
     return read
@@ -124,7 +124,7 @@ def compiled(kernel: str = "packing_kernel") -> Any:
         return import_module(f"waterclock.spark.{kernel}")
     except RuntimeError as error:
         raise UnavailableError(
-            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+            f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"
         ) from error
 
 

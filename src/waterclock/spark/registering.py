@@ -118,8 +118,9 @@ def portable_source() -> type[DataSource]:
             except ImportError as error:
                 os.environ["SPARK_HIDE_TRACEBACK"] = "1"
                 raise ImportError(
-                    f"cannot use the format waterclock: {error} in {sys.executable} on {platform.node()}. Install"
-                    " waterclock[spark] of the driver's version there, or point PYSPARK_PYTHON to where it is"
+                    f"cannot use the format waterclock: {error} in {sys.executable} on {platform.node()}."
+                    " Install waterclock[spark] there, in the driver's version, or point PYSPARK_PYTHON to"
+                    " such a Python"
                 ) from None
             return source(options)
 
@@ -138,7 +139,7 @@ def _refuse_zip() -> None:
     """
     if not Path(__file__).is_file():
         raise UnavailableError(
-            f"waterclock was imported from {str(Path(__file__).parents[2])!r}, as --py-files gives it to Spark, which"
-            " lets no stream run: install waterclock in the Python of the driver and of all executors, or pack an"
-            " environment for --archives; the page 'Run on a cluster' says how"
+            f"cannot stream: waterclock was imported from {str(Path(__file__).parents[2])!r}, as --py-files"
+            " places it. Install waterclock in the Python of the driver and of all executors, or pack an"
+            " environment for --archives; see the page 'Run on a cluster'"
         )

@@ -63,7 +63,7 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
         Where more are due than ``limit``; for an ``async def`` where an event loop runs in this thread.
     """
     if not isinstance(table, MessageTable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers need no types
-        raise InvalidArgumentError(f"table: {quoted(table)} is no message table")
+        raise InvalidArgumentError(f"table must be a message table, got {quoted(table)}")
     check_count(limit, "limit")
     if _is_asynchronous(handler):
         _refuse_loop("it")
@@ -88,8 +88,8 @@ def _refuse_loop(name: str) -> None:
     except RuntimeError:
         return
     raise InvalidArgumentError(
-        f"handler: {name} is asynchronous, and an event loop runs in this thread; drain from another one:"
-        " await asyncio.to_thread(drain, table, handler)"
+        f"handler must be synchronous while an event loop runs in this thread, got {name}. Drain in another"
+        " thread: await asyncio.to_thread(drain, table, handler)"
     )
 
 
@@ -110,8 +110,8 @@ def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connec
             with lend() as own:
                 acking.give_back(context, own, [delivery.leased])
             raise InvalidArgumentError(
-                f"limit: {limit} messages of {table.name!r} were handled, and more are due; does a handler put one for"
-                " each that it handles?"
+                f"limit of {limit} messages of {table.name!r} reached, and more are due. Does a handler put a"
+                " message for each one it handles?"
             )
         count += 1
         _handle(context, lend, delivery, partial(_call, handler, loop), connection)
@@ -173,8 +173,7 @@ def _handle(
     with lend() as own:
         if not _record(context, own, delivery, outcome):
             raise LeaseLostError(
-                f"message {delivery.id!r} of {context.name!r} is not ours any more: it was acked or rescheduled while"
-                " its handler ran"
+                f"message {delivery.id!r} of {context.name!r} was acked or rescheduled while its handler ran"
             )
     if connection is None:
         delivery.end("ack" if outcome.verb in ("ack", "discard") else "nack")

@@ -674,9 +674,9 @@ class Topic:
         on_damage: OnDamage,
     ) -> tuple[Position, Position]:
         if start is not None and since is not None:
-            raise InvalidArgumentError(f"since: {since!r} and start: {start!r} both say where to begin; give one")
+            raise InvalidArgumentError(f"since and start must not both be given, got {since!r} and {start!r}")
         if stop is not None and until is not None:
-            raise InvalidArgumentError(f"until: {until!r} and stop: {stop!r} both say where to stop; give one")
+            raise InvalidArgumentError(f"until and stop must not both be given, got {until!r} and {stop!r}")
         end = self.head
         if until is not None:
             time = self.storage.time(until, "until")

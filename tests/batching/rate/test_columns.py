@@ -168,8 +168,8 @@ def test_batches_can_be_turned_around() -> None:
         ([0, 1], [0], None, "lengths 2 and 1 differ"),
         ([0, 1], [0, 0], None, "numbers 0 to 1 of 1 streams"),
         ([-1], [0], None, "numbers -1"),
-        ([0], [0], [0], "does not lead from 0 to 1"),
-        ([0, 0], [0, 0], [0, 2, 1, 2], "without descending"),
+        ([0], [0], [0], "calls must ascend from 0 to the number of messages, 1"),
+        ([0, 0], [0, 0], [0, 2, 1, 2], "calls must ascend"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(streams: Any, times: Any, bounds: Any, said: str) -> None:
@@ -181,7 +181,7 @@ def test_arrays_that_do_not_fit_are_refused(streams: Any, times: Any, bounds: An
 
 def test_a_clock_that_was_not_read_once_a_call_is_refused() -> None:
     columns = RateAwareColumns(["det"])
-    with pytest.raises(InvalidArgumentError, match="clock: 2 readings for 1 calls"):
+    with pytest.raises(InvalidArgumentError, match="clock must have a reading for each of the 1 calls, got 2"):
         columns.add(np.array([0]), np.array([T0]), clock=np.array([0, 1]))
 
 
@@ -246,7 +246,7 @@ def test_a_window_opened_after_catching_up_holds_no_longer_than_one_opened_in_ti
 
 
 def test_a_float_event_time_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="event_times: an array of float64; give whole numbers"):
+    with pytest.raises(InvalidArgumentError, match="event_times must be an array of integers .* got float64"):
         RateAwareColumns(["det"]).add(np.array([0]), np.array([1.5]))
 
 
@@ -254,7 +254,7 @@ def test_a_float_event_time_is_refused() -> None:
 def test_an_array_of_no_whole_numbers_is_refused_by_name(dtype: str) -> None:
     with pytest.raises(InvalidArgumentError, match="event_times: an array of"):
         RateAwareColumns(["det"]).add(np.array([0]), np.array([1]).astype(dtype))
-    with pytest.raises(InvalidArgumentError, match="18446744073709551615 does not fit"):
+    with pytest.raises(InvalidArgumentError, match="must fit in 64 bits, got 18446744073709551615"):
         RateAwareColumns(["det"]).add(np.array([0]), np.array([2**64 - 1], np.uint64))
 
 
@@ -268,7 +268,7 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
     head = b'{"version": 1, "factor": null, "count": 0,'
     head += b'"shapes": [[1],[27],[0,20],[0,32],[0],[0],[0],[0],[0,5],[0,3]]}\n'
     bomb = zlib.compress(bytes(10**6), 9) * 20
-    with pytest.raises(DamagedError, match="its arrays are not 220 bytes"):
+    with pytest.raises(DamagedError, match="expected arrays of 220 bytes"):
         RateAwareColumns.restore(framed(b"WCC1", head, bomb))
 
 

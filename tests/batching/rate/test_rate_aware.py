@@ -26,15 +26,15 @@ from waterclock.message import Message
         ({"batch_length": 0}, "batch_length: 0 is too short"),
         ({"batch_length": "-1s"}, "batch_length: '-1s'"),
         ({"batch_length": float("nan")}, "batch_length: nan"),
-        ({"batch_length": "31d"}, "batch_length: '31d' is too long"),
-        ({"timeout": "3001ms"}, r"timeout: '3001ms' is above 3 batch lengths \(3s\)"),
+        ({"batch_length": "31d"}, "batch_length must be at most 30d, got '31d'"),
+        ({"timeout": "3001ms"}, r"timeout must be at most 3 batch lengths \(3s\), got '3001ms'"),
         ({"timeout": 0}, "timeout: 0"),
         ({"timeout": float("nan")}, "timeout: nan"),
         ({"timeout": -math.inf}, "timeout: -inf"),
-        ({"gated": "det"}, "gated: 'det' is one text"),
+        ({"gated": "det"}, "gated must be a collection of streams, got 'det'"),
         ({"gated": 1}, "gated: 1 is a int"),
-        ({"gated": b"det"}, "gated: 100 is no text"),
-        ({"gated": ["det", None]}, "gated: None is no text"),
+        ({"gated": b"det"}, "gated must hold names of streams, got 100"),
+        ({"gated": ["det", None]}, "gated must hold names of streams, got None"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused_with_its_value(options: dict[str, Any], said: str) -> None:
@@ -72,7 +72,7 @@ def test_a_new_length_waits_for_the_next_window() -> None:
 def test_what_is_no_list_of_messages_is_refused_and_changes_nothing(wrong: Any) -> None:
     batcher = RateAwareBatcher(clock=frozen)
     before = batcher.state()
-    with pytest.raises(InvalidArgumentError, match="no list of messages"):
+    with pytest.raises(InvalidArgumentError, match="messages must be a list of messages"):
         batcher.add(wrong)
     assert batcher.state() == before
 
@@ -81,7 +81,7 @@ def test_a_message_of_another_source_is_refused_and_changes_nothing() -> None:
     batcher = RateAwareBatcher(clock=frozen)
     batcher.add([message("det", T0)])
     before = batcher.state()
-    with pytest.raises(InvalidArgumentError, match=r"source: 'other' came to the batcher of 's'"):
+    with pytest.raises(InvalidArgumentError, match=r"source must be 's', as in earlier messages, got 'other'"):
         batcher.add([message("det", T0 + 1), Message("other", "det", T0 + 2)])
     with pytest.raises(InvalidArgumentError, match="source"):
         RateAwareBatcher().add([message("det", T0), Message("other", "det", T0)])
@@ -160,7 +160,7 @@ def test_a_collection_changed_afterwards_changes_nothing() -> None:
 def test_a_function_that_chooses_has_to_be_given_again() -> None:
     batcher = RateAwareBatcher(gated=lambda stream: stream == "det")
     batcher.add(pulses("det", 14, -1, 0) + pulses("log", 14, -1, 0))
-    with pytest.raises(InvalidArgumentError, match="chose its gating streams by a function"):
+    with pytest.raises(InvalidArgumentError, match="gated must be .* that the saved batcher used"):
         RateAwareBatcher.restore(batcher.state())
     restored = RateAwareBatcher.restore(batcher.state(), gated=lambda stream: stream == "det")
     assert restored.gating_streams == {"det"}
@@ -235,7 +235,7 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
     columns = from_ipc(RateAwareBatcher().state()[FRAME_BYTES:])
     (key,) = columns.schema.metadata
     bomb = zlib.compress(b"0" * 1000, 9) + bytes(1000)
-    with pytest.raises(DamagedError, match="go on after their end"):
+    with pytest.raises(DamagedError, match="truncated or too long"):
         RateAwareBatcher.restore(framed(b"WCR1", to_ipc(columns.replace_schema_metadata({key: bomb}))))
     bomb = zlib.compress(bytes(10**6))
     with (

@@ -112,9 +112,7 @@ class EventTimeBatcher:
         try:
             source = message.source
         except AttributeError:
-            raise InvalidArgumentError(
-                f"message: {quoted(message)} is a {type(message).__name__}; give one waterclock.Message"
-            ) from None
+            raise InvalidArgumentError(f"message must be a waterclock.Message, got {quoted(message)}") from None
         clock = message.receive_time if now is None else to_time(now, "now")
         if clock is None or source != self._source or self._newest is not None:
             clock = self._admit(message, clock)
@@ -190,8 +188,8 @@ class EventTimeBatcher:
             For another source.
         """
         if source is not None and source != self._source:
-            whose = "that has no source yet" if self._source is None else f"of {quoted(self._source)}"
-            raise InvalidArgumentError(f"source: {quoted(source)} is not the source of the batcher {whose}")
+            whose = "none yet" if self._source is None else quoted(self._source)
+            raise InvalidArgumentError(f"source must be that of the batcher ({whose}), got {quoted(source)}")
         batches = self.flush()
         self._floor, self._ahead = MIN_NS, 0
         self._given_out.begun_anew = True
@@ -280,19 +278,20 @@ class EventTimeBatcher:
     def _admit(self, message: Message, clock: int | None) -> int:
         if clock is None:
             raise InvalidArgumentError(
-                f"receive_time: None in {quoted(message)}; set it, or say when the message was received:"
+                f"receive_time must be set, got None in {quoted(message)}. Set it, or pass the time:"
                 " add(message, now=…)"
             )
         if self._newest is not None and message.stream not in self._newest:
             raise InvalidArgumentError(
-                f"stream: {quoted(message.stream)} was not declared; streams= named {', '.join(self._newest)}"
+                f"stream must be one of {', '.join(self._newest)}, as declared in streams=, got"
+                f" {quoted(message.stream)}"
             )
         if self._source is None:
             self._source = message.source
         elif message.source != self._source:
             raise InvalidArgumentError(
-                f"source: {quoted(message.source)} came to the batcher of {quoted(self._source)}; use BySource for"
-                " many sources"
+                f"source must be {quoted(self._source)}, as in earlier messages, got {quoted(message.source)}."
+                " Use BySource for many sources"
             )
         return clock
 
@@ -326,16 +325,18 @@ def _heap(newest: Mapping[str, int] | None) -> list[tuple[int, str]]:
 
 def _declared(streams: Iterable[str]) -> list[str]:
     if isinstance(streams, str):
-        raise InvalidArgumentError(f"streams: {quoted(streams)} is one text; give a list: streams=[{quoted(streams)}]")
+        raise InvalidArgumentError(
+            f"streams must be a list of names, got {quoted(streams)}. Write streams=[{quoted(streams)}]"
+        )
     try:
         names = list(streams)
     except TypeError:
-        raise InvalidArgumentError(
-            f"streams: {quoted(streams)} is a {type(streams).__name__}; give a list of texts, or None"
-        ) from None
+        raise InvalidArgumentError(f"streams must be a list of names or None, got {quoted(streams)}") from None
     if not names:
-        raise InvalidArgumentError(f"streams: {quoted(streams)} names no stream; name all of the source, or give None")
+        raise InvalidArgumentError(
+            f"streams must name every stream of the source, got {quoted(streams)}. Pass None if they are not known"
+        )
     for name in names:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
-            raise InvalidArgumentError(f"streams: {quoted(name)} names no stream; give texts that are not empty")
+            raise InvalidArgumentError(f"streams must be non-empty strings, got {quoted(name)}")
     return names

@@ -103,12 +103,10 @@ def assign_batches(
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
     clock = None if now is None else to_time(now, "now")
     if not isinstance(table, pa.Table):
-        raise InvalidArgumentError(
-            f"table: a {type(table).__name__} is no pyarrow.Table; make one with pyarrow.table(…)"
-        )
+        raise InvalidArgumentError(f"table must be a pyarrow.Table, got a {type(table).__name__}")
     for name in _ADDED:
         if name in table.schema.names:
-            raise SchemaError(f"the table has a column {name!r} already; drop it, or rename it")
+            raise SchemaError(f"the table already has a column {name!r}. Drop or rename it")
     found = assign_arrays(
         _codes(table, "source"),
         _codes(table, "stream"),
@@ -281,7 +279,7 @@ def compiled() -> Any:
         from waterclock.batching.event_time import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(
-            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+            f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"
         ) from error
     return kernel
 
@@ -290,11 +288,11 @@ def _checked_length(sources: npt.NDArray[Any], streams: npt.NDArray[Any], *other
     lengths = {len(sources), len(streams), *map(len, others)}
     if len(lengths) > 1:
         raise InvalidArgumentError(
-            f"sources, streams, event_times, receive_times: lengths {lengths} differ; give equal ones"
+            f"sources, streams, event_times and receive_times must have equal lengths, got {lengths}"
         )
     (count,) = lengths
     if count >= _MOST_ROWS:
-        raise InvalidArgumentError(f"{count} rows are too many at once; give fewer than {_MOST_ROWS}, source by source")
+        raise InvalidArgumentError(f"rows must be fewer than {_MOST_ROWS} at once, got {count}. Split them by source")
     return count
 
 
@@ -327,7 +325,7 @@ def _distinct(codes: npt.NDArray[Any], name: str) -> int:
     if not len(codes):
         return 0
     if codes.min() < 0:
-        raise InvalidArgumentError(f"{name}: {codes.min()} is below 0; give numbers from 0")
+        raise InvalidArgumentError(f"{name} must be integers ≥ 0, got {codes.min()}")
     return int(codes.max()) + 1
 
 
@@ -337,10 +335,10 @@ def _plain(values: npt.NDArray[Any], wanted: type[np.generic]) -> npt.NDArray[An
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     if table.schema.names.count(name) != 1:
-        raise SchemaError(f"the table must have one column {name!r}; it has {table.schema.names}")
+        raise SchemaError(f"the table must have exactly one column {name!r}, got {table.schema.names}")
     column = table.column(name)
     if column.null_count:
-        raise InvalidArgumentError(f"column {name!r} holds {column.null_count} nulls; every message needs it")
+        raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
     return column
 
 
@@ -358,11 +356,11 @@ def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
     if pa.types.is_string_view(text):
         column, text = column.cast(pa.large_string()), pa.large_string()
     if not (pa.types.is_string(text) or pa.types.is_large_string(text)):
-        raise SchemaError(f"column {name!r} is {column.type}; it must be string, or a dictionary of strings")
+        raise SchemaError(f"column {name!r} must be a string or a dictionary of strings, got {column.type}")
     if pa.types.is_dictionary(column.type) and not _numbers_each_text_once(column):
         column = column.cast(text)
         if column.null_count:
-            raise InvalidArgumentError(f"column {name!r} holds {column.null_count} nulls; every message needs it")
+            raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     codes = [chunk.indices.cast(pa.int32()) for chunk in column.unify_dictionaries().chunks]

@@ -71,9 +71,7 @@ class EventTimeRule(NamedTuple):
         """
         known = get_args(OnConflict)
         if on_conflict not in known:
-            raise InvalidArgumentError(
-                f"on_conflict: {quoted(on_conflict)} is not known; give one of {', '.join(known)}"
-            )
+            raise InvalidArgumentError(f"on_conflict must be one of {', '.join(known)}, got {quoted(on_conflict)}")
         return cls(
             to_duration(window, "window"),
             to_duration(max_delay, "max_delay"),

@@ -119,7 +119,7 @@ def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeStat
 
 def _window(start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]) -> Window:
     if not messages:
-        raise ValueError("a window holds no message")
+        raise ValueError("a window is empty")
     cut = conflicted and not isolated
     return Window(start, end - cut, cut, isolated, messages)
 

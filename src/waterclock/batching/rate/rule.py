@@ -91,13 +91,13 @@ class RateRule(NamedTuple):
             if timeout == math.inf:
                 return cls.of(length, None)
             raise InvalidArgumentError(
-                f"timeout: {quoted(timeout)} is a float; give a text such as '1.5s', an int (ns), or math.inf for none"
+                f"timeout must be a string such as '1.5s', an int (ns) or math.inf, got {quoted(timeout)}"
             )
         ns = to_duration(timeout, "timeout", minimum=1)
         if ns > HORIZON * length:
             raise InvalidArgumentError(
-                f"timeout: {quoted(timeout)} is above {HORIZON} batch lengths ({format_duration(HORIZON * length)}),"
-                " where the high-water mark ends, so it would never come; give a shorter one, or math.inf for none"
+                f"timeout must be at most {HORIZON} batch lengths ({format_duration(HORIZON * length)}), got"
+                f" {quoted(timeout)}. Pass math.inf for no timeout"
             )
         return cls.of(length, Fraction(ns, length))
 
@@ -197,22 +197,20 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
         return lambda _: gated
     if isinstance(gated, str):
         raise InvalidArgumentError(
-            f"gated: {quoted(gated)} is one text; give a collection of streams, for example {{{quoted(gated)}}}"
+            f"gated must be a collection of streams, got {quoted(gated)}. Write {{{quoted(gated)}}}"
         )
     if isinstance(gated, Collection):
         for stream in gated:
             if not isinstance(stream, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users write what they like
-                raise InvalidArgumentError(f"gated: {quoted(stream)} is no text; give the streams' names")
+                raise InvalidArgumentError(f"gated must hold names of streams, got {quoted(stream)}")
         return frozenset(gated).__contains__
     if callable(gated):
         return gated
-    raise InvalidArgumentError(
-        f"gated: {quoted(gated)} is a {type(gated).__name__}; give True, False, a collection of streams or a function"
-    )
+    raise InvalidArgumentError(f"gated must be True, False, a collection of streams or a function, got {quoted(gated)}")
 
 
 def _length(batch_length: Duration) -> int:
     length = to_duration(batch_length, "batch_length", minimum=1)
     if length > MAX_BATCH_LENGTH:
-        raise InvalidArgumentError(f"batch_length: {quoted(batch_length)} is too long; the most is 30d")
+        raise InvalidArgumentError(f"batch_length must be at most 30d, got {quoted(batch_length)}")
     return length

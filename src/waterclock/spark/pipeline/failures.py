@@ -50,13 +50,12 @@ _JAVA_NAME = re.compile(r"\b(?:[a-z][a-z0-9_]*\.){2,}(?=[A-Z]\w*(?:Exception|Err
 _CONNECT_GONE = "UNAVAILABLE"
 
 _JVM_DIED = (
-    "Spark's Java process has ended, perhaps because its memory ran out or the machine stopped it; start the pipeline"
-    " again: it goes on where its checkpoint says"
+    "Spark's Java process ended, perhaps for lack of memory. Start the pipeline again: it continues from its checkpoint"
 )
-_SESSION_ENDED = "Spark's session has ended: its master could not be reached, or ended it; see what Spark says before"
+_SESSION_ENDED = "Spark's session ended: its master was unreachable or ended it. See Spark's log"
 _WORKER_LACKS_US = (
-    "a Python worker of Spark cannot import waterclock: install the same version of it in the Python of every executor"
-    " (PYSPARK_PYTHON, or an archive given with spark.archives)"
+    "a Python worker of Spark cannot import waterclock. Install the same version in the Python of every"
+    " executor (PYSPARK_PYTHON, or an archive given with spark.archives)"
 )
 
 
@@ -96,7 +95,7 @@ def reason(text: str) -> str:
     if "stopped SparkContext" in text:
         return _SESSION_ENDED
     lines = text.strip().splitlines()
-    said = lines[0] if lines else "Spark says no more than that it failed"
+    said = lines[0] if lines else "Spark failed and gave no reason"
     if said.startswith("An error occurred while calling") and len(lines) > 1:
         said = lines[1].removeprefix(": ")
     if "Traceback (most recent call last)" in text:

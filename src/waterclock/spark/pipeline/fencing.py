@@ -64,8 +64,8 @@ class Run:
             return
         if any(other > self.number for other in _entered(spark, folder)):
             raise PipelineError(
-                f"cannot write for pipeline {quoted(self.pipeline)}: another run has taken over its checkpoint and goes"
-                " on from there. Run a pipeline once at a time"
+                f"cannot write for pipeline {quoted(self.pipeline)}: another run has taken over its"
+                " checkpoint. Run a pipeline only once at a time"
             )
 
 

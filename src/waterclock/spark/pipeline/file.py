@@ -69,15 +69,15 @@ class PipelineFile:
         except FileNotFoundError:
             raise NotFoundError(f"no file {quoted(str(path))} found") from None
         except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"{path}: this is no UTF-8 text, which TOML is: {error.reason}") from error
+            raise InvalidArgumentError(f"{path} must be UTF-8 text: {error.reason}") from error
         except IsADirectoryError:
-            raise InvalidArgumentError(f"{path}: this is a folder; name the pipeline's file in it") from None
+            raise InvalidArgumentError(f"{path} is a folder. Give the path of the pipeline's file in it") from None
         except OSError as error:
-            raise UnavailableError(f"{path}: this file cannot be read: {error.strerror}") from error
+            raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
         try:
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InvalidArgumentError(f"{path}: this is no TOML: {error}") from error
+            raise InvalidArgumentError(f"{path} is not valid TOML: {error}") from error
         return _checked(path, content, TomlLines(text))
 
 
@@ -96,19 +96,20 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
         or not given
         or not all(isinstance(each, dict) for each in cast("list[object]", given))
     ):
-        raise InvalidArgumentError(f"{path}, line {lines.find('pipeline')}: write [[pipeline]], once for each")
+        raise InvalidArgumentError(
+            f"{path}, line {lines.find('pipeline')}: pipeline must be an array of tables. Write [[pipeline]] once"
+            " for each pipeline"
+        )
     for name, value in content.items():
         line = lines.find(name) if isinstance(value, dict | list) else lines.find("", name)
-        raise InvalidArgumentError(
-            f"{path}, line {line}: {name} is not known beside [[pipeline]]; there are pipeline, spark"
-        )
+        raise InvalidArgumentError(f"{path}, line {line}: no table named {name}; choose from pipeline, spark")
     pipelines = [
         _named_pipeline(path, values, lines, number)
         for number, values in enumerate(cast("list[dict[str, Any]]", given))
     ]
     twice, times = Counter(one.name for one in pipelines).most_common(1)[0]
     if times > 1:
-        raise InvalidArgumentError(f"{path}: two pipelines have the name {quoted(twice)}; each needs its own")
+        raise InvalidArgumentError(f"{path}: pipeline names must be unique, got {quoted(twice)} twice")
     _refuse_shared_folders(path, lines, pipelines)
     _refuse_shared_ids(path, lines, pipelines)
     return PipelineFile(path.stem, tuple(pipelines), spark)
@@ -126,8 +127,8 @@ def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pip
             folder = _folder(target)
             if any(f"{folder}/".startswith(f"{one}/") or f"{one}/".startswith(f"{folder}/") for one in folders):
                 raise InvalidArgumentError(
-                    f"{path}, line {lines.find(table, key, place, number)}: {table}.{key}: this folder and that of"
-                    " another output, or of a checkpoint, are one, or one lies in the other; give each its own"
+                    f"{path}, line {lines.find(table, key, place, number)}: {table}.{key} must not be, contain"
+                    " or lie in the folder of another output or checkpoint"
                 )
             folders.append(folder)
 
@@ -143,9 +144,9 @@ def _refuse_shared_ids(path: Path, lines: TomlLines, pipelines: Sequence[Pipelin
             if which in known:
                 line = lines.find("output", "table", place, number)
                 raise InvalidArgumentError(
-                    f"{path}, line {line}: output.table: {quoted(output.target)} has the batches of topic"
-                    f" {quoted(pipeline.source.topic)} from another pipeline, and these would have the same ids; give"
-                    " another table"
+                    f"{path}, line {line}: output.table must not be shared by pipelines that read the same"
+                    f" topic, got {quoted(output.target)} twice for {quoted(pipeline.source.topic)}. Their"
+                    " batches would have the same ids; choose another table"
                 )
             known.add(which)
 
@@ -179,14 +180,14 @@ def _pipeline(
     given = content.get("output")
     if not isinstance(given, list) or not given:
         line = lines.find("output", pipeline=number)
-        raise InvalidArgumentError(f"{path}, line {line}: there is no [[output]]; write at least one")
+        raise InvalidArgumentError(f"{path}, line {line}: [[output]] is missing. Write at least one")
     outputs: list[PipelineOutput] = []
     for place, values in enumerate(cast("list[object]", given)):
         written = TomlTable(path, lines, "output", values, place, number)
         output = _output(written, source)
         if any(output.name == other.name and output.kind == other.kind for other in outputs):
             raise written.wrong(
-                output.kind, f"two outputs are named {quoted(output.name)}; give this one a name: name = …"
+                output.kind, f"output names must be unique, got {quoted(output.name)} twice. Name this one: name = …"
             )
         outputs.append(output)
     run = table("run")
@@ -203,7 +204,7 @@ def _pipeline(
             inside = (key, "") if isinstance(value, dict | list) else ("pipeline" if "name" in besides else "", key)
             line = lines.find(*inside, pipeline=number)
             known = ", ".join((*_OF_A_PIPELINE, *besides))
-            raise InvalidArgumentError(f"{path}, line {line}: {key} is not known; there are {known}")
+            raise InvalidArgumentError(f"{path}, line {line}: no key named {key}; choose from {known}")
     return Pipeline(name, source, by, rule, tuple(outputs), checkpoint, trigger, state_partitions, state_buckets)
 
 
@@ -249,7 +250,7 @@ def _start(table: TomlTable) -> dict[str, str]:
 def _rule(table: TomlTable) -> tuple[By, Mapping[str, Any]]:
     by = table.optional("by") or "event_time"
     if by not in ("event_time", "rate"):
-        raise table.wrong("by", f"batching.by: {quoted(by)} is none; there are event_time and rate")
+        raise table.wrong("by", f"batching.by must be event_time or rate, got {quoted(by)}")
     rule = _event_time_rule(table) if by == "event_time" else _rate_rule(table)
     table.end()
     return by, rule
@@ -273,7 +274,7 @@ def _event_time_rule(table: TomlTable) -> dict[str, Any]:
 
 def _rate_rule(table: TomlTable) -> dict[str, Any]:
     rule = _lengths(table, ("batch_length", "forget_after", "max_skew"))
-    timeout = table.take("timeout", (str, float), "a length of time in quotes, or inf for none")
+    timeout = table.take("timeout", (str, float), "a duration in quotes, or inf for no timeout")
     if timeout is not None:
         rule["timeout"] = timeout
     table.check("forget_after", lambda: checked_silence(rule.get("forget_after")))
@@ -281,7 +282,7 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
     table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
     gated = table.take("gated", (bool, list), "true, false, or a list of streams")
     if isinstance(gated, list) and not all(isinstance(stream, str) for stream in cast("list[object]", gated)):
-        raise table.wrong("gated", f"batching.gated: {quoted(gated)} must be true, false, or a list of streams")
+        raise table.wrong("gated", f"batching.gated must be true, false, or a list of streams, got {quoted(gated)}")
     if gated is not None:
         rule["gated"] = frozenset(cast("list[str]", gated)) if isinstance(gated, list) else gated
     return rule
@@ -290,12 +291,14 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
 def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
     what = table.text("what")
     if what not in _TARGETS_OF:
-        raise table.wrong("what", f"output.what: {quoted(what)} is none; there are {', '.join(_TARGETS_OF)}")
+        raise table.wrong("what", f"output.what must be one of {', '.join(_TARGETS_OF)}, got {quoted(what)}")
     targets = {kind: table.optional(kind) for kind in _TARGETS}
     given = [(kind, target) for kind, target in targets.items() if target is not None]
     allowed = _TARGETS_OF[what]
     if len(given) != 1 or given[0][0] not in allowed:
-        raise table.wrong(given[0][0] if given else "", f"an output of {what} needs one of {' and '.join(allowed)}")
+        raise table.wrong(
+            given[0][0] if given else "", f"an output of {what} must have exactly one target: {' or '.join(allowed)}"
+        )
     kind, target = given[0]
     if kind == "topic":
         table.check(kind, lambda: check_name(target))
@@ -303,9 +306,11 @@ def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
     if name is not None:
         table.check("name", lambda: check_name(name))
     if kind == "parquet" and (url or ledgers):
-        raise table.wrong("url" if url else "ledgers", "an output to parquet is in no database; parquet says where")
+        raise table.wrong(
+            "url" if url else "ledgers", "an output to parquet must not have url or ledgers: parquet names its folder"
+        )
     if url is None and ledgers is not None:
-        raise table.wrong("ledgers", "output.ledgers belongs to output.url, which is missing")
+        raise table.wrong("ledgers", "output.ledgers needs output.url, which is missing")
     table.end()
     place = (source.url, source.ledgers) if url is None else (url, ledgers)
     return PipelineOutput(name or target, what, cast("Any", kind), target, *place)

@@ -104,9 +104,9 @@ def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batc
             if error.getCondition() == "PATH_NOT_FOUND":
                 continue
         raise InvalidArgumentError(
-            f"pipeline {quoted(pipeline.name)}: {folder} is there already, so the checkpoint is older than what was"
-            " written, and messages would come twice: remove that folder and those of later micro-batches of this run,"
-            " or begin with a new checkpoint and other outputs"
+            f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
+            " output, and messages would be written twice. Remove that folder and those of later micro-batches"
+            " of this run, or start with a new checkpoint and other outputs"
         )
 
 

@@ -37,25 +37,24 @@ def check_places(pipeline: Pipeline) -> None:
                 options = database.table(output.target).options
                 if options.payload != "bytes":
                     raise InvalidArgumentError(
-                        f"table {quoted(output.target)} holds payloads of type {options.payload}, and those of batches"
-                        ' are bytes; make one with payload="bytes"'
+                        f'table {quoted(output.target)} must have payload="bytes" to hold batches, got'
+                        f" {options.payload}"
                     )
                 if (ids := options.id_type) != "text":
                     raise InvalidArgumentError(
-                        f"table {quoted(output.target)} has ids of type {ids}, and those of batches are texts;"
-                        ' make one with id_type="text"'
+                        f'table {quoted(output.target)} must have id_type="text" to hold batches, got {ids}'
                     )
                 continue
             topic = database.topic(output.target)
             if (info := topic.info).max_ahead is not None and info.on_ahead == "reject":
                 raise InvalidArgumentError(
-                    f"topic {quoted(output.target)} refuses messages that are too far ahead (max_ahead), and rejected"
-                    ' ones may be; give a topic without it, or with on_ahead="keep"'
+                    f"cannot write rejected messages to topic {quoted(output.target)}: its max_ahead may"
+                    ' refuse them. Choose a topic without max_ahead, or with on_ahead="keep"'
                 )
             if topic.storage.origin == read:
                 raise InvalidArgumentError(
-                    f"topic {quoted(output.target)} is the one that is read, so rejected messages would come again"
-                    " and again from there; give another one"
+                    f"cannot write rejected messages to topic {quoted(output.target)}: the pipeline would read"
+                    " them again. Choose another topic"
                 )
 
 

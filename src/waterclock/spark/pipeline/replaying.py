@@ -59,8 +59,8 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
         last = span.received_until(rule)
         if promised <= last and not ended:
             _log.warning(
-                "replay of %r: the range has not ended, since the topic's clock stands at %s. Batches that later"
-                " messages may change are left out; replay it again after %s",
+                "replay of %r: the topic's clock stands at %s, before the end of the range. Batches that"
+                " later messages may change are left out; replay it again after %s",
                 pipeline.name,
                 format_time(promised),
                 format_time(last),
@@ -86,7 +86,7 @@ def _start(
         if first is None:
             return start, span
         unknown = first[0]
-    why = "; what lay before it was deleted, so a stream that read it may have batched otherwise"
+    why = "; older messages were deleted, so a live stream may have batched differently"
     _log.warning(
         "replay of %r: the windows of source %s depend on messages more than %d windows before the range. The topic is"
         " read from %s on%s",

@@ -208,15 +208,13 @@ class _Families(Collector):
 def _answering(address: str, give: Callable[[], Iterator[CounterMetricFamily | GaugeMetricFamily]]) -> Generator[str]:
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > _LAST_PORT:
-        raise InvalidArgumentError(
-            f"metrics: {quoted(address)} is no address; give HOST:PORT, for example 0.0.0.0:9108"
-        )
+        raise InvalidArgumentError(f"metrics must be HOST:PORT, for example 0.0.0.0:9108, got {quoted(address)}")
     registry = CollectorRegistry()
     registry.register(_Families(give))
     try:
         server, thread = start_http_server(int(port), host.strip("[]") or _HERE, registry)
     except OSError as error:
-        raise UnavailableError(f"metrics: cannot listen at {quoted(address)}: {error}") from error
+        raise UnavailableError(f"cannot serve metrics at {quoted(address)}: {error}") from error
     try:
         yield f"{host or _HERE}:{server.server_port}"
     finally:

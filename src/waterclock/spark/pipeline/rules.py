@@ -41,6 +41,6 @@ def refuse_changed_rule(spark: SparkSession, pipeline: Pipeline) -> None:
     was = ", ".join(f"{name} = {written[name]}" for name in names if name in written)
     now = ", ".join(f"{name} = {rule[name]}" for name in names if name in rule)
     raise InvalidArgumentError(
-        f"cannot start pipeline {pipeline.name!r}: its checkpoint was written with {was}, and the file has {now}."
-        " Change it back, or begin with another checkpoint"
+        f"cannot start pipeline {pipeline.name!r}: its checkpoint was written with {was}, and the file has"
+        f" {now}. Change it back, or start with another checkpoint"
     )

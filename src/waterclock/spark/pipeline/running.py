@@ -229,8 +229,8 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
     ):
         if wanted is not None and wanted != has:
             raise InvalidArgumentError(
-                f"run.{name} = {wanted} of pipeline {pipeline.name!r} does not fit its checkpoint, whose state is"
-                f" in {has}; leave it out, or begin with another checkpoint"
+                f"run.{name} of pipeline {pipeline.name!r} must be {has}, as in its checkpoint, got {wanted}."
+                " Leave it out, or start with another checkpoint"
             )
     return kept
 

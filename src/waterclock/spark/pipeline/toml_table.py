@@ -61,10 +61,10 @@ class TomlTable:
 
     def optional(self, key: str) -> str | None:
         """Take a text; None where the key is not there."""
-        value = cast("str | None", self.take(key, (str,), "a text in quotes"))
+        value = cast("str | None", self.take(key, (str,), "a string"))
         if value == "" or "\0" in (value or ""):
             raise self.wrong(
-                key, f"{self._name}.{key}: {quoted(value)} is empty, or holds a character that no name has"
+                key, f"{self._name}.{key} must be a non-empty string without NUL characters, got {quoted(value)}"
             )
         return value
 
@@ -77,11 +77,9 @@ class TomlTable:
 
     def whole(self, key: str) -> int | None:
         """Take a count."""
-        value = cast("int | None", self.take(key, (int,), "a whole number"))
+        value = cast("int | None", self.take(key, (int,), "an integer"))
         if value is not None and not 1 <= value <= _MOST:
-            raise self.wrong(
-                key, f"{self._name}.{key}: {quoted(value)} is no count; give a whole number from 1 to {_MOST}"
-            )
+            raise self.wrong(key, f"{self._name}.{key} must be an integer from 1 to {_MOST}, got {quoted(value)}")
         return value
 
     def take(self, key: str, kinds: tuple[type, ...], wanted: str) -> object:
@@ -91,7 +89,7 @@ class TomlTable:
         if value is None:
             return None
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be {wanted}")
+            raise self.wrong(key, f"{self._name}.{key} must be {wanted}, got {quoted(value)}")
         self._taken[key] = self._filled(key, value) if isinstance(value, str) else value
         if self._taken[key] != value:
             self._filled_in = {str(self._taken[key]): str(value)} | self._filled_in  # the longer ones first
@@ -108,7 +106,7 @@ class TomlTable:
         """Refuse the keys that were not taken."""
         for key in self._values:
             known = ", ".join(sorted(self._known))
-            raise self.wrong(key, f"{self._name}.{key} is not known; there are {known}")
+            raise self.wrong(key, f"no key named {self._name}.{key}; choose from {known}")
 
     def flat(self) -> dict[str, str]:
         """Take all values as texts; the keys of tables within get a dot before them."""
@@ -123,7 +121,9 @@ class TomlTable:
             elif isinstance(value, str | int | float):
                 found[key] = self._filled(key, str(value))
             else:
-                raise self.wrong(key, f"{self._name}.{key}: {quoted(value)} must be a text, a number, true or false")
+                raise self.wrong(
+                    key, f"{self._name}.{key} must be a string, a number or a boolean, got {quoted(value)}"
+                )
         return found
 
     def wrong(self, key: str, text: str) -> InvalidArgumentError:
@@ -137,7 +137,7 @@ class TomlTable:
             for form, shown in ((quoted(said), quoted(name)), (repr(said)[1:-1], name), (said, name)):
                 text = text.replace(form, shown)
         if any(said[:_TELLING] in text for said, name in self._filled_in.items() if _VARIABLE.fullmatch(name)):
-            return f"{self._name}.{key}: what the environment has for its variables is not what belongs there"
+            return f"{self._name}.{key}: the value of its environment variable is invalid"
         return text
 
     def _filled(self, key: str, text: str) -> str:
@@ -149,10 +149,10 @@ class TomlTable:
             name = found[2]
             if name is None or not found[0].endswith("}"):
                 raise self.wrong(
-                    key, f"{self._name}.{key}: a $ begins the name of a variable, ${{NAME}}; write $$ for a dollar sign"
+                    key, f"{self._name}.{key}: $ must start a variable, as in ${{NAME}}. Write $$ for a dollar sign"
                 )
             if name not in os.environ:
-                raise self.wrong(key, f"{self._name}.{key}: there is no variable {quoted(name)} in the environment")
+                raise self.wrong(key, f"{self._name}.{key}: environment variable {quoted(name)} is not set")
             if os.environ[name]:
                 self._filled_in[os.environ[name]] = found[0]
             return os.environ[name]

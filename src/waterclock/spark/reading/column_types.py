@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-_WANTED = "it must be bigint, nanoseconds since the epoch, or timestamp"
+_WANTED = "it must be timestamp, or bigint in nanoseconds since the epoch"
 _MOMENTS = (LongType, IntegerType, ShortType, ByteType, TimestampType)
 
 
@@ -25,9 +25,9 @@ def time_problem(kind: DataType) -> str | None:
     if isinstance(kind, _MOMENTS):
         return None
     if isinstance(kind, TimestampNTZType):
-        return f"{_WANTED}: cast these to TIMESTAMP, which takes them for times of the session's time zone"
+        return f"{_WANTED}. Cast it to TIMESTAMP, which takes its times as those of the session's time zone"
     if isinstance(kind, DecimalType):
-        return f"{_WANTED}: cast these to BIGINT if they are nanoseconds"
+        return f"{_WANTED}. Cast it to BIGINT if it holds nanoseconds"
     return _WANTED
 
 

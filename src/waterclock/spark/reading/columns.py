@@ -49,9 +49,9 @@ def check_columns(given: str | None) -> tuple[str, ...]:
     names = tuple(name.strip() for name in given.split(","))
     for name in names:
         if name not in known:
-            raise InvalidArgumentError(f"columns: {quoted(name)} is none of a topic's; choose from {', '.join(known)}")
+            raise InvalidArgumentError(f"columns must be chosen from {', '.join(known)}, got {quoted(name)}")
     if len(set(names)) < len(names):
-        raise InvalidArgumentError(f"columns: {quoted(given)} names a column twice")
+        raise InvalidArgumentError(f"columns must not repeat a name, got {quoted(given)}")
     return names
 
 

@@ -127,7 +127,7 @@ def messages_from_kafka(
         Where a column of Kafka's is missing, or a time has a type that names no moment.
     """
     if missing := [name for name in _KAFKAS if name not in df.columns]:
-        raise InvalidArgumentError(f"df: there is no column {missing[0]!r} of Kafka's; it has {', '.join(df.columns)}")
+        raise InvalidArgumentError(f"df must have Kafka's column {missing[0]!r}, got columns {', '.join(df.columns)}")
     if on_binary not in get_args(OnBinary):
         raise InvalidArgumentError(f"on_binary must be one of {', '.join(get_args(OnBinary))}, got {quoted(on_binary)}")
     headers = _HEADERS.format(

@@ -31,7 +31,7 @@ def message_columns(df: DataFrame) -> DataFrame:
     fields = {name: _field(df, name) for name in (*TEXTS, *TIMES, *POSITION)}
     for name in (*TEXTS, *TIMES):
         if fields[name] is None:
-            raise InvalidArgumentError(f"df: there is no column {name!r}; it has {', '.join(df.columns)}")
+            raise InvalidArgumentError(f"df must have a column {name!r}, got columns {', '.join(df.columns)}")
     found = {name: field for name, field in fields.items() if field is not None}
     for name in (*TEXTS, *TIMES):
         kind = found[name].dataType
@@ -43,8 +43,8 @@ def message_columns(df: DataFrame) -> DataFrame:
         kind = found[name].dataType
         if not isinstance(kind, IntegralType):
             raise InvalidArgumentError(
-                f"df: column {name!r} is {kind.simpleString()}; as part of the position it must be"
-                f" {POSITION[name].lower()}. Rename it if it means something else"
+                f"df: column {name!r} must be {POSITION[name].lower()} as part of the position, got"
+                f" {kind.simpleString()}. Rename it if it means something else"
             )
     names = (*TEXTS, *TIMES, *POSITION) if positioned else (*TEXTS, *TIMES)
     return df.select(*(_column(found[name], name, _place(found, positioned=positioned)).alias(name) for name in names))
@@ -61,7 +61,7 @@ def _field(df: DataFrame, name: str) -> StructField | None:
     alike = exact or [field for field in df.schema if field.name.lower() == name]
     if len(alike) > 1:
         named = ", ".join(repr(field.name) for field in alike)
-        raise InvalidArgumentError(f"df: the columns {named} may all be {name!r}; drop or rename all but one")
+        raise InvalidArgumentError(f"df must have one column {name!r}, got {named}. Drop or rename all but one")
     return alike[0] if alike else None
 
 

@@ -121,6 +121,6 @@ def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBat
     if part.path is None and count + damage.skipped < part.messages:
         raise NotFoundError(
             f"ledger {part.start.ledger} of topic {part.topic!r} was deleted while it was read:"
-            f" {part.messages - count - damage.skipped} messages from {part.start} on are gone; read again, from"
-            " the first message that remains"
+            f" {part.messages - count - damage.skipped} messages from {part.start} on are gone. Read again,"
+            " from the first remaining message"
         )

@@ -90,8 +90,8 @@ class TableReadOptions(Opening):
 def refuse_batch_read() -> None:
     """Say how to read a message table without claiming from it."""
     raise InvalidArgumentError(
-        'a message table is read with spark.readStream, which claims and acks; to look at it use format("jdbc"): it is'
-        " an ordinary SQL table"
+        "a message table must be read with spark.readStream, which claims and acks. To inspect it, use"
+        ' format("jdbc"): it is an ordinary SQL table'
     )
 
 

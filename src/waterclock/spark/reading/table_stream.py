@@ -106,8 +106,8 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 rows = _rows(table, [name for name, _ in some])
                 if lost := [name for name, _ in some if name not in rows]:
                     raise NotFoundError(
-                        f"message {lost[0]!r} of {table.name!r}, which this stream had claimed, was deleted; start anew"
-                        " with another checkpoint"
+                        f"message {lost[0]!r} of {table.name!r} was deleted after this stream had claimed it."
+                        " Start again with a new checkpoint"
                     )
                 yield self._options.batch([rows[name] for name, _ in some], [epoch for _, epoch in some])
 
@@ -142,9 +142,9 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Insist that an offset is of this message table, and not of one that had its name."""
         if offset["messages"] and offset["made"] != self._made:
             raise NotFoundError(
-                f"the checkpoint is of another message table with the name {self._table.name!r}, which was removed, or"
-                " is in another database; start the query with a new checkpoint, or with the database that this one is"
-                " of"
+                f"the checkpoint belongs to another message table named {self._table.name!r}, which was"
+                " removed or is in another database. Start the query with a new checkpoint, or connect to the"
+                " original database"
             )
 
     def _ack(self, offset: Offset) -> None:
@@ -186,7 +186,7 @@ class _LeaseKeeper:
                     lambda own: sum(extending.extend(context, own, leased, length) is None for leased in self._leased)  # noqa: B023  # run at once
                 )
             except WaterclockError as error:
-                _log.warning("cannot prolong the leases of message table %r: %s", self._table.name, error)
+                _log.warning("cannot extend the leases of message table %r: %s", self._table.name, error)
                 continue
             if lost:
                 _log.warning("%d messages of message table %r went to another consumer", lost, self._table.name)

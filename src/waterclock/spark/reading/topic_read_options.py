@@ -101,16 +101,16 @@ class TopicReadOptions(Opening):
         """
         given = known_only(options, _KNOWN)
         if "startingtimestamp" in given and "startingposition" in given:
-            raise InvalidArgumentError("startingTimestamp and startingPosition both say where to begin; give one")
+            raise InvalidArgumentError("startingTimestamp and startingPosition must not both be given")
         if "endingtimestamp" in given and "endingposition" in given:
-            raise InvalidArgumentError("endingTimestamp and endingPosition both say where to stop; give one")
+            raise InvalidArgumentError("endingTimestamp and endingPosition must not both be given")
         buckets = number(given, "buckets")
         packed = truth(given, "packed", default=buckets is not None)
         if packed and "columns" in given:
             name = "packed" if buckets is None else "buckets"
-            raise InvalidArgumentError(f"{name} and columns both say what comes of a message; give one")
+            raise InvalidArgumentError(f"{name} and columns must not both be given")
         if buckets is not None and not packed:
-            raise InvalidArgumentError("buckets are of packed messages: leave out packed, or set it to true")
+            raise InvalidArgumentError("buckets needs packed messages. Leave out packed, or set it to true")
         position = given.get("startingposition", "earliest")
         return cls(
             url=needed(given, "url"),
@@ -137,16 +137,16 @@ def refuse_stream_options(options: Mapping[str, str]) -> None:
     given = {name.lower(): value for name, value in options.items()}
     for name in _STREAM_ONLY:
         if name.lower() in given:
-            raise InvalidArgumentError(f"the option {quoted(name)} means something to spark.readStream only")
+            raise InvalidArgumentError(f"option {quoted(name)} only works with spark.readStream")
     if given.get("startingposition") == "latest":
-        raise InvalidArgumentError("startingPosition: 'latest' means something to spark.readStream only")
+        raise InvalidArgumentError("startingPosition must not be 'latest' with spark.read")
 
 
 def refuse_end(options: TopicReadOptions) -> None:
     """Refuse an end position for a stream."""
     for name, given in (("endingTimestamp", options.until), ("endingPosition", options.stop)):
         if given is not None:
-            raise InvalidArgumentError(f"the option {quoted(name)} means something to spark.read only")
+            raise InvalidArgumentError(f"option {quoted(name)} only works with spark.read")
 
 
 def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> None:
@@ -162,8 +162,8 @@ def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> 
     first = beginning(topic.storage).position
     if start.ledger < first.ledger:
         raise NotFoundError(
-            f"startingPosition: {start} of topic {topic.name!r} has expired; the first message that is left is at"
-            f" {first}: begin there, or leave the option out to begin with the first message that remains"
+            f"startingPosition {start} of topic {topic.name!r} has expired. Start at {first}, the first"
+            " remaining message, or leave the option out"
         )
 
 

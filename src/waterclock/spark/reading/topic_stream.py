@@ -158,17 +158,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Insist that an offset is of this topic, and not of one that had its name or more of its messages."""
         if "ordinal" not in offset:
             return
-        remedy = "start the query with a new checkpoint, or with the database that this one is of"
+        remedy = "Start the query with a new checkpoint, or connect to the original database"
         if offset["topic"] != self._origin:
             raise NotFoundError(
-                f"the checkpoint is of another topic with the name {self._topic.name!r}, which was removed, or is in"
-                f" another database; {remedy}"
+                f"the checkpoint belongs to another topic named {self._topic.name!r}, which was removed or is"
+                f" in another database. {remedy}"
             )
         head = place_of(self._topic.storage, self._topic.head)
         if offset["ordinal"] > head.ordinal:
             raise NotFoundError(
-                f"the checkpoint says that {offset['ordinal']} messages of topic {self._topic.name!r} were read, and it"
-                f" has had only {head.ordinal}: it was made anew, or comes from an older backup; {remedy}"
+                f"the checkpoint has read {offset['ordinal']} messages of topic {self._topic.name!r}, which"
+                f" has had only {head.ordinal}: the topic was created again or restored from an older backup."
+                f" {remedy}"
             )
 
     def _refuse_loss(self, offset: Offset) -> None:
@@ -183,15 +184,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         count = f"the {lost} messages" if "ordinal" in offset else "the messages"
         text = (
-            f"position {position} of topic {self._topic.name!r} has expired: {count} from there on were deleted before"
-            f" this stream read them, and {first.position} is the first that is left"
+            f"position {position} of topic {self._topic.name!r} has expired: {count} from there on were"
+            f" deleted before this stream read them. The first remaining message is at {first.position}"
         )
         if self._options.fail_on_data_loss:
             raise NotFoundError(
-                f"{text}; set the option failOnDataLoss to false (in a pipeline's file, fail_on_data_loss of source)"
-                " to go on there, and keep messages for longer"
+                f"{text}. To continue there, set the option failOnDataLoss to false (in a pipeline's file,"
+                " fail_on_data_loss of source), and keep messages longer"
             )
-        _log.warning("%s; going on there", text)
+        _log.warning("%s; continuing there", text)
 
 
 def _moves(offset: Offset) -> bool:

@@ -151,18 +151,18 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
     except (PySparkException, Py4JError) as error:
         why = str(error).replace("\\", "")
         if "[PATH_NOT_FOUND]" in why:
-            raise LostFileError(f"Spark does not find a ledger file: {_line(why)}") from error
+            raise LostFileError(f"Spark cannot find a ledger file: {_line(why)}") from error
         raise UnavailableError(
-            f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}; does it have the library"
-            " and the credentials for that URL, or another name for the place, to be given as files=?"
+            f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}. Give Spark the"
+            " library and the credentials for that URL, or pass another URL of the store with files="
         ) from error
     # Spark passes over files without a word, as below a folder of the name that its own streams give to their log.
     found = {posixpath.basename(file) for file in listed}
     for path in paths:
         if posixpath.basename(path) not in found:
             raise UnavailableError(
-                f"Spark leaves the ledger file {root}/{path} out of its listing; is a folder above it called"
-                " _spark_metadata? Rename it, or read the topic with the format waterclock"
+                f"Spark does not list the ledger file {root}/{path}. If a folder above it is called"
+                " _spark_metadata, rename that, or read the topic with the format waterclock"
             )
     return frame
 
@@ -182,8 +182,8 @@ def _check_reader(spark: SparkSession) -> None:
     readers = spark.conf.get(_READERS) or ""
     if "parquet" not in [name.strip().lower() for name in readers.split(",")]:
         raise InvalidArgumentError(
-            f"spark: {_READERS} is {quoted(readers)}, and a reader of Spark's that does not name its files would read"
-            " the ledgers'; add parquet, as Spark's default has it, or use the format waterclock"
+            f"{_READERS} must contain parquet, as by default, got {quoted(readers)}. Add it, or use the format"
+            " waterclock"
         )
 
 
@@ -212,7 +212,7 @@ def _read(
 def _checked_root(files: str) -> str:
     if not isinstance(files, str) or not _ROOT.match(files):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(
-            f"files: {quoted(files)} is no URL; write it like s3a://bucket/folder or file:///folder"
+            f"files must be a URL such as s3a://bucket/folder or file:///folder, got {quoted(files)}"
         )
     return files.rstrip("/")
 
@@ -225,6 +225,6 @@ def _root(files: LedgerFiles) -> str:
     if files.is_local:
         return f"file://{files.place}"
     raise InvalidArgumentError(
-        f"files: the ledger store {files.place} was opened with a filesystem of its own; say with files= under which"
-        " URL Spark finds it"
+        f"files must be the URL of the ledger store {files.place} for Spark, since the store was opened with"
+        " its own filesystem. Pass files="
     )

@@ -71,14 +71,16 @@ def build(java: Java, dump: Callable[[Path], object]) -> Path:
         try:
             dump(unfinished)
             if not unfinished.exists():
-                raise UnavailableError(f"{java} writes no archive of classes; Spark starts without it as it did")
+                raise UnavailableError(f"{java} wrote no class archive. Spark starts without it, as before")
             archive = folder / f"{_key(java)}-{unfinished.stat().st_size}.jsa"
             unfinished.replace(archive)
             _remove_unused(folder)
         finally:
             unfinished.unlink(missing_ok=True)
     except _NO_PLACE as error:
-        raise UnavailableError(f"there is no place for the archive of classes: {error}; set XDG_CACHE_HOME") from error
+        raise UnavailableError(
+            f"cannot store the class archive: {error}. Set XDG_CACHE_HOME to a writable folder"
+        ) from error
     return archive
 
 

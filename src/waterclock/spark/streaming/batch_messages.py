@@ -118,11 +118,11 @@ def by_position(batches: DataFrame) -> DataFrame:
 def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Payloads | None:
     if payloads is None:
         if url is not None or ledgers is not None:
-            raise InvalidArgumentError("url and ledgers belong to payloads=, which is missing")
+            raise InvalidArgumentError("url and ledgers need payloads, which is missing")
         return None
     if url is None:
         raise InvalidArgumentError(
-            f"payloads: the URL of the database with topic {quoted(payloads)} is missing; give url="
+            f"url must be given with payloads={quoted(payloads)}: the URL of the topic's database"
         )
     with connect(url, ledgers) as database:
         database.topic(payloads)
@@ -133,10 +133,10 @@ def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> Stru
     types = {field.name: field.dataType for field in batches.schema}
     for name, wanted in _PACKED.items():
         if name not in types:
-            raise InvalidArgumentError(f"batches: there is no column {quoted(name)}; they have {', '.join(types)}")
+            raise InvalidArgumentError(f"batches must have a column {quoted(name)}, got columns {', '.join(types)}")
         if types[name].simpleString() != wanted.simpleString():
             raise InvalidArgumentError(
-                f"batches: column {quoted(name)} is {types[name].simpleString()}, and must be {wanted.simpleString()}"
+                f"batches: column {quoted(name)} must be {wanted.simpleString()}, got {types[name].simpleString()}"
             )
     fields = [StructField(name, _TYPES[name]) for name in names]
     if as_array:
@@ -144,7 +144,9 @@ def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> Stru
         return StructType([messages if field.name == "messages" else field for field in batches.schema])
     kept = [field for field in batches.schema if field.name == "source" or field.name not in _PACKED]
     if twice := [field.name for field in kept if field.name in names]:
-        raise InvalidArgumentError(f"batches: column {quoted(twice[0])} has the name of one of a message; rename it")
+        raise InvalidArgumentError(
+            f"batches: column {quoted(twice[0])} must not have the name of a message's column. Rename it"
+        )
     return StructType([*kept, *fields])
 
 

@@ -44,8 +44,9 @@ _TIMES = ("event_time", "receive_time")
 _NS_PER_US = 1_000
 
 _REMEDY = (
-    "; failOnDataLoss=false writes messages that were deleted meanwhile without their payloads, and onDamage=skip those"
-    " that are damaged or missing (in a pipeline's file: fail_on_data_loss and on_damage of source)"
+    ". With failOnDataLoss=false, messages deleted since then are written without payloads; with"
+    " onDamage=skip, damaged or missing ones are (in a pipeline's file: fail_on_data_loss and on_damage of"
+    " source)"
 )
 _TOO_LARGE = (TooManyBytesError, MemoryError, pa.ArrowInvalid, pa.ArrowCapacityError)
 _log = logging.getLogger(__name__)
@@ -121,9 +122,9 @@ def _too_large(rows: pa.RecordBatch, payloads: Payloads | None, error: Exception
     source, count = (rows.column(name)[0].as_py() for name in ("source", "count"))
     why = f"{type(error).__name__}: {error}"
     return UnavailableError(
-        f"cannot write a batch of source {quoted(source)}, whose first message is at {place}{topic}: its {count}"
-        f" messages exceed the memory of a worker, or the 2 GiB of a column ({why}). Give workers more memory, choose a"
-        " shorter window, or send smaller messages"
+        f"cannot write a batch of source {quoted(source)}, whose first message is at {place}{topic}: its"
+        f" {count} messages exceed the memory of a worker, or 2 GiB, the limit of a column ({why}). Give"
+        " workers more memory, choose a shorter window, or send smaller messages"
     )
 
 
@@ -149,7 +150,10 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
     if payloads is None:
         return _filled(known, len(numbers))
     if known["ledger"].null_count:
-        raise SchemaError("payloads: these batches hold no positions; read the topic with ledger, entry and index")
+        raise SchemaError(
+            "payloads need the positions of messages, which these batches lack. Read the topic with ledger, entry"
+            " and index"
+        )
     return found_at(payloads, pa.table(known), most_bytes)
 
 
@@ -186,9 +190,9 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
             for table in (found, rows)
         )
         raise InvalidArgumentError(
-            f"payloads: at {place} topic {quoted(payloads.topic.name)} has another message, of source {there}, than"
-            f" these rows, of source {here}: give the topic that they were read from; rows that were changed since have"
-            " no payloads"
+            f"payloads must name the topic that the rows were read from: at {place} topic"
+            f" {quoted(payloads.topic.name)} has a message of source {there}, and the rows have one of source"
+            f" {here}. Rows changed since then cannot have payloads"
         )
     return found
 
@@ -199,7 +203,11 @@ def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
     number = pc.call_function("sum", [lost]).as_py()
     if not number:
         return found
-    _log.warning("the payloads of %d messages of topic %r cannot be read any more; they go on without", number, topic)
+    _log.warning(
+        "the payloads of %d messages of topic %r are gone or damaged; the batches are written without them",
+        number,
+        topic,
+    )
     count = len(rows)
     known = {name: rows.column(name).cast(POSITIONED_SCHEMA.field(name).type) for name in (*POSITION, *_NAMES)}
     known |= {name: as_nanoseconds(rows.column(name), name) for name in _TIMES if name in rows.column_names}

@@ -239,9 +239,9 @@ def rate_aware_outcomes(
     messages, record = _messages(df)
     if record != POSITIONED:
         raise InvalidArgumentError(
-            f"df: there is no column {missing_position(df)[0]!r}; batching by rate needs the position (ledger, entry,"
-            ' index) to know which messages arrived together: read the topic with format "waterclock" and option'
-            ' "packed"'
+            f"df must have a column {missing_position(df)[0]!r}: batching by rate needs the position (ledger,"
+            ' entry, index) to know which messages arrived together. Read the topic with format "waterclock"'
+            ' and option "packed"'
         )
     if messages.isStreaming:
         return rate_stream(_bucketed(messages, record, buckets), options, skew, buckets)
@@ -261,7 +261,7 @@ def _buckets(df: DataFrame, wanted: int | None) -> int:
     read_with = buckets_of(df.schema)
     buckets = checked_buckets(wanted if wanted is not None else read_with or BUCKETS)
     if read_with is not None and read_with != buckets:
-        raise InvalidArgumentError(f"buckets: {buckets}, but df was read with {read_with}; say so at one place only")
+        raise InvalidArgumentError(f"buckets must be given in one place only, got {buckets} here and {read_with} in df")
     return buckets
 
 

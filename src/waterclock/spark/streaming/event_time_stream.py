@@ -155,16 +155,16 @@ class EventTimeStream:
             known, length = (tuple(options), flag(positioned)), count(length)
         if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
-                f"the checkpoint was written with {_named(options, positioned)}, and the query has"
-                f" {_named(rule, record == POSITIONED)}; {REMEDY}"
+                f"cannot start the query: its checkpoint was written with {_named(options, positioned)}, and"
+                f" the query has {_named(rule, record == POSITIONED)}. {REMEDY}"
             )
         restored = cls(rule, record)
         if length % _CLOCK.itemsize or length > len(rest):
-            raise DamagedError(f"{_NAME} is damaged: {length} bytes are no clocks")
+            raise DamagedError(f"{_NAME} is damaged: {length} bytes do not hold clocks")
         restored._clocks = np.frombuffer(rest[:length], _CLOCK)
         restored._kept = many_from_cell(rest[length:], record, _NAME)
         if len(restored._clocks) != len(restored._kept.source_names):
-            raise DamagedError(f"{_NAME} is damaged: its sources are not those of its clocks")
+            raise DamagedError(f"{_NAME} is damaged: its sources do not match its clocks")
         restored._find_earliest()
         return restored
 

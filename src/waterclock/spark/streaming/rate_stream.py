@@ -164,7 +164,8 @@ class RateStream:
             shapes, (arrays, entries) = each(shapes, count), each(lengths, count)
         if written != options.facts():
             raise InvalidArgumentError(
-                f"the checkpoint was written with the options {written} and the query has {options.facts()}; {REMEDY}"
+                f"cannot start the query: its checkpoint was written with the options {written}, and the query"
+                f" has {options.facts()}. {REMEDY}"
             )
         restored = cls(options)
         restored._kept = many_from_cell(rest[arrays + entries :], POSITIONED, _NAME)
@@ -177,7 +178,7 @@ class RateStream:
                 restored._entries = np.stack(places, axis=1)
             restored._rules = from_arrays(restored._rule, shapes, rest[:arrays], restored._kept.sources)
         if {len(restored._entries), len(restored._rules.facts)} != {len(restored._kept.source_names)}:
-            raise DamagedError(f"{_NAME} is damaged: its sources are not those that its rules know")
+            raise DamagedError(f"{_NAME} is damaged: its sources do not match its rules")
         return restored
 
     def _rows(self, ordered: ManySources) -> npt.NDArray[np.int64]:
@@ -246,9 +247,9 @@ class RateStream:
         for number in np.flatnonzero(again).tolist():
             name = ordered.source_names[int(of_source[number])].as_py()
             raise InvalidArgumentError(
-                f"entry {first[number][0]}:{first[number][1]} came in a micro-batch after that of entry"
-                f" {before[number][0]}:{before[number][1]}, of source {quoted(name)}; messages of an entry arrived"
-                " together, so a stream must deliver entries whole and in order, as the format waterclock does"
+                f"entries of source {quoted(name)} must come whole and in order, got entry"
+                f" {first[number][0]}:{first[number][1]} in a micro-batch after entry"
+                f" {before[number][0]}:{before[number][1]}. Read the topic with the format waterclock"
             )
         known[of_source] = last
         self._entries = known

@@ -137,8 +137,9 @@ def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Tab
     ordered = many.take(reading_order(messages, many.sources))
     if len(messages) and _position(ordered.messages, 0) < judged:
         raise InvalidArgumentError(
-            f"messages of source {quoted(many.source_names[0].as_py())} come after later ones; packed rows hold"
-            " messages in order of position, as the format waterclock gives them with the option packed"
+            "packed rows must be in order of position, got earlier messages of source"
+            f" {quoted(many.source_names[0].as_py())} after later ones. Read the topic with the format"
+            " waterclock and the option packed"
         )
     ready = int(np.count_nonzero(_before(ordered.messages, place)))
     if not ready:

@@ -224,23 +224,20 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
 def _check_session(df: DataFrame) -> None:
     if df.sparkSession.conf.get(_NO_DATA, "true") != "true":
         raise InvalidArgumentError(
-            f"{_NO_DATA} must be true, got false: micro-batches without data give the batches that a clock closes."
-            f' Call spark.conf.set("{_NO_DATA}", "true")'
+            f"{_NO_DATA} must be true, got false: only micro-batches without data write the batches that a"
+            f' clock closes. Call spark.conf.set("{_NO_DATA}", "true")'
         )
     provider = df.sparkSession.conf.get(_PROVIDER, "Spark's default")
     if provider != _ROCKSDB:
         raise InvalidArgumentError(
-            f"the session keeps its streaming state in {provider}; batching needs RocksDB: start the session with"
+            f"{_PROVIDER} must be RocksDB's for batching, got {provider}. Start the session with"
             f' waterclock.spark.session.session.session(), or call spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")'
         )
 
 
 def _check_buckets(known: int, wanted: int) -> None:
     if known != wanted:
-        raise InvalidArgumentError(
-            f"buckets: the checkpoint was written with {known} and the query has {wanted}; give it buckets={known}, or"
-            f" {REMEDY}"
-        )
+        raise InvalidArgumentError(f"buckets must be {known}, as in the checkpoint, got {wanted}. {REMEDY}")
 
 
 def _messages(rows: Iterator[Any], record: np.dtype[Any]) -> ManySources:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from waterclock.checksum import has_form, unframed
 from waterclock.errors import SchemaError
 
-REMEDY = "start the query with a new checkpoint, from the position after its last batches"
+REMEDY = "Start the query with a new checkpoint, from the position after its last batches"
 """What to do about a state that cannot be gone on with."""
 
 
@@ -29,7 +29,7 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
         Where they are something else.
     """
     if not has_form(form, state):
-        raise SchemaError(f"{len(state)} bytes are not {name}; {REMEDY}")
+        raise SchemaError(f"{len(state)} bytes are not {name}. {REMEDY}")
     written = unframed(form, state, name)
     line = bytes(written[:1024]).partition(b"\n")[0]
     if len(line) == len(written[:1024]):

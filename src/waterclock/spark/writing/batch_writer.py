@@ -64,8 +64,9 @@ def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str
     for name, payload in payloads_of(table.context, known).items():
         if payload != batches[name] and not _share_a_message(payload, batches[name]):
             raise InvalidArgumentError(
-                f"message table {quoted(table.name)} has a batch {quoted(name)} already, of other messages: those of"
-                " another topic, or of another source of that name; give the batches of each topic a table of their own"
+                f"cannot write batch {quoted(name)} to message table {quoted(table.name)}: it holds a batch of"
+                " that id with other messages, of another topic or of another source with that name. Use one"
+                " table per topic"
             )
 
 

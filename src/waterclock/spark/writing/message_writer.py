@@ -114,7 +114,9 @@ class MessageWriter(Writer):
         if not self._streaming:
             return self._write
         if task.query is None:
-            raise SchemaError("Spark does not say which stream this task belongs to, so a repeat cannot be recognised")
+            raise SchemaError(
+                "Spark did not say which stream this task belongs to, so repeated writes cannot be recognised"
+            )
         return f"spark-{task.query}"
 
 
@@ -125,10 +127,10 @@ def _in_words_of_streams(topic: Topic, task: _Task) -> Generator[None]:
         yield
     except NumbersUsedError as error:
         raise InvalidArgumentError(
-            f"topic {quoted(topic.name)} has other messages of micro-batch {task.micro_batch} of this query already:"
-            " its checkpoint is older than what was written, or what it reads is not what it was. To write all the same"
-            " what it gives now, name another producer (for an output in a pipeline's file, another name), or begin"
-            f" with a new checkpoint. ({error})"
+            f"topic {quoted(topic.name)} already holds other messages of micro-batch {task.micro_batch} of"
+            " this query: the checkpoint is older than the output, or the input has changed. To write anyway,"
+            " use another producer (for an output in a pipeline's file, another name) or a new checkpoint."
+            f" ({error})"
         ) from error
 
 

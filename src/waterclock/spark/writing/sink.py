@@ -33,17 +33,17 @@ def make_writer(
     """Choose the writer for a checked write of rows with this schema."""
     if overwrite:
         remedy = 'output mode "append"' if streaming else 'mode "append"'
-        raise InvalidArgumentError(f"overwriting would delete what is there; use {remedy}")
+        raise InvalidArgumentError(f"cannot overwrite: that would delete existing messages. Use {remedy}")
     is_written = options.table is not None and "payload" in schema.fieldNames()
     needs = _MESSAGE_COLUMNS if options.table is None else tuple(_WRITTEN_TYPES) if is_written else BATCH_COLUMNS
     if missing := [name for name in needs if name not in schema.fieldNames()]:
-        raise SchemaError(f"the rows to write lack the column {quoted(missing[0])}; they have {schema.fieldNames()}")
+        raise SchemaError(f"the rows must have a column {quoted(missing[0])}, got columns {schema.fieldNames()}")
     types = {field.name: field.dataType for field in schema}
     if options.table is not None:
         _refuse_other_batches(types, _WRITTEN_TYPES if is_written else _BATCH_TYPES)
         return BatchWriter(options, options.table, is_written=is_written)
     if options.payloads is not None and not set(POSITION) <= set(schema.fieldNames()):
-        raise SchemaError(f"payloads: the rows have no position ({', '.join(POSITION)}) by which to find them")
+        raise SchemaError(f"payloads need the position ({', '.join(POSITION)}) of each message, which the rows lack")
     for name in filter(types.__contains__, _TIMES):
         if problem := time_problem(types[name]):
             raise SchemaError(f"column {name!r} is {types[name].simpleString()}; {problem}")
@@ -55,6 +55,6 @@ def _refuse_other_batches(types: Mapping[str, DataType], needed: Mapping[str, Da
         wanted, found = needed_type.simpleString(), types[name].simpleString()
         if found != wanted:
             raise SchemaError(
-                f"column {name!r} is {found}, and must be {wanted}; write the rows as event_time_batches or"
-                " rate_aware_batches gave them"
+                f"column {name!r} must be {wanted}, got {found}. Write the rows as event_time_batches or"
+                " rate_aware_batches returned them"
             )

@@ -78,16 +78,19 @@ class WriteOptions(Opening):
         given = known_only({name: value for name, value in options.items() if name.lower() not in sparks}, _KNOWN)
         table, topic, producer = given.get("table"), given.get("topic"), given.get("producer")
         if (table is None) == (topic is None):
-            raise InvalidArgumentError(f"the options table ({table}) and topic ({topic}): give one of them")
+            raise InvalidArgumentError(
+                f"exactly one of the options table and topic must be given, got table {table} and topic {topic}"
+            )
         if producer is not None and topic is None:
-            raise InvalidArgumentError("the option 'producer' is for topics; a table knows a batch by its id")
+            raise InvalidArgumentError(
+                "option 'producer' only works with a topic; a table recognises a batch by its id"
+            )
         if producer is not None:
             check_name(producer)
         micro_batch = given.get("microbatch")
         if micro_batch is not None and (producer is None or not micro_batch.isdecimal()):
             raise InvalidArgumentError(
-                f"microBatch: {quoted(micro_batch)} must be a number, and needs the option 'producer' that it counts"
-                " for"
+                f"microBatch must be a number, with the option 'producer', got {quoted(micro_batch)}"
             )
         checked = cls(
             url=needed(given, "url"),
@@ -103,9 +106,9 @@ class WriteOptions(Opening):
             micro_batch=None if micro_batch is None else int(micro_batch),
         )
         if checked.payloads is None and checked.payloads_url is not None:
-            raise InvalidArgumentError("payloadsUrl: it belongs to the option 'payloads', which is missing")
+            raise InvalidArgumentError("option 'payloadsUrl' needs the option 'payloads', which is missing")
         if checked.payloads_url is None and checked.payloads_ledgers is not None:
-            raise InvalidArgumentError("payloadsLedgers: it belongs to the option 'payloadsUrl', which is missing")
+            raise InvalidArgumentError("option 'payloadsLedgers' needs the option 'payloadsUrl', which is missing")
         with checked.connect() as database:
             if table is not None:
                 database.table(table)

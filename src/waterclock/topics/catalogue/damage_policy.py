@@ -20,7 +20,7 @@ def check_on_damage(on_damage: str, name: str = "on_damage") -> OnDamage:
     """Check what is to be done about damage."""
     if on_damage == "raise" or on_damage == "skip":  # noqa: PLR1714  # pyright narrows this
         return on_damage
-    raise InvalidArgumentError(f"{name}: {on_damage!r} is none; choose from {', '.join(_CHOICES)}")
+    raise InvalidArgumentError(f"{name} must be one of {', '.join(_CHOICES)}, got {on_damage!r}")
 
 
 class Damage:
@@ -59,13 +59,13 @@ class Damage:
             raise error
         self.skipped += messages
         if not self._quiet:
-            _log.warning("the reader of topic %r passes over %d messages: %s", self._topic, messages, error)
+            _log.warning("the reader of topic %r skips %d messages: %s", self._topic, messages, error)
 
 
 def located(error: DamagedError, topic: str, *, ledger: int, entry: int | None = None) -> DamagedError:
     """Say where in which topic something is damaged, and what to do."""
     return DamagedError(
-        f"topic {topic!r}, {error}; `waterclock topic verify {topic}` lists all that is damaged",
+        f"topic {topic!r}: {error}. Run 'waterclock topic verify {topic}' to list all damage",
         ledger=ledger,
         entry=error.entry if entry is None else entry,
     )

@@ -166,7 +166,7 @@ def _abandon(storage: Storage, pending: Pending) -> bool:
 def taken(storage: Storage, pending: Pending) -> LeaseLostError:
     """Say that another process has the ledgers by now."""
     which = f"ledger {pending.first}" if pending.first == pending.last else f"ledgers {pending.first}-{pending.last}"
-    return LeaseLostError(f"{which} of topic {storage.name!r}: sealed, compacted or deleted by another process")
+    return LeaseLostError(f"{which} of topic {storage.name!r} was sealed, compacted or deleted by another process")
 
 
 def _mine(pending: Pending) -> tuple[sa.ColumnElement[bool], ...]:

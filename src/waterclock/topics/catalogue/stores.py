@@ -80,8 +80,8 @@ def recorded_store(identity: str, root: str, is_complete: int, what: str) -> Led
     """
     if not is_complete:
         raise InvalidArgumentError(
-            f"ledgers: {what} lies in the store {root}, which was given with credentials, options or a filesystem that"
-            " the catalogue does not keep; give them again with ledgers= (and filesystem=)"
+            f"ledgers must be given for {what}: its store {root} was opened with credentials, options or a"
+            " filesystem, which the catalogue does not keep"
         )
     return LedgerFiles(root, identity=identity, recorded=root)
 
@@ -131,7 +131,7 @@ def _look(files: LedgerFiles) -> None:
     try:
         files.check()
     except UnreachableStoreError as error:
-        _log.warning("%s; appending goes on, what needs the store fails until it can be reached", error)
+        _log.warning("%s; appends continue, but operations on the store fail until it can be reached", error)
         return
     if not files.is_local:  # looking there again costs a request, and here next to nothing
         _found.add(files)

@@ -57,8 +57,8 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
     counter = Counter.of_row(topic)
     if not topic["first_ledger"] <= ledger < counter.ledger:
         raise InvalidArgumentError(
-            f"ledger: {ledger} of topic {storage.name!r} cannot be lost; those from {topic['first_ledger']} to before"
-            f" {counter.ledger} can"
+            f"ledger must be from {topic['first_ledger']} to before {counter.ledger} to be recorded as lost in"
+            f" topic {storage.name!r}, got {ledger}"
         )
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
@@ -101,10 +101,12 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
     closed = row is not None and row["state"] == "closed"
     if not closed and ledger != counter.ledger:
-        raise InvalidArgumentError(f"ledger: {ledger} of topic {storage.name!r} has no entries that can be lost")
+        raise InvalidArgumentError(
+            f"ledger must have entries that can be recorded as lost, got {ledger} of topic {storage.name!r}"
+        )
     count = row["entries"] if row is not None else counter.entries
     if wrong := [number for number in numbers if not 0 <= number < count]:
-        raise InvalidArgumentError(f"numbers: {wrong[0]} is no entry of ledger {ledger}, which has had {count}")
+        raise InvalidArgumentError(f"numbers must be of the {count} entries of ledger {ledger}, got {wrong[0]}")
     first = row["first_ordinal"] if row is not None else counter.ordinal - counter.messages
     end = first + (row["messages"] if row is not None else counter.messages)
     lost = _write_lost(storage, connection, ledger, sorted(set(numbers)), (first, end))

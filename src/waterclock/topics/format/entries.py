@@ -129,7 +129,9 @@ def encode_entry(
         entry = _encoded(left, clock, len(given), checksum)
         return replace(entry, rejected=rejected, times=times, verdict=verdict)
     except UnicodeError as error:
-        raise InvalidArgumentError(f"messages: half of a surrogate pair has no UTF-8 form: {error}") from None
+        raise InvalidArgumentError(
+            f"messages must be text that UTF-8 can encode, got half of a surrogate pair: {error}"
+        ) from None
 
 
 def _encoded(messages: list[Message] | pa.RecordBatch, now: Callable[[], int], given: int, checksum: int) -> Entry:
@@ -323,7 +325,9 @@ def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Me
     if isinstance(messages, pa.Table | pa.RecordBatch):
         batches = as_message_columns(messages).combine_chunks().to_batches()
         if len(batches) > 1:
-            raise InvalidArgumentError("messages: the table's texts or payloads exceed 2 GB; append it in pieces")
+            raise InvalidArgumentError(
+                "messages must hold at most 2 GB of texts and of payloads. Append the table in pieces"
+            )
         if batches and batches[0].num_rows:
             return batches[0]
         raise _none()
@@ -345,7 +349,7 @@ def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Me
 
 
 def _none() -> InvalidArgumentError:
-    return InvalidArgumentError("messages: there is none; append at least one")
+    return InvalidArgumentError("messages must not be empty")
 
 
 def _filled(batch: pa.RecordBatch, now: Callable[[], int]) -> pa.RecordBatch:

@@ -115,4 +115,4 @@ def check_text(checksums: FileChecksums, row_groups: str, name: str) -> None:
         Where they do not match.
     """
     if checksum(row_groups.encode()) != checksums.row_groups:
-        raise DamagedError(f"{name} is damaged: what the catalogue says of its row groups does not match its checksum")
+        raise DamagedError(f"{name} is damaged: its row groups in the catalogue do not match their checksum")

@@ -80,7 +80,7 @@ class AheadLimit:
         rejected = self.too_far(times, now())
         if rejected and self.on_ahead == "keep":
             _log.warning(
-                "topic %r: %d messages of an append are kept although they are too far ahead, the first: %s",
+                "topic %r: kept %d messages of an append that are too far ahead, the first: %s",
                 self.topic,
                 len(rejected),
                 rejected[0].reason,
@@ -123,5 +123,5 @@ class KnownLimit:
 def check_on_ahead(on_ahead: str) -> OnAhead:
     """Check what is to become of messages that are too far ahead."""
     if on_ahead not in get_args(OnAhead):
-        raise InvalidArgumentError(f"on_ahead: {on_ahead!r} is none; choose from {', '.join(get_args(OnAhead))}")
+        raise InvalidArgumentError(f"on_ahead must be one of {', '.join(get_args(OnAhead))}, got {on_ahead!r}")
     return "keep" if on_ahead == "keep" else "reject"

@@ -20,14 +20,14 @@ _LONGEST_HOST = 200
 def check_name(name: str) -> str:
     """Check the name of a topic, producer or subscription: 1 to 255 characters, none of them a control character."""
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"name: {quoted(name)} is a {type(name).__name__}; give a text")
+        raise InvalidArgumentError(f"name must be a string, got {quoted(name)}")
     if not 1 <= len(name) <= _LONGEST_NAME:
-        raise InvalidArgumentError(f"name: {quoted(name)} has {len(name)} characters; give 1 to {_LONGEST_NAME}")
+        raise InvalidArgumentError(f"name must have 1 to {_LONGEST_NAME} characters, got {len(name)} in {quoted(name)}")
     if name != name.strip():
         # MariaDB takes "a" and "a " for the same, the others do not.
-        raise InvalidArgumentError(f"name: {quoted(name)} begins or ends with a space; give {quoted(name.strip())}")
+        raise InvalidArgumentError(f"name must not begin or end with a space, got {quoted(name)}")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-        raise InvalidArgumentError(f"name: {quoted(name)} holds a control character; use letters, digits, '-' and '.'")
+        raise InvalidArgumentError(f"name must not hold control characters, got {quoted(name)}")
     return name
 
 

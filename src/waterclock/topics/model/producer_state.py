@@ -181,8 +181,8 @@ class Numbering:
         """
         if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
             raise ProducerFencedError(
-                f"producer {append.name!r} of topic {topic!r}: this instance has producer epoch"
-                f" {append.producer_epoch}, and producer epoch {self.producer_epoch} has taken over; stop this one"
+                f"producer {append.name!r} of topic {topic!r}: producer epoch {self.producer_epoch} has"
+                f" replaced producer epoch {append.producer_epoch} of this instance. Stop this instance"
             )
         if self.last is None or append.first > self.last:
             return None
@@ -190,8 +190,8 @@ class Numbering:
             if (each.first, each.last) == (append.first, append.last):
                 if each.checksum != append.checksum:
                     raise NumbersUsedError(
-                        f"{_numbers(append)} were appended before with other messages; give other messages other"
-                        f" numbers, and go on after {self.last}"
+                        f"{_numbers(append)} were already appended with other messages. Append other messages"
+                        f" with numbers after {self.last}"
                     )
                 return Repeat(each.position, each.verdict)
         before = not self.recent or append.last < self.recent[0].first
@@ -203,20 +203,20 @@ class Numbering:
         unknown = self.covered[0].last if self.covered and self.covered[0].first is None else None
         if unknown is not None and append.first <= unknown and not self._meets_recent(append):
             return (
-                f"{_numbers(append)} lie before what is remembered of the producer, which has appended up to"
-                f" {self.last}, so whether the topic holds them is not known any more; look into the topic, and append"
-                f" what is missing with numbers after {self.last}, or as another producer"
+                f"{_numbers(append)} are older than the remembered appends of the producer, which end at"
+                f" {self.last}, so the topic may or may not hold them. Read the topic, and append missing"
+                f" messages with numbers after {self.last}, or as another producer"
             )
         if not any(
             each.first is None or (append.first <= each.last and append.last >= each.first) for each in self.covered
         ):
             return (
-                f"{_numbers(append)} were never appended, and the producer has appended up to {self.last}; numbers only"
-                f" grow: append them with numbers after {self.last}, or as another producer"
+                f"{_numbers(append)} were never appended, and the producer has appended up to {self.last}."
+                f" Append them with numbers after {self.last}, or as another producer"
             )
         return (
-            f"the producer has appended up to {self.last}; {_numbers(append)} overlap that without being one of its"
-            " appends; repeat an append whole, or go on after the last"
+            f"{_numbers(append)} overlap earlier appends of the producer, which end at {self.last}. Repeat an"
+            f" append unchanged, or continue after {self.last}"
         )
 
     def _meets_recent(self, append: ProducerAppend) -> bool:
@@ -243,12 +243,10 @@ def check_sequence(sequence: object, messages: int) -> int:
         Where it is no int from 0 on, or the last message's number were larger than `LARGEST`.
     """
     if not isinstance(sequence, int) or isinstance(sequence, bool):
-        raise InvalidArgumentError(
-            f"sequence: {sequence!r} is a {type(sequence).__name__}; give an int, the number of the first message"
-        )
+        raise InvalidArgumentError(f"sequence must be an int, the number of the first message, got {sequence!r}")
     if not 0 <= sequence <= LARGEST - messages + 1:
         raise InvalidArgumentError(
-            f"sequence: {sequence} is no number for the first of {messages} messages; they go from 0 to {LARGEST}"
+            f"sequence must number {messages} messages from 0 to at most {LARGEST}, got {sequence} for the first"
         )
     return sequence
 
@@ -268,4 +266,4 @@ def _within(append: ProducerAppend, numbers: Range) -> bool:
 
 
 def _numbers(append: ProducerAppend) -> str:
-    return f"sequence: the numbers {append.first} to {append.last} of producer {append.name!r}"
+    return f"numbers {append.first} to {append.last} of producer {append.name!r}"

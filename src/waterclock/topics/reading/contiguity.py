@@ -198,14 +198,14 @@ def missing_ledgers(
 def _gap(storage: Storage, which: str, ledger: int, entry: int | None, ordinals: tuple[int, int]) -> Gap:
     begin, end = ordinals
     count = max(end - begin, 0)
-    messages = f"messages {begin} to {end - 1}" if count else "as far as the catalogue tells, without messages"
+    messages = f"messages {begin} to {end - 1}" if count else "according to the catalogue, without messages"
     error = DamagedError(f"{which} missing: {messages}")
     return Gap(located(error, storage.name, ledger=ledger, entry=entry), count)
 
 
 def _unlike(storage: Storage, what: str, ledger: int, ordinals: tuple[int, int], entry: int | None = None) -> Gap:
     expected, found = ordinals
-    error = DamagedError(f"{what} begins with message {found}, but what stands before it ends before {expected}")
+    error = DamagedError(f"{what} begins with message {found}, expected {expected}")
     return Gap(located(error, storage.name, ledger=ledger, entry=entry), max(found - expected, 0))
 
 
@@ -235,7 +235,7 @@ def _rows(
     end = sizes[fitting - 1].first_ordinal + sizes[fitting - 1].messages
     final = sizes[fitting - 1].entry
     if final == ledger.entries - 1 and end != ledger.end:
-        gaps.append(_unlike(storage, f"what follows ledger {ledger.number}", ledger.number, (end, ledger.end), final))
+        gaps.append(_unlike(storage, f"the part after ledger {ledger.number}", ledger.number, (end, ledger.end), final))
     taken = _entries(storage, connection, start, final, sizes[:fitting])
     if final == ledger.entries - 1:
         return NextPart(ledger.number, ledger.behind, ledger.end, gaps, entries=taken)

@@ -54,7 +54,7 @@ class Found(NamedTuple):
 def check_by(by: str) -> By:
     """Check the name of a time."""
     if by not in FINDABLE:
-        raise InvalidArgumentError(f"by: {by!r} is no time of a message; choose from {', '.join(FINDABLE)}")
+        raise InvalidArgumentError(f"by must be one of {', '.join(FINDABLE)}, got {by!r}")
     return by
 
 

@@ -109,7 +109,7 @@ def parsed_by_its_mark(files: LedgerFiles, path: str) -> pq.FileMetaData:
     end = _end_of_file(files, path)
     footer = MAGIC + end[MARK_BYTES:]
     if footer_mark(footer) != end[:MARK_BYTES]:
-        raise DamagedError(f"the footer of {files.name(path)} is damaged, or not that of a ledger file")
+        raise DamagedError(f"the footer of {files.name(path)} is damaged, or the file is not a ledger file")
     return _parsed(footer, footer_checksum(footer), f"the footer of {files.name(path)}")
 
 
@@ -121,7 +121,7 @@ def _end_of_file(files: LedgerFiles, path: str) -> bytes:
             end = _tail(file, size, min(size, _AT_ONCE))
             length = MARK_BYTES + int.from_bytes(end[-_END:-4], "little") + _END
             if end[-4:] != MAGIC or length > size:
-                raise DamagedError(f"the footer of {files.name(path)} is damaged: it does not end as Parquet does")
+                raise DamagedError(f"the footer of {files.name(path)} is damaged: it does not end like a Parquet file")
             return end[-length:] if length <= len(end) else _tail(file, size, length)
         except OSError as error:
             raise UnavailableError(f"cannot read {files.name(path)}: {error}") from error

@@ -98,7 +98,7 @@ def _as_array(positions: Sequence[Position] | pa.Table | pa.RecordBatch) -> npt.
         return np.array(positions, dtype=np.int64).reshape(-1, 3)
     columns = [positions.column(name) for name in ("ledger", "entry", "index")]
     if any(column.null_count for column in columns):
-        raise InvalidArgumentError("positions: some are null; leave those out")
+        raise InvalidArgumentError("positions must not hold nulls")
     return np.stack([column.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns], axis=1)
 
 
@@ -223,4 +223,4 @@ def _keys(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def _nothing(storage: Storage, ledger: int, place: npt.NDArray[np.int64]) -> NotFoundError:
     position = Position(ledger, int(place[0]), int(place[1]))
-    return NotFoundError(f"no message stands at {position} in topic {storage.name!r}; was its ledger deleted?")
+    return NotFoundError(f"no message at {position} in topic {storage.name!r}; was its ledger deleted?")

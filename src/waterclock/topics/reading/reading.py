@@ -94,11 +94,11 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
     if columns is None:
         return list(POSITIONED_SCHEMA.names)
     if isinstance(columns, str) or not isinstance(columns, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"columns: {quoted(columns)} is no list of names")
+        raise InvalidArgumentError(f"columns must be a list of names, got {quoted(columns)}")
     unknown = [name for name in columns if name not in POSITIONED_SCHEMA.names]
     if unknown or not columns:
         wrong = repr(unknown[0]) if unknown else "[]"
-        raise InvalidArgumentError(f"columns: {wrong} is none; choose from {', '.join(POSITIONED_SCHEMA.names)}")
+        raise InvalidArgumentError(f"columns must be chosen from {', '.join(POSITIONED_SCHEMA.names)}, got {wrong}")
     return list(columns)
 
 
@@ -110,7 +110,7 @@ def check_limit(limit: int | None) -> int | None:
 def check_position(position: Position, name: str) -> Position:
     """Check that something is a position."""
     if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"{name}: {position!r} is no Position; write Position(ledger, entry, index)")
+        raise InvalidArgumentError(f"{name} must be a Position, got {position!r}. Write Position(ledger, entry, index)")
     if not all(0 <= number <= LARGEST_INTEGER for number in position):
         raise InvalidArgumentError(f"{name} must have numbers from 0 to {LARGEST_INTEGER}, got {quoted(position)}")
     return position

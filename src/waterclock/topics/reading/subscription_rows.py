@@ -108,7 +108,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
             if row["holder"] is not None and row["held_until"] > now:
                 raise UnavailableError(
                     f"subscription {name!r} of topic {storage.name!r} is being read by {row['holder']} until"
-                    f" {format_time(row['held_until'])}; one at a time reads a subscription"
+                    f" {format_time(row['held_until'])}. Only one reader at a time may read it"
                 )
             values["reader_epoch"] = row["reader_epoch"] + 1
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
@@ -137,9 +137,9 @@ def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: 
         row, now = _lock(storage, connection, name)
         if row["reader_epoch"] != reader_epoch:
             raise LeaseLostError(
-                f"subscription {name!r} of topic {storage.name!r} was moved or taken over (epoch"
-                f" {row['reader_epoch']}, this reader has {reader_epoch}; now held by {row['holder']}); what it has"
-                " read since does not count: read again"
+                f"subscription {name!r} of topic {storage.name!r} was moved or taken over: it has reader epoch"
+                f" {row['reader_epoch']}, this reader has {reader_epoch}, and {row['holder']} holds it now."
+                " Discard what this reader has read since, and read again"
             )
         connection.execute(
             sa.update(subscriptions).where(*_key(storage, name)).values(**_forward(row, place), held_until=now + lease)
@@ -222,4 +222,4 @@ def _key(storage: Storage, name: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _absent(storage: Storage, name: str) -> NotFoundError:
-    return NotFoundError(f"topic {storage.name!r} has no subscription {name!r}; subscribe first")
+    return NotFoundError(f"no subscription named {name!r} in topic {storage.name!r}. Subscribe first")

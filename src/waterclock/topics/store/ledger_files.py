@@ -133,11 +133,11 @@ class LedgerFiles:
         found = self.marker()
         if found == self.identity:
             return
-        wrong = f"is another one ({found})" if found else f"is not there: it has no {MARKER}"
+        wrong = f"it is another store ({found})" if found else f"{MARKER} is missing"
         raise StoreError(
-            f"the ledger store {self.place} {wrong}; the topic's files lie in the store {self.identity}, at"
-            f" {self.recorded} as far as the catalogue knows. Is it mounted, and does ledgers= name it? Where it was"
-            " moved, say so with `waterclock topic relocate`"
+            f"cannot use the ledger store {self.place}: {wrong}. The files of the topic are in store"
+            f" {self.identity}, last known at {self.recorded}. Is it mounted, and does ledgers= name it? If it"
+            " was moved, run 'waterclock topic relocate'"
         )
 
     def write_marker(self, identity: str, *, replace: bool = False) -> str:
@@ -241,7 +241,9 @@ class LedgerFiles:
             except _FAILURES as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
         if len(data) < length:
-            raise DamagedError(f"the ledger file {self.name(path)} is damaged: {found} bytes long; {size} were written")
+            raise DamagedError(
+                f"the ledger file {self.name(path)} is damaged: it has {found} bytes, {size} were written"
+            )
         return data
 
     def size(self, path: str) -> int:
@@ -344,8 +346,8 @@ class LedgerFiles:
             or (self.is_local and not _leads_into(base, full))
         ):
             raise DamagedError(
-                f"the catalogue names the ledger file {quoted(path)}, which is not a path inside the store"
-                f" {self.place}. Correct it in the tables waterclock_ledgers and waterclock_files"
+                f"ledger file {quoted(path)} in the catalogue must lie inside the store {self.place}. Correct"
+                " its path in the tables waterclock_ledgers and waterclock_files"
             )
         return filesystem, full
 
@@ -370,10 +372,11 @@ class LedgerFiles:
             identity, version = "", FORMAT
         if version != FORMAT:
             raise StoreError(
-                f"{self.name(MARKER)} has format {version!r}, this version knows {FORMAT}; update waterclock"
+                f"cannot read {self.name(MARKER)}: it has format {version!r}, this version knows {FORMAT}."
+                " Update waterclock"
             )
         if not isinstance(identity, str) or not is_identity(identity):
-            raise StoreError(f"{self.name(MARKER)} is damaged: it holds no identity of a ledger store")
+            raise StoreError(f"{self.name(MARKER)} is damaged: it holds no store identity")
         return identity
 
     def _reason(self, error: BaseException) -> str:

@@ -48,8 +48,8 @@ class LedgerRoot(NamedTuple):
         root = self.default if self.root is None else self.root
         if root is None:
             raise InvalidArgumentError(
-                f"ledgers: a database on a server does not say where sealed ledgers lie; give a folder or a URL"
-                f" that every user of {backend.name} can reach"
+                "ledgers must be given: sealed ledgers of a database on a server need a folder or a URL that"
+                f" every user of {backend.name} can reach"
             )
         from waterclock.topics.store.ledger_files import LedgerFiles
 

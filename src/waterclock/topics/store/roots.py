@@ -43,19 +43,19 @@ _S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_del
 def absolute(root: str) -> str:
     """Write a root so that it means the same from everywhere: an absolute path, or a URL."""
     if not root.strip():
-        raise InvalidArgumentError(f"ledgers: {root!r} is empty; give a folder or a URL such as s3://bucket/folder")
+        raise InvalidArgumentError(f"ledgers must be a folder or a URL such as s3://bucket/folder, got {root!r}")
     scheme, separator, rest = root.partition("://")
     if separator and scheme.lower() != "file":
         scheme = _OTHER_SPELLINGS.get(scheme.lower(), scheme.lower())
         if scheme in _WITH_BUCKETS and not rest.strip("/"):
-            raise InvalidArgumentError(f"ledgers: {root!r} names no bucket; write it like {scheme}://bucket/folder")
+            raise InvalidArgumentError(f"ledgers must name a bucket, as in {scheme}://bucket/folder, got {root!r}")
         return f"{scheme}://{rest}"
     found = _MISTYPED.match(root)
     if found and (found[2] or found[1].lower() in (*_OF_PYARROW, *_OTHER_SPELLINGS)):
-        remedy = "give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "a URL has two slashes"
+        remedy = "Give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "A URL has two slashes"
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} is neither a URL nor a folder; {remedy}, or write ./ in front where a"
-            " folder is meant"
+            f"ledgers must be a URL or a folder, got {without_secrets(root)!r}. {remedy}; for a folder, write"
+            " ./ in front"
         )
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
     # A link is kept, since it may be set to another place some day; only ".." has to be resolved along it.
@@ -82,8 +82,8 @@ def wrapped(filesystem: Any) -> fs.FileSystem:
         return filesystem
     if not (hasattr(filesystem, "protocol") and hasattr(filesystem, "cat_file")):
         raise InvalidArgumentError(
-            f"filesystem: a {type(filesystem).__name__} is none; give a pyarrow.fs.FileSystem or an"
-            " fsspec.AbstractFileSystem"
+            "filesystem must be a pyarrow.fs.FileSystem or an fsspec.AbstractFileSystem, got a"
+            f" {type(filesystem).__name__}"
         )
     if type(filesystem).__name__ == "LocalFileSystem":
         return fs.LocalFileSystem()  # which makes files durable
@@ -114,14 +114,14 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
     # From None, here and below: what libraries say of a root may quote it with what is secret in it.
     except (pa.ArrowInvalid, ValueError) as error:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"
-            " URL such as s3://bucket/folder"
+            "ledgers must be a folder or a URL such as s3://bucket/folder, got"
+            f" {without_secrets(root)!r}: {first_line(error, root)}"
         ) from None
     except OSError as error:
         if "libjvm" in str(error) or "libhdfs" in str(error):
             raise InvalidArgumentError(
-                f"ledgers: {without_secrets(root)!r} needs Java and Hadoop's libhdfs; install them, and set JAVA_HOME"
-                " and HADOOP_HOME"
+                f"cannot use ledgers {without_secrets(root)!r} without Java and Hadoop's libhdfs. Install"
+                " them, and set JAVA_HOME and HADOOP_HOME"
             ) from None
         raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
     return _of_fsspec(root, scheme)
@@ -138,7 +138,7 @@ def _path_of_file_url(url: str) -> str:
     except (pa.ArrowInvalid, OSError) as error:
         # From None: pyarrow quotes the URL, which may hold a password.
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(url)!r} is no file URL: {first_line(error, url)}; write it like file:///folder"
+            f"ledgers must be a URL such as file:///folder, got {without_secrets(url)!r}: {first_line(error, url)}"
         ) from None
 
 
@@ -209,19 +209,19 @@ def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415  # its users have it, others do not need it
     except ImportError:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} names a filesystem that pyarrow does not know; with fsspec installed"
-            f" (and the library for {scheme}) it may work"
+            f"ledgers must name a filesystem that pyarrow knows, got {without_secrets(root)!r}. fsspec and its"
+            f" library for {scheme} may add it"
         ) from None
     try:
         filesystem, base = url_to_fs(root)
     except ImportError as error:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} needs a library that is not installed: {first_line(error, root)}"
+            f"cannot use ledgers {without_secrets(root)!r}: a library is not installed: {first_line(error, root)}"
         ) from None
     except ValueError as error:
         raise InvalidArgumentError(
-            f"ledgers: {without_secrets(root)!r} is no filesystem URL: {first_line(error, root)}; give a folder or a"
-            " URL such as s3://bucket/folder"
+            "ledgers must be a folder or a URL such as s3://bucket/folder, got"
+            f" {without_secrets(root)!r}: {first_line(error, root)}"
         ) from None
     except OSError as error:
         raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None

@@ -319,7 +319,7 @@ class SealedFile:
             raise self._damaged("its footer", error) from error
         places = [place for place in places if place.column in wanted]
         if not places or not all(0 <= place.start <= place.stop <= self._size for place in places):
-            raise self._damaged("its footer", f"row group {group} lies outside of the file")
+            raise self._damaged("its footer", f"row group {group} lies outside the file")
         return places
 
     def _damaged(self, what: str, why: object) -> DamagedError:

@@ -251,7 +251,7 @@ def _of_ledger(storage: Storage, row: sa.RowMapping) -> Iterator[tuple[int, pa.T
             numbers = pa.repeat(pa.scalar(ledger.number, pa.int64()), table.num_rows)
             table = table.append_column(SHARED_SCHEMA.field("ledger"), numbers)
         elif set(table["ledger"].unique().to_pylist()) != {ledger.number}:
-            error = DamagedError(f"row group {group.number} holds other ledgers where this one should be")
+            error = DamagedError(f"row group {group.number} holds messages of another ledger")
             raise located(error, storage.name, ledger=ledger.number, entry=group.entry)
         yield group.skipped, table.select(_COLUMNS)
 

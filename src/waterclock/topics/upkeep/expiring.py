@@ -193,8 +193,8 @@ def _alone(storage: Storage) -> Generator[Callable[[], None]]:
         row, now = storage.lock(connection)
         if row["expiring_owner"] not in (None, owner) and row["expiring_until"] > now:
             raise UnavailableError(
-                f"an expiry of topic {storage.name!r} is running already, by {row['expiring_owner']} until"
-                f" {format_time(row['expiring_until'])} or longer; try again later"
+                f"cannot expire topic {storage.name!r}: another expiry is running, by {row['expiring_owner']}"
+                f" until {format_time(row['expiring_until'])} or longer. Try again later"
             )
         _write(connection, {"expiring_owner": owner, "expiring_until": now + LEASE})
 

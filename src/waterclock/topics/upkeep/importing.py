@@ -88,7 +88,7 @@ def import_lost(storage: Storage) -> list[int]:
         try:
             chunks = _checked(storage, offer, wanted)
         except (DamagedError, LostFileError) as error:
-            _log.warning("%s is not imported into topic %r: %s", storage.files.name(offer.path), storage.name, error)
+            _log.warning("cannot import %s into topic %r: %s", storage.files.name(offer.path), storage.name, error)
             continue
         imported += _commit(storage, offer, wanted, chunks)
     return sorted(imported)
@@ -100,7 +100,7 @@ def _offers(storage: Storage) -> Iterator[_Offer]:
         try:
             facts = facts_in(parsed_by_its_mark(storage.files, path))
         except (DamagedError, LostFileError) as error:
-            _log.warning("%s is no ledger file, or a damaged one: %s", storage.files.name(path), error)
+            _log.warning("%s is not a ledger file, or is damaged: %s", storage.files.name(path), error)
             continue
         if facts is not None and facts.ledgers:
             yield _Offer(path, size, facts.topic, facts.origin, facts.ledgers)
@@ -184,7 +184,7 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
     chunks: dict[int, list[int]] = {}
     for facts in wanted:
         if sum(group.messages + group.skipped for group in facts.row_groups) > facts.messages:
-            raise DamagedError(f"it says that ledger {facts.ledger} has {facts.messages} messages, and holds more")
+            raise DamagedError(f"it lists {facts.messages} messages for ledger {facts.ledger}, and holds more")
     pieces = [(facts, at, group) for facts in wanted for at, group in enumerate(facts.row_groups)]
     table, read = None, -1
     for facts, at, group in pieces:
@@ -193,7 +193,7 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
             table, chunks[number], _ = file.read_back(number, 0)
             read = number
         if not group.is_in(table, facts.ledger):
-            raise DamagedError(f"row group {number} does not hold what the file says of ledger {facts.ledger}")
+            raise DamagedError(f"row group {number} does not match what the file lists for ledger {facts.ledger}")
     return chunks
 
 

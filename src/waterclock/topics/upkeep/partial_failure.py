@@ -29,7 +29,7 @@ class Done(NamedTuple):
 
 def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileError) -> Undone:
     """Log that a ledger is left as it is, and note it."""
-    _log.error("cannot %s ledger %d of topic %r, and goes on with the others: %s", verb, ledger, topic, error)
+    _log.error("cannot %s ledger %d of topic %r; continuing with the others: %s", verb, ledger, topic, error)
     return Undone(ledger, str(error), isinstance(error, LostFileError))
 
 
@@ -51,9 +51,8 @@ def total(topic: str, verb: str, parts: Iterable[Done]) -> int:
     numbers = list(dict.fromkeys(piece.ledger for piece in undone))
     which = ("ledger " if len(numbers) == 1 else "ledgers ") + ", ".join(map(str, numbers))
     text = (
-        f"{which} of topic {topic!r} could not be {verb}; what was {verb} besides: {count}. The first fault:"
-        f" {undone[0].why}. Look with `waterclock topic verify {topic}`, and mend with"
-        f" `waterclock topic repair {topic}`"
+        f"{which} of topic {topic!r} could not be {verb}; others {verb}: {count}. Run 'waterclock topic verify"
+        f" {topic}', then 'waterclock topic repair {topic}'. First fault: {undone[0].why}"
     )
     if all(piece.gone for piece in undone):
         raise LostFileError(text)

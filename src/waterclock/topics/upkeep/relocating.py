@@ -105,9 +105,9 @@ def _missing(paths: Mapping[str, int], done: Mapping[str, int]) -> dict[str, int
 def _insist_on_size(there: LedgerFiles, path: str, size: int) -> int:
     found = there.size_if_there(path)
     if found is None:
-        raise LostFileError(f"{there.name(path)} is not there; the topic stays where it is")
+        raise LostFileError(f"cannot relocate the topic: {there.name(path)} is missing")
     if found != size:
-        raise LostFileError(f"{there.name(path)} has {found} bytes, {size} were written; the topic stays where it is")
+        raise LostFileError(f"cannot relocate the topic: {there.name(path)} has {found} bytes, {size} were written")
     return 0
 
 
@@ -132,9 +132,9 @@ def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
         return  # the former place cannot be reached, as is to be expected
     if not same_place:
         raise InvalidArgumentError(
-            f"root: {there.place} holds a copy of the store at {here.place}, marker and all, and both are there; which"
-            " one counts? Rename the former one and relocate again, or remove the marker of the copy: then its files"
-            " are compared and taken over"
+            f"root must not hold a copy of the store at {here.place} with the same marker, got {there.place}."
+            " Rename the old store and relocate again, or remove the marker of the copy to have its files"
+            " compared and adopted"
         )
 
 
@@ -257,8 +257,8 @@ def _take_back(copies: _Copies, connection: sa.Connection) -> set[str]:
     going = sa.select(file_rows.c.path).where(*copies.in_store, *removing)
     if connection.execute(going.limit(1)).one_or_none() is not None:
         raise UnavailableError(
-            f"files that topic {storage.name!r} left in {copies.there.place} are being removed just now; try again in a"
-            " minute"
+            f"cannot relocate topic {storage.name!r}: its former files in {copies.there.place} are being"
+            " removed. Try again in a minute"
         )
     taken = {"state": "copied", "owner": copies.owner, "until": now + LEASE}
     free = sa.not_(sa.and_(*removing))  # a sweep takes no turns with us

@@ -58,13 +58,13 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
         except (UnavailableError, DamagedError) as error:
             if strict and isinstance(error, DamagedError):  # a path that no try will make right
                 _forget(storage, path)
-                _log.warning("topic %r is removed without that file: %s", storage.name, error)
+                _log.warning("removing topic %r without that file: %s", storage.name, error)
                 continue
             if strict:
                 raise
             if isinstance(error, StoreError):
                 unusable.add(identity)
-            _log.warning("sweep of topic %r will try again: %s", storage.name, error)
+            _log.warning("sweep of topic %r will be retried: %s", storage.name, error)
     for ledger in _ledgers_with_rows(storage):
         delete_rows(storage, ledger)
     lower_peaks(storage)
@@ -120,7 +120,7 @@ def _store_left(storage: Storage, identity: str) -> LedgerFiles:
             return recorded_store(identity, row.root, row.is_complete, "a file to be deleted")
     except InvalidArgumentError as error:
         raise StoreError(str(error)) from error
-    raise StoreError(f"the catalogue has lost the place of store {identity}, which topic {storage.name!r} has left")
+    raise StoreError(f"the catalogue lacks the location of store {identity}, which topic {storage.name!r} used before")
 
 
 def _remove(storage: Storage, path: str, left_in: LedgerFiles, name: str) -> bool:

@@ -97,6 +97,4 @@ def read_back(
 
 def reads_differently(files: LedgerFiles, path: str) -> UnavailableError:
     """Say that a file is not what was written."""
-    return UnavailableError(
-        f"{files.name(path)} reads back differently from what was written; its disk or store is not to be trusted"
-    )
+    return UnavailableError(f"{files.name(path)} reads back differently from what was written. Check its disk or store")

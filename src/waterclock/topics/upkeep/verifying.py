@@ -211,7 +211,7 @@ def _check_entries(
     faults += _gap(ledger, number, expected["entries"], end - ordinal)
     known = Bounds.of_row(expected)  # pyright: ignore[reportArgumentType]  # a mapping of the same names
     if not faults and bounds is not None and known != bounds:
-        faults.append(Fault("catalogue", f"the bounds of ledger {ledger} are not those of its entries", ledger))
+        faults.append(Fault("catalogue", f"the bounds of ledger {ledger} do not match its entries", ledger))
     return _Checked(faults, count, messages)
 
 
@@ -221,7 +221,7 @@ def _gap(ledger: int, expected: int, found: int, messages: int) -> Iterator[Faul
         text = f"{which} missing in ledger {ledger}, with {max(messages, 0)} messages"
         yield Fault("missing entries", text, ledger, expected, max(messages, 0))
     elif messages or found < expected:
-        text = f"entry {found} of ledger {ledger} does not follow what stands before it: {messages} messages between"
+        text = f"entry {found} of ledger {ledger} does not follow the entry before it: {messages} messages between"
         yield Fault("catalogue", text, ledger, found)
 
 
@@ -235,5 +235,5 @@ def _check_entry(ledger: int, row: Mapping[Any, Any], known: Bounds | None) -> I
         text = f"entry {row['entry']} of ledger {ledger} holds {batch.num_rows} messages, not {row['messages']}"
         yield Fault("damaged", text, ledger, row["entry"], row["messages"])
     elif Bounds.of_messages(batch) != known:
-        text = f"the bounds of entry {row['entry']} of ledger {ledger} are not those of its messages"
+        text = f"the bounds of entry {row['entry']} of ledger {ledger} do not match its messages"
         yield Fault("catalogue", text, ledger, row["entry"])

@@ -106,7 +106,7 @@ def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str)
         yield Fault("catalogue", text, row["ledger"], file=name)
     known = Bounds.of_row(row)  # pyright: ignore[reportArgumentType]  # a mapping of the same names
     if known is not None and bounds_of(groups) != known:
-        text = f"the bounds of ledger {row['ledger']} are not those of its row groups"
+        text = f"the bounds of ledger {row['ledger']} do not match its row groups"
         yield Fault("catalogue", text, row["ledger"], file=name)
 
 
@@ -135,5 +135,5 @@ def _check_row_group(number: int, pieces: list[_Piece], name: str) -> Iterator[F
         return
     for ledger, group, _ in pieces:
         if not group.is_in(table, ledger.number):
-            text = f"row group {number} of {name} does not hold what the catalogue says of ledger {ledger.number}"
+            text = f"row group {number} of {name} does not match what the catalogue says of ledger {ledger.number}"
             yield Fault("damaged", text, ledger.number, group.entry, group.messages, name, number)

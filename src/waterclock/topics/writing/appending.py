@@ -101,8 +101,8 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     """
     if len(entry.data) > storage.backend.largest_value:
         raise InvalidArgumentError(
-            f"messages: {entry.messages} messages make an entry of {len(entry.data)} bytes, and the database takes"
-            f" {storage.backend.largest_value} at once; append fewer at a time"
+            f"messages must fit an entry of {storage.backend.largest_value} bytes, got {entry.messages}"
+            f" messages of {len(entry.data)} bytes. Append fewer at a time"
         )
     if entry.messages == 0 and producer is None:
         return Appended(None, 0, rejected=entry.rejected)
@@ -203,9 +203,9 @@ def _repeated(append: _Append, repeat: Repeat) -> Appended:
         rejected = limit.too_far(entry.times, verdict.judged_at)
         if len(rejected) != verdict.rejected and append.producer is not None:
             raise InvalidArgumentError(
-                f"sequence: the numbers {append.producer.first} to {append.producer.last} of producer"
-                f" {append.producer.name!r} were appended before with other times, and {verdict.rejected} of"
-                " the messages were rejected then; append those that are corrected with numbers after the last"
+                f"numbers {append.producer.first} to {append.producer.last} of producer"
+                f" {append.producer.name!r} were already appended with other times, and {verdict.rejected} of"
+                " the messages were rejected then. Append corrected messages with numbers after the last"
             )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
 

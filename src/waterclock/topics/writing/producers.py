@@ -108,11 +108,11 @@ def numbered(
 ) -> ProducerAppend | None:
     """Check what a caller says about its producer; None where it names none."""
     if (producer is None) != (sequence is None):
-        raise InvalidArgumentError(f"producer: {producer!r} and sequence: {sequence!r} only mean something together")
+        raise InvalidArgumentError(f"producer and sequence must be given together, got {producer!r} and {sequence!r}")
     if producer is None or sequence is None:
         return None
     if producer_epoch is not None and (not isinstance(producer_epoch, int) or isinstance(producer_epoch, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
-        raise InvalidArgumentError(f"epoch: {producer_epoch!r} is no int; give the producer's, or None")
+        raise InvalidArgumentError(f"epoch must be an int or None, got {producer_epoch!r}")
     first = check_sequence(sequence, messages)
     return ProducerAppend(check_name(producer), first, first + messages - 1, producer_epoch, checksum)
 

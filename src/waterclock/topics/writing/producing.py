@@ -140,13 +140,13 @@ class Producer(Closing):
         if not self._before.holds(sequence):
             known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
             raise InvalidArgumentError(
-                f"sequence: message {sequence} of producer {self._name!r} {known}, and its numbers only grow: the last"
-                f" one is {self._stored_before}; give it a number after that"
+                f"sequence of producer {self._name!r} must be greater than {self._stored_before}, its last,"
+                f" got {sequence}, which {known}"
             )
 
     def _skip_to(self, sequence: int) -> None:
         if sequence < self._next:
-            raise InvalidArgumentError(f"sequence: {sequence} comes after {self._next - 1} was sent; numbers only grow")
+            raise InvalidArgumentError(f"sequence must be greater than {self._next - 1}, the last sent, got {sequence}")
         if sequence > self._next:
             self._drain()  # an entry's messages count on without a gap
             self._next = sequence
@@ -163,7 +163,7 @@ class Producer(Closing):
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise InvalidArgumentError(f"producer {self._name!r} is closed; open a new one")
+            raise InvalidArgumentError(f"cannot send with producer {self._name!r}: it is closed. Open a new one")
 
     def _work(self) -> None:
         while True:
@@ -204,7 +204,7 @@ class Producer(Closing):
         rejected = append_entry(self._storage, entry, append).rejected
         if rejected:
             _log.warning(
-                "producer %r: %d of %d messages are rejected, the first: %s",
+                "producer %r: %d of %d messages were rejected, the first: %s",
                 self._name,
                 len(rejected),
                 len(batch),

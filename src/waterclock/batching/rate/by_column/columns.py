@@ -102,7 +102,7 @@ class RateAwareColumns:
     ) -> None:
         rule = RateRule.checked(batch_length, timeout)
         if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"streams: {quoted(streams)} is no list; give the names of the streams")
+            raise InvalidArgumentError(f"streams must be a list of names, got {quoted(streams)}")
         self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
@@ -224,7 +224,7 @@ class RateAwareColumns:
         self._check(codes, times, bounds)
         if clock is not None and len(readings) != len(bounds) - 1:
             raise InvalidArgumentError(
-                f"clock: {len(readings)} readings for {len(bounds) - 1} calls; give what it showed at each call"
+                f"clock must have a reading for each of the {len(bounds) - 1} calls, got {len(readings)}"
             )
         self._warn_of_long_calls(codes, times, bounds)
         self._paused |= clock is None
@@ -292,15 +292,18 @@ class RateAwareColumns:
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
         if len(codes) != len(times):
-            raise InvalidArgumentError(f"streams, event_times: lengths {len(codes)} and {len(times)} differ")
+            raise InvalidArgumentError(
+                f"streams and event_times must have equal lengths, got {len(codes)} and {len(times)}"
+            )
         if len(self._times) + len(times) > _MOST_MESSAGES:
-            raise InvalidArgumentError(f"{len(times)} messages are too many at once; give fewer than {_MOST_MESSAGES}")
+            raise InvalidArgumentError(f"messages must be fewer than {_MOST_MESSAGES} at once, got {len(times)}")
         if len(codes) and not 0 <= codes.min() <= codes.max() < known:
-            raise InvalidArgumentError(f"streams: numbers {codes.min()} to {codes.max()} of {known} streams")
+            raise InvalidArgumentError(
+                f"streams must be integers ≥ 0 and < {known}, got {codes.min()} to {codes.max()}"
+            )
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
-                f"calls: {quoted(bounds)} does not lead from 0 to {len(times)} without descending; give where each call"
-                " begins and, last, the number of messages"
+                f"calls must ascend from 0 to the number of messages, {len(times)}, got {quoted(bounds)}"
             )
 
     def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:
@@ -395,10 +398,10 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
         given = given.astype(np.int64)  # what NumPy makes of an empty list
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(
-            f"{name}: an array of {given.dtype}; give whole numbers, times as int64 nanoseconds since the epoch, UTC"
+            f"{name} must be an array of integers (times: int64 nanoseconds since the epoch, UTC), got {given.dtype}"
         )
     if given.dtype == np.uint64 and given.max(initial=0) > MAX_NS:
-        raise InvalidArgumentError(f"{name}: {given.max()} does not fit 64-bit integers; are they nanoseconds?")
+        raise InvalidArgumentError(f"{name} must fit in 64 bits, got {given.max()}. Are they nanoseconds?")
     return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])
 
 
@@ -415,6 +418,6 @@ def compiled() -> Any:
         from waterclock.batching.rate.by_column import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(
-            f"Numba finds no folder for its compiled code ({error}); set NUMBA_CACHE_DIR to one that can be written"
+            f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"
         ) from error
     return kernel

@@ -74,7 +74,7 @@ class RateColumnsState(NamedTuple):
             Where they are something else or of another version.
         """
         if not has_form(_FORM, state):
-            raise SchemaError(f"{len(state)} bytes are no state of rate-aware columns")
+            raise SchemaError(f"{len(state)} bytes are not the state of rate-aware columns")
         line, _, compressed = bytes(unframed(_FORM, state, _NAME)).partition(b"\n")
         with read_as(_NAME):
             facts = parsed(line)
@@ -106,7 +106,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]]) -> dict[str, Array]:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(data) != sum(sizes) or not unpacker.eof or unpacker.unused_data:
-        raise ValueError(f"its arrays are not {sum(sizes)} bytes")
+        raise ValueError(f"expected arrays of {sum(sizes)} bytes")
     found: dict[str, Array] = {}
     offset = 0
     for (name, kind), shape, size in zip(_ARRAYS.items(), shapes, sizes, strict=True):

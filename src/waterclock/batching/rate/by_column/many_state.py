@@ -54,7 +54,7 @@ def from_arrays(
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(numbers) != total:
-        raise ValueError(f"its arrays are not {total} bytes")
+        raise ValueError(f"expected arrays of {total} bytes")
     parts = np.split(np.frombuffer(numbers, np.int64), np.cumsum(sizes)[:-1])
     rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for = parts
     rules = RateAwareMany(rule)
@@ -73,7 +73,7 @@ def from_arrays(
     rules.waits_for = waits_for.astype(np.int32)
     rules.kept_sources = kept_sources.astype(np.int64)
     if len(rules.waits_for) != len(kept_sources):
-        raise ValueError(f"{len(kept_sources)} messages are kept, of which {len(rules.waits_for)} are known")
+        raise ValueError(f"expected {len(rules.waits_for)} kept messages, got {len(kept_sources)}")
     return rules
 
 

@@ -174,8 +174,7 @@ class RateAwareBatcher:
             times = list(map(_event_time, messages))
         except (AttributeError, TypeError):
             raise InvalidArgumentError(
-                f"messages: {quoted(messages)} is no list of messages; give those that arrived together, as"
-                " [message, …]"
+                f"messages must be a list of messages that arrived together, got {quoted(messages)}"
             ) from None
         if sources != self._sources:
             self._refuse_others(sources)
@@ -256,7 +255,7 @@ class RateAwareBatcher:
             For another source.
         """
         if source is not None and not (isinstance(source, str) and source in self._sources):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"source: {quoted(source)} is not the source of this batcher")
+            raise InvalidArgumentError(f"source must be that of this batcher, got {quoted(source)}")
         batches = self.flush()
         if self._assembly is not None:
             self._assembly.lost = True
@@ -368,8 +367,8 @@ class RateAwareBatcher:
         known = from_bytes(state)
         if (known.gated is None) != callable(gated):
             raise InvalidArgumentError(
-                f"gated: {quoted(gated)} does not go with the state, {'whose' if known.gated is None else 'not a'}"
-                " batcher chose its gating streams by a function; give that function, or none where it had none"
+                f"gated must be {'the function' if known.gated is None else 'the streams, not a function,'}"
+                f" that the saved batcher used, got {quoted(gated)}"
             )
         batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
         batcher._rule = known.rule
@@ -389,8 +388,8 @@ class RateAwareBatcher:
         known = self._sources or set(sorted(sources)[:1])
         if others := sources - known:
             raise InvalidArgumentError(
-                f"source: {quoted(min(others))} came to the batcher of {quoted(min(known))}; use BySource for many"
-                " sources"
+                f"source must be {quoted(min(known))}, as in earlier messages, got {quoted(min(others))}. Use"
+                " BySource for many sources"
             )
 
     def _forget(self) -> list[Batch]:

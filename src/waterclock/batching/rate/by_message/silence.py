@@ -58,8 +58,8 @@ class Silence:
         for message in messages:
             if message.receive_time is None:
                 raise InvalidArgumentError(
-                    f"receive_time: a message of stream {quoted(message.stream)} with event_time {message.event_time}"
-                    " has none, and forget_after goes by it; give it, as topics do"
+                    "receive_time must be set if forget_after is, got None in a message of stream"
+                    f" {quoted(message.stream)} with event_time {message.event_time}"
                 )
 
     def ends_with(self, messages: list[Message]) -> bool:

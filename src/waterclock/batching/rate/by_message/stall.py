@@ -61,7 +61,7 @@ class StallWatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         if not callable(clock):
-            raise InvalidArgumentError(f"clock: {quoted(clock)} is no function; give one that returns seconds")
+            raise InvalidArgumentError(f"clock must be a function that returns seconds, got {quoted(clock)}")
         self.clock = clock
         self.now = self.since = clock()
         self.unmoved = 0

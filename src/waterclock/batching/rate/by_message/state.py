@@ -128,7 +128,7 @@ class RateState:
         assembly.trusted_from = moment(facts["trusted_from"])
         assembly.outnumbered = flag(facts["outnumbered"])
         if next(self._messages, None) is not None:
-            raise ValueError("a message is in no place")
+            raise ValueError("a message belongs to no window and no stream")
         return assembly
 
 
@@ -166,7 +166,7 @@ def _decompressed(written: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("they are cut short, or go on after their end")
+        raise ValueError("its compressed facts are truncated or too long")
     return facts
 
 
@@ -182,7 +182,7 @@ def _silence(after: Any, clock: Any) -> Silence:
 def _run(written: list[Any]) -> StartRun:
     first, last, step = written
     if count(step) == 0:
-        raise ValueError("windows have no length")
+        raise ValueError("windows have length 0")
     return StartRun(moment(first), moment(last), step)
 
 
@@ -246,5 +246,5 @@ def _fill(
 def _grid(written: list[Any]) -> PulseGrid:
     origin, rate = written
     if count(rate) == 0:
-        raise ValueError("a grid has no pulses")
+        raise ValueError("a pulse grid is empty")
     return PulseGrid(moment(origin), rate)
