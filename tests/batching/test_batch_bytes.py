@@ -97,7 +97,7 @@ def test_bytes_of_another_kind_are_refused(data: bytes, says: str) -> None:
 def test_other_buffers_are_read_and_what_is_no_buffer_is_refused() -> None:
     assert Batch.from_bytes(memoryview(DATA)) == BATCH  # type: ignore[arg-type]
     assert Batch.from_bytes(bytearray(DATA)) == BATCH  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="'text' is a str"):
+    with pytest.raises(InvalidArgumentError, match="data must be the bytes of a batch, got 'text'"):
         Batch.from_bytes("text")  # type: ignore[arg-type]
 
 

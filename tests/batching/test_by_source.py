@@ -127,9 +127,13 @@ def test_adding_without_advancing_keeps_one_deadline_a_source() -> None:
 
 
 def test_nothing_but_messages_is_taken() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"messages: 'text' is a str"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"messages must be a waterclock.Message or a list of them, got 'text'"
+    ):
         BySource(batcher_of_five).add("text")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"factory: .* is a EventTimeBatcher"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"factory must be a function that returns a batcher, got .*EventTimeBatcher"
+    ):
         BySource(batcher_of_five())  # type: ignore[arg-type]
 
 

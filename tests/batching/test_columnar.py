@@ -239,14 +239,17 @@ def test_texts_may_be_views_large_or_dictionaries_in_pieces_and_slices() -> None
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"receive_time": None}, r"must have one column 'receive_time'; it has \['source', 'stream', 'event_time'\]"),
+        (
+            {"receive_time": None},
+            r"must have exactly one column 'receive_time', got \['source', 'stream', 'event_time'\]",
+        ),
         ({"event_time": [1.0]}, "column 'event_time' is double; it must be int64"),
         ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' is timestamp\[ns\]"),
         ({"event_time": pa.array([1], pa.date32())}, r"column 'event_time' is date32"),
         ({"receive_time": pa.array([1], pa.duration("ns"))}, r"column 'receive_time' is duration\[ns\]"),
         ({"source": [1]}, "column 'source' must be a string or a dictionary of strings, got int64"),
-        ({"stream": pa.array([b"a"])}, "column 'stream' is binary"),
-        ({"batch_start": [1]}, "a column 'batch_start' already"),
+        ({"stream": pa.array([b"a"])}, "column 'stream' must be .* got binary"),
+        ({"batch_start": [1]}, "already has a column 'batch_start'"),
     ],
 )
 def test_a_column_that_is_missing_or_of_another_type_is_named(changes: dict[str, Any], complaint: str) -> None:
@@ -266,7 +269,7 @@ def test_a_column_that_is_missing_or_of_another_type_is_named(changes: dict[str,
     ],
 )
 def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"column '{next(iter(changes))}' holds 1 nulls"):
+    with pytest.raises(InvalidArgumentError, match=f"column '{next(iter(changes))}' must not hold nulls, got 1"):
         assign_batches(one_row(**changes), **LENGTHS)
 
 
@@ -286,7 +289,7 @@ def test_an_option_that_cannot_be_meant_is_named(options: dict[str, Any], compla
 
 
 def test_only_tables_are_taken() -> None:
-    with pytest.raises(InvalidArgumentError, match="table must be a pyarrow.Table, got a RecordBatch"):
+    with pytest.raises(InvalidArgumentError, match=r"table must be a pyarrow.Table, got a RecordBatch"):
         assign_batches(to_arrow([]), **LENGTHS)
 
 
@@ -313,7 +316,7 @@ def test_arrays_must_have_one_length_and_numbers_from_0() -> None:
     rule = EventTimeRule(5, 2, 0, "split")
     none, one, below = np.zeros(0, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32)
     time = np.zeros(1, np.int64)
-    with pytest.raises(InvalidArgumentError, match="differ"):
+    with pytest.raises(InvalidArgumentError, match="must have equal lengths"):
         assign_arrays(none, one, time, time, rule)
     with pytest.raises(InvalidArgumentError, match="streams must be integers ≥ 0, got -1"):
         assign_arrays(one, below, time, time, rule)

@@ -298,7 +298,7 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
         ({"max_delay": timedelta(-1)}, "max_delay: .* is negative"),
         ({"max_lead": "soon"}, "max_lead: 'soon' is not a duration"),
         ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
-        ({"on_conflict": ["split"]}, r"on_conflict: \['split'\] is not known"),
+        ({"on_conflict": ["split"]}, r"on_conflict must be one of .* got \['split'\]"),
         ({"streams": []}, r"streams must name every stream of the source, got \[\]"),
         ({"streams": "temperature"}, "streams must be a list of names, got 'temperature'"),
         ({"streams": ["a", ""]}, "streams must be non-empty strings, got ''"),
@@ -319,7 +319,11 @@ def test_an_option_that_cannot_be_meant_is_named_with_its_value(options: dict[st
         (Message("device", "a", 1), None, r"receive_time must be set, got None in .* add\(message, now=…\)"),
         (message("a", 1), datetime(2026, 7, 1), "now: .* is a naive datetime"),  # noqa: DTZ001  # the mistake
         (message("a", 1), 1.0, "now: 1.0 is a float"),
-        (message("a", 1, source="other"), None, "source must be 'device', as in earlier messages, got 'other'. Use BySource"),
+        (
+            message("a", 1, source="other"),
+            None,
+            "source must be 'device', as in earlier messages, got 'other'. Use BySource",
+        ),
     ],
 )
 def test_a_message_that_cannot_be_taken_changes_nothing(given: Any, now: Any, complaint: str) -> None:

@@ -127,7 +127,7 @@ def test_facts_that_were_never_written_are_damage(changes: dict[str, object]) ->
 
 
 def test_another_version_is_refused_with_what_to_do() -> None:
-    with pytest.raises(SchemaError, match="version 2 and this Waterclock reads 1; replay"):
+    with pytest.raises(SchemaError, match=r"version 2, and this Waterclock reads 1. Replay"):
         EventTimeBatcher.restore(with_facts(version=2))
 
 

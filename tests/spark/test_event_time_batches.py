@@ -171,7 +171,7 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
         (["source", "stream", "event_time"], "there is no column 'receive_time'; it has source, stream, event_time"),
         (
             ["source", "stream", "CAST(timestamp_micros(event_time) AS TIMESTAMP_NTZ) AS event_time", "receive_time"],
-            "column 'event_time' is timestamp_ntz; it must be timestamp, or bigint in nanoseconds since the epoch. Cast",
+            "column 'event_time' is timestamp_ntz; it must be timestamp, or bigint in nanoseconds since the epoch",
         ),
         (
             ["source", "stream", "event_time", "CAST(receive_time AS DOUBLE) AS receive_time"],

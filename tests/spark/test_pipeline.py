@@ -381,7 +381,9 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
     ):
         check_places(other_ids)
     database.create_table("texts", id_type="text", payload="text")
-    with pytest.raises(wc.InvalidArgumentError, match="table 'texts' must have payload=\"bytes\" to hold batches, got text"):
+    with pytest.raises(
+        wc.InvalidArgumentError, match="table 'texts' must have payload=\"bytes\" to hold batches, got text"
+    ):
         check_places(read(write(tmp_path, PIPELINE.replace('table = "batches"', 'table = "texts"'))))
     no_database = read(write(tmp_path, PIPELINE.replace("/f.db", "/g.db")))
     with pytest.raises(wc.NotFoundError, match=r"^press, source: no database file"):

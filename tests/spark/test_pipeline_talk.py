@@ -73,7 +73,11 @@ def test_prometheus_is_answered_at_an_address(tmp_path: Path) -> None:
     assert 'waterclock_pipeline_rejected_total{pipeline="press",reason="late"} 3.0' in lines
     assert 'waterclock_pipeline_micro_batch_seconds{phase="all",pipeline="press"} 0.12' in lines
     assert 'waterclock_pipeline_lag_messages{pipeline="press"} 1.0' in lines
-    for wrong, says in (("nowhere", "metrics must be HOST:PORT"), ("127.0.0.1:99999", "metrics must be HOST:PORT"), ("0.0.0.256:1", "cannot")):
+    for wrong, says in (
+        ("nowhere", "metrics must be HOST:PORT"),
+        ("127.0.0.1:99999", "metrics must be HOST:PORT"),
+        ("0.0.0.256:1", "cannot"),
+    ):
         with pytest.raises(wc.WaterclockError, match=f"metrics: .*{says}"), reporter.shown(wrong):
             pass
 
@@ -125,7 +129,10 @@ Caused by: java.lang.IllegalStateException: more
         ),
         ("[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST", "one of Spark's processes has"),
         ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
-        ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.", "its master was unreachable"),
+        (
+            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
+            "its master was unreachable",
+        ),
         ("", "Spark failed and gave no reason"),
     ],
 )

@@ -167,7 +167,9 @@ def test_an_entry_in_two_micro_batches_is_refused_with_what_to_do() -> None:
     stream = RateStream(PLAIN_OPTIONS)
     stream.take(many(call[:1], random.Random(1)))  # noqa: S311
     stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
-    with pytest.raises(InvalidArgumentError, match=r"must come whole and in order, got entry 0:0 in a micro-batch after"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"must come whole and in order, got entry 0:0 in a micro-batch after"
+    ):
         stream.take(many(call[1:], random.Random(1)))  # noqa: S311
 
 

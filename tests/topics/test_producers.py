@@ -98,7 +98,11 @@ def test_what_a_producer_sends_again_after_a_restart_must_have_been_stored(sqlit
         first.send(published([5])[0], sequence=5)
     with sqlite_topic.producer("p") as second:
         assert second.send(published([5])[0], sequence=5) is False
-        for sequence, word in ((4, "was never appended"), (-1, "must number 1 messages from 0"), ("4", "must be an int")):
+        for sequence, word in (
+            (4, "was never appended"),
+            (-1, "must number 1 messages from 0"),
+            ("4", "must be an int"),
+        ):
             with pytest.raises(InvalidArgumentError, match=word):
                 second.send(published([4])[0], sequence=sequence)  # type: ignore[arg-type]
     forgotten = sa.update(producers).values(covered=json.dumps([[None, 5]]))

@@ -96,7 +96,9 @@ def test_a_bucket_that_is_missing_is_an_absent_store(database: wc.Database, s3_s
     append_ledgers(topic, FLOW)
     topic.seal()
     absent = wc.connect(str(database.backend.url), s3_server.url("no-such-bucket/data"))
-    with pytest.raises(StoreError, match=rf"s3://no-such-bucket/data: waterclock-store.json is missing.*s3://{bucket}/data"):
+    with pytest.raises(
+        StoreError, match=rf"s3://no-such-bucket/data: waterclock-store.json is missing.*s3://{bucket}/data"
+    ):
         absent.topic("t")
     with pytest.raises(
         UnavailableError, match=r"cannot make a ledger store at s3://no-such-bucket/data.*NO_SUCH_BUCKET"
@@ -108,7 +110,7 @@ def test_a_bucket_that_is_missing_is_an_absent_store(database: wc.Database, s3_s
     topic.append(published([9]))
     topic.roll()
     for use in (lambda: times(topic), topic.seal, topic.compact, lambda: topic.truncate(3)):
-        with pytest.raises(StoreError, match="waterclock-store.json is missing"):
+        with pytest.raises(StoreError, match=r"waterclock-store.json is missing"):
             use()
     assert len(topic.ledgers()) == 4
     store.create_dir(bucket)

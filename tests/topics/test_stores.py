@@ -151,9 +151,9 @@ def test_a_store_in_use_that_is_absent_is_not_made_a_second_time(tmp_path: Path)
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
         database.create_topic("t")
         root.rename(tmp_path / "elsewhere")
-        with pytest.raises(StoreError, match="waterclock-store.json is missing"):
+        with pytest.raises(StoreError, match=r"waterclock-store.json is missing"):
             database.create_topic("u")
-        with pytest.raises(StoreError, match="waterclock-store.json is missing"):
+        with pytest.raises(StoreError, match=r"waterclock-store.json is missing"):
             database.create_topic("t", exist_ok=True)
         assert not root.exists()
         (tmp_path / "elsewhere").rename(root)
@@ -326,7 +326,7 @@ def test_a_folder_that_is_unmounted_while_a_file_is_written_gets_no_ledger(
         return written
 
     monkeypatch.setattr(sealing, "write_ledger", unmount)
-    with pytest.raises(StoreError, match="waterclock-store.json is missing"):
+    with pytest.raises(StoreError, match=r"waterclock-store.json is missing"):
         sqlite_topic.seal()
     assert {info.state for info in sqlite_topic.ledgers()} == {"closed", "open"}
 
@@ -469,7 +469,7 @@ def test_files_are_named_once_each(sqlite_topic: Topic) -> None:
 def test_a_store_that_does_not_answer_is_distinguished_from_one_that_is_not_there(tmp_path: Path) -> None:
     handler = Unreachable(tmp_path)
     store = LedgerFiles("bucket", fs.PyFileSystem(handler), identity="0" * 32)
-    with pytest.raises(StoreError, match="waterclock-store.json is missing"):
+    with pytest.raises(StoreError, match=r"waterclock-store.json is missing"):
         store.check()
     handler.is_down = True
     with pytest.raises(UnreachableStoreError, match="cannot reach"):

@@ -348,7 +348,7 @@ def test_a_file_that_waits_for_its_deletion_does_not_stand_in(topic: Topic) -> N
 def test_an_absent_store_is_no_fault_and_nothing_is_recorded_as_lost(topic: Topic, tmp_path: Path) -> None:
     (tmp_path / "ledgers").rename(tmp_path / "elsewhere")
     for look in (topic.verify, topic.repair):
-        with pytest.raises(UnavailableError, match="waterclock-store.json is missing"):
+        with pytest.raises(UnavailableError, match=r"waterclock-store.json is missing"):
             look()
     (tmp_path / "elsewhere").rename(tmp_path / "ledgers")
     assert topic.verify(deep=True).is_whole

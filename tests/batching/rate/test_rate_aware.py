@@ -29,10 +29,10 @@ from waterclock.message import Message
         ({"batch_length": "31d"}, "batch_length must be at most 30d, got '31d'"),
         ({"timeout": "3001ms"}, r"timeout must be at most 3 batch lengths \(3s\), got '3001ms'"),
         ({"timeout": 0}, "timeout: 0"),
-        ({"timeout": float("nan")}, "timeout: nan"),
-        ({"timeout": -math.inf}, "timeout: -inf"),
+        ({"timeout": float("nan")}, "timeout must be .* got nan"),
+        ({"timeout": -math.inf}, "timeout must be .* got -inf"),
         ({"gated": "det"}, "gated must be a collection of streams, got 'det'"),
-        ({"gated": 1}, "gated: 1 is a int"),
+        ({"gated": 1}, "gated must be .* got 1"),
         ({"gated": b"det"}, "gated must hold names of streams, got 100"),
         ({"gated": ["det", None]}, "gated must hold names of streams, got None"),
     ],
@@ -160,7 +160,7 @@ def test_a_collection_changed_afterwards_changes_nothing() -> None:
 def test_a_function_that_chooses_has_to_be_given_again() -> None:
     batcher = RateAwareBatcher(gated=lambda stream: stream == "det")
     batcher.add(pulses("det", 14, -1, 0) + pulses("log", 14, -1, 0))
-    with pytest.raises(InvalidArgumentError, match="gated must be .* that the saved batcher used"):
+    with pytest.raises(InvalidArgumentError, match=r"gated must be .* that the saved batcher used"):
         RateAwareBatcher.restore(batcher.state())
     restored = RateAwareBatcher.restore(batcher.state(), gated=lambda stream: stream == "det")
     assert restored.gating_streams == {"det"}
@@ -240,6 +240,6 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
     bomb = zlib.compress(bytes(10**6))
     with (
         patch("waterclock.batching.rate.by_message.state._MOST_FACTS", 100),
-        pytest.raises(DamagedError, match="cut short"),
+        pytest.raises(DamagedError, match="truncated"),
     ):
         RateAwareBatcher.restore(framed(b"WCR1", to_ipc(columns.replace_schema_metadata({key: bomb}))))

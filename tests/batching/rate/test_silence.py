@@ -110,7 +110,10 @@ def test_a_length_that_was_set_outlives_a_silence():
 
 def test_a_message_without_receive_time_is_refused_where_that_counts():
     batcher = RateAwareBatcher("1s", forget_after="10s")
-    with pytest.raises(InvalidArgumentError, match=r"receive_time must be set if forget_after is, got None in a message of stream 'det'"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"receive_time must be set if forget_after is, got None in a message of stream 'det'",
+    ):
         batcher.add([message("det", at(0))])
     assert batcher.tracked_streams == set()
     with pytest.raises(InvalidArgumentError, match="forget_after"):
