@@ -1,62 +1,20 @@
 """The way of a message is straight: how many functions, in how many files of ours, it passes when nothing is unusual.
 
-It is counted and not timed, so that the figures are the same on every machine. Clocks are no stations of the way. That
-a statement is found that was compiled for a table like this one counts, too: the hash of a table is a function of ours.
+That a statement is found that was compiled for a table like this one counts, too: the hash of a table is a function of
+ours.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
+from tests.ways import WARM, Way, fewest, is_within, way_of
 
-import waterclock
 from waterclock import MessageTable
 from waterclock.tables.consumers.delivery import Delivery
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
-SOURCES = Path(waterclock.__file__).parent
-CLOCKS = {SOURCES / "_support" / "moments.py", SOURCES / "time.py"}
-COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # not functions since Python 3.12
-
-WARM = 5
-"""Rounds after which every statement is compiled and everything that is kept is there."""
-
-
-@dataclass(frozen=True)
-class Way:
-    calls: int
-    files: int
-
-
-def way_of(verb: Callable[[], Any]) -> tuple[Any, Way]:
-    """Follow a call; return what it gives, and what it passes."""
-    passed: list[Path] = []
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            file = Path(frame.f_code.co_filename)
-            is_function = frame.f_code.co_name not in COMPREHENSIONS
-            if is_function and file.is_relative_to(SOURCES) and file not in CLOCKS:
-                passed.append(file)
-
-    sys.setprofile(note)
-    try:
-        given = verb()
-    finally:
-        sys.setprofile(None)
-    return given, Way(len(passed), len(set(passed)))
-
-
-def fewest(ways: list[Way]) -> Way:
-    """Choose the usual way: once a second a call looks at the options, too."""
-    return min(ways, key=lambda way: way.calls)
 
 
 def ways(table: MessageTable, **group: str) -> dict[str, Way]:
@@ -71,10 +29,6 @@ def ways(table: MessageTable, **group: str) -> dict[str, Way]:
         for name, way in (("put", put), ("receive", receive), ("ack", ack)):
             seen[name].append(way)
     return {name: fewest(of_name[WARM:]) for name, of_name in seen.items()}
-
-
-def is_within(way: Way, calls: int, files: int) -> bool:
-    return way.calls <= calls and way.files <= files
 
 
 def test_a_message_without_a_group_passes_few_functions_and_files(make_table: Callable[..., MessageTable]) -> None:

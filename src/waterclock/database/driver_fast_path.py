@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -170,13 +170,6 @@ _Sent = tuple[str, Any]
 """A text, and its values as the driver takes them; a list of those of each time that it runs."""
 
 
-def _to_send(compiled: _Compiled, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> _Sent:
-    """Lay out a statement with its values, or with those of each time that it runs, as a list."""
-    if isinstance(parameters, Sequence):
-        return compiled.text, list(map(partial(_given, compiled), parameters))
-    return compiled.text, _given(compiled, parameters)
-
-
 class Direct:
     """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed.
 
@@ -193,7 +186,7 @@ class Direct:
     def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
         self.has_failed = False
         self._connection = connection
-        self.dialect = alike(dialect)
+        self.dialect = dialect
 
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -320,15 +313,15 @@ class Together(Direct):
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> None:
         """Run a statement of which no answer is needed with the next one."""
-        self._ahead.append(_to_send(self._compiled(statement, parameters), parameters))
+        self._ahead.append(self._lay_out(statement, parameters)[1])
 
     def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[FetchedRows]:
         """Run statements one after the other in one round trip; `execute_all` explains it."""
-        compiled = [self._compiled(statement, values) for statement, values in asked]
-        sent = [_to_send(one, values) for one, (_, values) in zip(compiled, asked, strict=True)]
+        laid_out = [self._lay_out(statement, values) for statement, values in asked]
+        sent = [one for _, one in laid_out]
         first = len(self._ahead)
         cursors = self._exchange([*sent, (self._frame.commit, None)] if commit else sent)
-        return [self._found(one, cursor) for one, cursor in zip(compiled, cursors[first:], strict=False)]
+        return [self._found(one, cursor) for (one, _), cursor in zip(laid_out, cursors[first:], strict=False)]
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
         """Run a statement of the driver's as `Direct.exec_driver_sql` does, with those that wait."""
@@ -354,32 +347,38 @@ class Together(Direct):
                 self._pipeline.sync()
         except BaseException as error:
             self.has_failed = True
-            cause = _first(error.orig if isinstance(error, exc.DBAPIError) else error, driver_error)
+            if isinstance(error, MISFITS):
+                raise exc.DataError(None, None, error) from error
+            cause = _first(error, driver_error)
             if not isinstance(cause, driver_error):
                 raise
             named = self._wrapped(cause, *every[_failed(cause, cursors, len(every))])
-            lost = isinstance(cause, self.dialect.loaded_dbapi.OperationalError) and not _state(cause)
-            named.connection_invalidated |= lost or bool(getattr(error, "connection_invalidated", False))
+            named.connection_invalidated |= isinstance(
+                cause, self.dialect.loaded_dbapi.OperationalError
+            ) and not _state(cause)
             raise named from cause
         return cursors
 
     def _send(self, text: str, given: Any) -> Any:
         if given is None:
-            return self._translated(self._frame.run, self._connection, text)
+            return self._frame.run(self._connection, text)
         if not isinstance(given, list):
-            return self._translated(self._connection.execute, text, given)
+            return self._connection.execute(text, given)
         cursor = self._connection.cursor()
-        self._translated(cursor.executemany, text, given)
+        cursor.executemany(text, given)
         return cursor
 
-    def _compiled(
+    def _lay_out(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
-    ) -> _Compiled:
+    ) -> tuple[_Compiled, _Sent]:
+        """Compile a statement, and lay it out with its values, or with those of each time that it runs, as a list."""
+        if not isinstance(parameters, Sequence):
+            compiled = _compile(statement, self.dialect, None)
+            return compiled, (compiled.text, _given(compiled, parameters))
         # An insert of many rows learns from them which columns it has.
-        many = isinstance(statement, sa.Insert) and isinstance(parameters, Sequence)
-        return _compile(
-            statement, self.dialect, tuple(cast("Sequence[Mapping[str, Any]]", parameters)[0]) if many else None
-        )
+        columns = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
+        compiled = _compile(statement, self.dialect, columns)
+        return compiled, (compiled.text, list(map(partial(_given, compiled), parameters)))
 
     def _found(self, compiled: _Compiled, cursor: Any) -> FetchedRows:
         found = FetchedRows()
@@ -483,13 +482,13 @@ class DirectPool:
         sqlalchemy.exc.DBAPIError
             As SQLAlchemy would raise it.
         """
-        return self._lend_alone() if frame is None else self._lend_in(frame, durable=durable)
+        return self._lend_alone() if frame is None else self.lend_in(frame, durable=durable)
 
     @contextmanager
     def _lend_alone(self) -> Generator[Direct]:
         # One that met an error is not lent again; if it broke, the others of its age are not either.
         connection = self._take()
-        direct = Direct(connection, self._engine.dialect)
+        direct = Direct(connection, self._dialect)
         may_stay = False  # a statement may be under way on it
         try:
             yield direct
@@ -502,10 +501,11 @@ class DirectPool:
             (self._keep if may_stay else _close)(connection)
 
     @contextmanager
-    def _lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
+    def lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
+        """Lend a connection in a transaction; see `lend`."""
         connection = self._take()
         at_once = frame.together is not None and Direct.together
-        dialect = self._engine.dialect
+        dialect = self._dialect
         direct = Together(connection, dialect, frame) if at_once else Direct(connection, dialect)
         run = direct.runs(frame)
         hurries = bool(frame.hurry) and not durable
@@ -550,6 +550,11 @@ class DirectPool:
         """Let go of the connections that are not in use without a word over them; return them."""
         left, self._idle = list(self._idle), deque()
         return left
+
+    @cached_property
+    def _dialect(self) -> sa.Dialect:
+        """The dialect for which statements are compiled; known once there was a connection."""
+        return alike(self._engine.dialect)
 
     def _take(self) -> Any:
         try:

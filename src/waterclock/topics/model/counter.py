@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES
 from waterclock.message import Position
-from waterclock.topics.model.bounds import Bounds, peak_columns, peak_of_row, raised
+from waterclock.topics.model.bounds import Bounds, peak_columns, raised
 
 COUNTER_COLUMNS = (
     *("ledger", "entries", "messages", "bytes", "ordinal", "opened_at"),
@@ -18,6 +18,12 @@ COUNTER_COLUMNS = (
     *("roll_after", "roll_size"),
 )
 """The columns of a topic's row that make its counter."""
+
+_BOUNDS = 6  # how many columns come before the bounds
+_PEAK = _BOUNDS + len(TIMES) + len(BOUNDED)
+_ROLL = _PEAK + len(BOUNDED)
+
+_NO_BOUNDS = dict.fromkeys(COUNTER_COLUMNS[_BOUNDS:_PEAK])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,19 @@ class Counter:
     @classmethod
     def of_row(cls, row: Mapping[Any, Any]) -> Self:
         """Read a topic's row."""
-        plain = ("ledger", "entries", "messages", "bytes", "ordinal", "opened_at", "roll_after", "roll_size")
-        return cls(bounds=Bounds.of_row(row), peak=peak_of_row(row), **{name: row[name] for name in plain})
+        return cls.of_values([row[name] for name in COUNTER_COLUMNS])
+
+    @classmethod
+    def of_values(cls, values: Sequence[Any]) -> Self:
+        """Take the values of `COUNTER_COLUMNS`, in their order."""
+        peak = values[_PEAK:_ROLL]
+        return cls(
+            *values[:_BOUNDS],
+            bounds=Bounds.of_values(values[_BOUNDS:_PEAK]),
+            peak=None if None in peak else dict(zip(BOUNDED, peak, strict=True)),
+            roll_after=values[_ROLL],
+            roll_size=values[_ROLL + 1],
+        )
 
     @property
     def position(self) -> Position:
@@ -98,7 +115,7 @@ class Counter:
             "bytes": self.bytes,
             "ordinal": self.ordinal,
             "opened_at": self.opened_at,
-            **_bounds_columns(self.bounds),
+            **(_NO_BOUNDS if self.bounds is None else self.bounds.columns()),
             **peak_columns(self.peak),
         }
 
@@ -113,12 +130,6 @@ class Counter:
             "first_ordinal": self.ordinal - self.messages,
             "opened_at": self.opened_at,
             "closed_at": now,
-            **_bounds_columns(self.bounds),
+            **(_NO_BOUNDS if self.bounds is None else self.bounds.columns()),
             **peak_columns(self.rolled().peak),
         }
-
-
-def _bounds_columns(bounds: Bounds | None) -> Mapping[str, int | None]:
-    if bounds is not None:
-        return bounds.columns()
-    return {f"begin_{time}": None for time in TIMES} | {f"end_{time}": None for time in BOUNDED}

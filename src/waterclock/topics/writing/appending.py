@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -117,7 +118,7 @@ def _carry_out(group: Sequence[_Append]) -> None:
     """Write a group in one transaction and finish each; where one may be at fault for all, each is tried alone."""
     storage = group[0].storage
     try:
-        answers = storage.backend.transact(lambda connection: _write(storage, connection, group), indexed=True)
+        answers = storage.backend.transact(partial(_write, storage, group), indexed=True)
     except (RefusedError, InvalidArgumentError) as error:
         _carry_out_alone(group, error)
     except WaterclockError as error:
@@ -148,24 +149,26 @@ def _fail_all(group: Sequence[_Append], error: WaterclockError) -> None:
         each.finish(error=own)
 
 
-def _write(storage: Storage, connection: SqlConnection, group: Sequence[_Append]) -> list[Appended | WaterclockError]:
+def _write(storage: Storage, group: Sequence[_Append], connection: SqlConnection) -> list[Appended | WaterclockError]:
     row = connection.execute(_locking_statements.of(storage.backend), {"topic": storage.topic_id}).first()
     storage.present(row)
-    now, counter = row[0], Counter.of_row(dict(zip(COUNTER_COLUMNS, row[1:], strict=True)))
+    now, counter = row[0], Counter.of_values(row[1:])
     known = Producers(storage, connection)
     answers: list[Appended | WaterclockError] = []
     rows: list[dict[str, Any]] = []
     for each in group:
         answer = _answer(connection, each, known)
-        each.since = each.since or counter.position
+        place = counter.position
+        each.since = each.since or place
         if answer is None:
             first: Position | None = None
             if each.entry.messages:
                 if counter.is_due(now):
                     counter = close_ledger(storage, connection, counter, now)
+                    place = counter.position
                 following = counter.appended(each.entry.messages, each.size, each.entry.bounds, now)
                 rows.append(_row(storage, counter, following, each))
-                first, counter = counter.position, following
+                first, counter = place, following
             if each.producer is not None:
                 known.note(each.producer, first, each.entry.verdict)
             answer = Appended(first, each.entry.messages, rejected=each.entry.rejected)

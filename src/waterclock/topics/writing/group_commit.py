@@ -90,32 +90,29 @@ class Line(Generic[_W]):
         """
         group: list[_W] = []
         try:
-            self._pass_through(own, group, carry_out)
+            try:
+                with self._lock:
+                    self._standing.append(own)
+                    if self._leader is None:
+                        self._leader = own
+                    elif self._gathering and len(self._standing) >= self._expected:
+                        self._gathering = False
+                        self._leader.wake()
+                if self._leader is not own:
+                    own.sleep()
+                if not own.is_finished:
+                    self._gather(own)
+                    with self._lock:
+                        group += self._next_group()
+                    began = moments.monotonic()
+                    carry_out(group)
+                    self._took = moments.monotonic() - began
+            finally:
+                if not own.is_finished or self._leader is own:
+                    self._leave(own, group)
         except BaseException:
             self._leave(own, group)  # again: the interruption may have come while it was leaving
             raise
-
-    def _pass_through(self, own: _W, group: list[_W], carry_out: Callable[[Sequence[_W]], object]) -> None:
-        try:
-            with self._lock:
-                self._standing.append(own)
-                if self._leader is None:
-                    self._leader = own
-                elif self._gathering and len(self._standing) >= self._expected:
-                    self._gathering = False
-                    self._leader.wake()
-            if self._leader is not own:
-                own.sleep()
-            if not own.is_finished:
-                self._gather(own)
-                with self._lock:
-                    group += self._next_group()
-                began = moments.monotonic()
-                carry_out(group)
-                self._took = moments.monotonic() - began
-        finally:
-            if not own.is_finished or self._leader is own:
-                self._leave(own, group)
 
     def _gather(self, own: _W) -> None:
         """Wait a moment for those who were in the group before, as they may be on their way again."""
