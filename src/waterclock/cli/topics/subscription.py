@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import Span
-from waterclock.cli.topics.topic import position_or_time
+from waterclock.cli.topics.positions import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.topics.model.literals import By
 

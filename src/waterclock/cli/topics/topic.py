@@ -1,11 +1,9 @@
-"""``waterclock topic``: make topics, append to them, read them, find a moment, seal."""
+"""``waterclock topic``: make topics, append to them, read them, find a moment. `upkeep` has the commands for files."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +12,10 @@ from cyclopts import App, Parameter
 from waterclock._support import moments
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import span
-from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
+from waterclock.cli.topics import upkeep
+from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message, Position
-from waterclock.time import MAX_NS, MIN_NS, TimeUnit, format_duration, format_time, to_duration
+from waterclock.time import MAX_NS, MIN_NS, TimeUnit, format_time
 from waterclock.topics.model.literals import By, OnAhead
 
 if TYPE_CHECKING:
@@ -25,6 +24,19 @@ if TYPE_CHECKING:
     from waterclock.topics.topic import Topic
 
 app = App(name="topic")
+for command in (
+    upkeep.roll,
+    upkeep.seal,
+    upkeep.compact,
+    upkeep.expire,
+    upkeep.truncate,
+    upkeep.forget,
+    upkeep.files,
+    upkeep.relocate,
+    upkeep.verify,
+    upkeep.repair,
+):
+    app.command(command)
 
 FOLLOW_EVERY = 0.2
 """Seconds between two looks of ``--follow`` for what was appended."""
@@ -34,7 +46,6 @@ _REASONS = 10  # rejected messages of which the reason is printed
 _SUMMARY = ("name", "ledgers", "messages", "size")
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
-_FAULT_COLUMNS = ("kind", "ledger", "entry", "messages", "file", "text")
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
 
 
@@ -367,215 +378,6 @@ def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: C
 
 
 @app.command
-def roll(name: str, /, *, common: Common = Common()) -> None:
-    """Close the open ledger and open the next one."""
-    with common.connect() as database:
-        topic = database.topic(name)
-        topic.roll()
-        common.output.talk(f"the topic goes on at {topic.head}")
-
-
-@app.command
-def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
-    """Write every closed ledger to Parquet.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    master
-        Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
-    """
-    with common.connect() as database:
-        topic = database.topic(name)
-        if master is None:
-            sealed = topic.seal()
-        else:
-            from waterclock.spark import seal_topic
-            from waterclock.spark.session.session import session
-
-            sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
-    common.output.talk(f"sealed {sealed} ledgers")
-
-
-@app.command
-def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
-    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    master
-        Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
-    """
-    with common.connect() as database:
-        topic = database.topic(name)
-        if master is None:
-            saved = topic.compact()
-        else:
-            from waterclock.spark import compact_topic
-            from waterclock.spark.session.session import session
-
-            saved = compact_topic(session(f"waterclock compact {name}", master), topic)
-    common.output.talk(f"saved {saved} files")
-
-
-@app.command
-def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
-    """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    ttl
-        How old a message may be, for example 7d.
-    """
-    with common.connect() as database:
-        topic = database.topic(name)
-        age = to_duration(ttl, "ttl")
-        common.confirm(f"expire what is older than {format_duration(age)} in topic {name}")
-        expired = topic.expire(age)
-        common.output.facts(expired._asdict())
-
-
-@app.command
-def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:
-    """Delete the ledgers that lie wholly before a position or a publish time.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    before
-        ledger:entry:index, a time with offset, or a duration such as 30d for that long ago. A ledger is deleted whole
-        or not at all.
-    force
-        Also delete what a subscription has not read yet.
-    """
-    with common.connect() as database:
-        topic = database.topic(name)
-        place = position_or_time(before)
-        common.confirm(f"delete the ledgers of topic {name} before {before}")
-        count = topic.truncate(place, force=force)
-        common.output.talk(f"deleted {count} ledgers")
-
-
-@app.command
-def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
-    """Forget the producers whose names begin so, such as those of a stream that is gone for good.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    producer
-        How their names begin; a stream on Spark has spark- and its query's id.
-    """
-    from waterclock.topics.writing.producers import forget_producers
-
-    with common.connect() as database:
-        topic = database.topic(name)
-        common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
-        common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
-
-
-@app.command
-def files(name: str, /, *, common: Common = Common()) -> None:
-    """List the files of a topic's sealed ledgers by their full names, each once.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    """
-    with common.connect() as database:
-        common.output.rows([{"file": file} for file in database.topic(name).files()], ("file",))
-
-
-@app.command
-def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
-    """Let a topic's files lie somewhere else: copy them there, or say where their folder has come to.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    root
-        Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
-        files are looked for and the place is written down. Otherwise they are copied there and compared.
-    """
-    from waterclock.topics.store.ledger_files import LedgerFiles
-    from waterclock.topics.topic import Topic
-
-    with common.connect() as database, common.output.progress(f"files of {name}") as step:
-        try:
-            topic = database.topic(name)
-        except UnavailableError:
-            # Its store is not where it was; it may be where it is said to be now.
-            topic = Topic.open(database.backend, root, name)
-        relocated = topic.relocate(root, progress=step)
-    verb = "copied" if relocated.copied else "found"
-    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
-    if common.ledgers is not None and (given := LedgerFiles(common.ledgers).place) != relocated.root:
-        common.output.complain(
-            f"warning: --ledgers or WATERCLOCK_LEDGERS names {given}, where topic {name} is refused now. Unset it"
-            " to find every topic where the catalogue says"
-        )
-
-
-@app.command
-def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
-    """Check a topic's catalogue and files, while it is in use. Exit code 1 where messages cannot be found or read.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    deep
-        Read every byte and compare it with its checksum.
-    """
-    with common.connect() as database, common.output.progress("verifying") as progress:
-        verified = database.topic(name).verify(deep=deep, progress=progress)
-    common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
-    common.output.talk(
-        f"looked at {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
-        f" {len(verified.faults)} faults{_recorded(verified.lost)}"
-    )
-    return 0 if verified.is_whole else 1
-
-
-@app.command
-def repair(name: str, /, *, common: Common = Common()) -> int:
-    """Import or find files that the catalogue has lost, measure bounds, and record as lost what cannot be read.
-
-    Exit code 1 where something is wrong still.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    """
-    with common.connect() as database:
-        topic = database.topic(name)
-        common.confirm(f"repair topic {name}, and record as lost what cannot be read")
-        with common.output.progress("verifying and repairing") as progress:
-            repaired = topic.repair(progress=progress)
-    common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
-    common.output.talk(
-        f"imported {len(repaired.imported)} ledgers, found the files of {len(repaired.moved)} elsewhere,"
-        f" measured {len(repaired.measured)} again, recorded {repaired.lost} messages as lost;"
-        f" {len(repaired.left)} faults are left"
-    )
-    return 0 if repaired.is_whole else 1
-
-
-def _recorded(lost: int) -> str:
-    return f"; {lost} messages are recorded as lost" if lost else ""
-
-
-@app.command
 def rm(name: str, /, *, common: Common = Common()) -> None:
     """Remove a topic with its messages, files, subscriptions and producers."""
     with common.connect() as database:
@@ -583,11 +385,6 @@ def rm(name: str, /, *, common: Common = Common()) -> None:
         common.confirm(f"remove topic {name} and everything in it")
         topic.remove()
         common.output.talk(f"topic {name} is gone")
-
-
-def position_or_time(text: str) -> Position | str:
-    """Read ledger:entry:index as a position, anything else as a time."""
-    return Position.parse(text) if re.fullmatch(r"-?\d+:-?\d+:-?\d+", text) else text
 
 
 def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: int | None) -> Iterator[Message]:

@@ -1,0 +1,12 @@
+"""Positions and times as commands take them."""
+
+from __future__ import annotations
+
+import re
+
+from waterclock.message import Position
+
+
+def position_or_time(text: str) -> Position | str:
+    """Read ledger:entry:index as a position, anything else as a time."""
+    return Position.parse(text) if re.fullmatch(r"-?\d+:-?\d+:-?\d+", text) else text

@@ -1,0 +1,209 @@
+"""The commands of ``waterclock topic`` for its ledgers and files: seal, compact, expire, relocate, verify, repair."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.topics.positions import position_or_time
+from waterclock.errors import UnavailableError
+from waterclock.time import format_duration, to_duration
+
+_FAULT_COLUMNS = ("kind", "ledger", "entry", "messages", "file", "text")
+
+
+def roll(name: str, /, *, common: Common = Common()) -> None:
+    """Close the open ledger and open the next one."""
+    with common.connect() as database:
+        topic = database.topic(name)
+        topic.roll()
+        common.output.talk(f"the topic goes on at {topic.head}")
+
+
+def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
+    """Write every closed ledger to Parquet.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        if master is None:
+            sealed = topic.seal()
+        else:
+            from waterclock.spark import seal_topic, session
+
+            sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
+    common.output.talk(f"sealed {sealed} ledgers")
+
+
+def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
+    """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    master
+        Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        if master is None:
+            saved = topic.compact()
+        else:
+            from waterclock.spark import compact_topic, session
+
+            saved = compact_topic(session(f"waterclock compact {name}", master), topic)
+    common.output.talk(f"saved {saved} files")
+
+
+def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
+    """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    ttl
+        How old a message may be, for example 7d.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        age = to_duration(ttl, "ttl")
+        common.confirm(f"expire what is older than {format_duration(age)} in topic {name}")
+        expired = topic.expire(age)
+        common.output.facts(expired._asdict())
+
+
+def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:
+    """Delete the ledgers that lie wholly before a position or a publish time.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    before
+        ledger:entry:index, a time with offset, or a duration such as 30d for that long ago. A ledger is deleted whole
+        or not at all.
+    force
+        Also delete what a subscription has not read yet.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        place = position_or_time(before)
+        common.confirm(f"delete the ledgers of topic {name} before {before}")
+        count = topic.truncate(place, force=force)
+        common.output.talk(f"deleted {count} ledgers")
+
+
+def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
+    """Forget the producers whose names begin so, such as those of a stream that is gone for good.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    producer
+        How their names begin; a stream on Spark has spark- and its query's id.
+    """
+    from waterclock.topics.writing.producers import forget_producers
+
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
+        common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
+
+
+def files(name: str, /, *, common: Common = Common()) -> None:
+    """List the files of a topic's sealed ledgers by their full names, each once.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        common.output.rows([{"file": file} for file in database.topic(name).files()], ("file",))
+
+
+def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
+    """Let a topic's files lie somewhere else: copy them there, or say where their folder has come to.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    root
+        Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
+        files are looked for and the place is written down. Otherwise they are copied there and compared.
+    """
+    from waterclock.topics.store.ledger_files import LedgerFiles
+    from waterclock.topics.topic import Topic
+
+    with common.connect() as database, common.output.progress(f"files of {name}") as step:
+        try:
+            topic = database.topic(name)
+        except UnavailableError:
+            # Its store is not where it was; it may be where it is said to be now.
+            topic = Topic.open(database.backend, root, name)
+        relocated = topic.relocate(root, progress=step)
+    verb = "copied" if relocated.copied else "found"
+    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
+    if common.ledgers is not None and (given := LedgerFiles(common.ledgers).place) != relocated.root:
+        common.output.complain(
+            f"warning: --ledgers or WATERCLOCK_LEDGERS names {given}, where topic {name} is refused now. Unset it"
+            " to find every topic where the catalogue says"
+        )
+
+
+def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
+    """Check a topic's catalogue and files, while it is in use. Exit code 1 where messages cannot be found or read.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    deep
+        Read every byte and compare it with its checksum.
+    """
+    with common.connect() as database, common.output.progress("verifying") as progress:
+        verified = database.topic(name).verify(deep=deep, progress=progress)
+    common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
+    common.output.talk(
+        f"looked at {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
+        f" {len(verified.faults)} faults{_recorded(verified.lost)}"
+    )
+    return 0 if verified.is_whole else 1
+
+
+def repair(name: str, /, *, common: Common = Common()) -> int:
+    """Import or find files that the catalogue has lost, measure bounds, and record as lost what cannot be read.
+
+    Exit code 1 where something is wrong still.
+
+    Parameters
+    ----------
+    name
+        The topic.
+    """
+    with common.connect() as database:
+        topic = database.topic(name)
+        common.confirm(f"repair topic {name}, and record as lost what cannot be read")
+        with common.output.progress("verifying and repairing") as progress:
+            repaired = topic.repair(progress=progress)
+    common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
+    common.output.talk(
+        f"imported {len(repaired.imported)} ledgers, found the files of {len(repaired.moved)} elsewhere,"
+        f" measured {len(repaired.measured)} again, recorded {repaired.lost} messages as lost;"
+        f" {len(repaired.left)} faults are left"
+    )
+    return 0 if repaired.is_whole else 1
+
+
+def _recorded(lost: int) -> str:
+    return f"; {lost} messages are recorded as lost" if lost else ""
