@@ -9,15 +9,15 @@ import waterclock as wc
 
 with tempfile.TemporaryDirectory() as folder, wc.connect(f"sqlite:///{Path(folder) / 'shop.db'}") as db:
     invoices = db.create_table("invoices", payload="json", groups="sequenced")
-    with db.backend.engine.begin() as connection:
+    with db.begin() as connection:
         connection.execute(sa.text("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT)"))
 
-    with db.backend.engine.begin() as connection:
+    with db.begin() as connection:
         connection.execute(sa.text("INSERT INTO orders VALUES (1, 'ada')"))
         invoices.put({"order": 1}, group="ada", connection=connection)
 
     try:
-        with db.backend.engine.begin() as connection:
+        with db.begin() as connection:
             connection.execute(sa.text("INSERT INTO orders VALUES (2, 'bob')"))
             invoices.put({"order": 2}, group="bob", connection=connection)
             raise RuntimeError("the card was refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,6 +20,8 @@ from waterclock.topics.store.ledger_root import LedgerRoot, ledgers_beside
 # Topics and message tables are imported when the first one is asked for: a program that works with the one need not
 # wait for the other, nor a command that only opens the database for either.
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from waterclock.backup.backing_up import BackedUp
     from waterclock.tables.message_table import MessageTable
     from waterclock.tables.model.options import (
@@ -316,6 +319,24 @@ class Database(Closing):
         from waterclock.tables.message_table import message_table_names
 
         return message_table_names(self.backend)
+
+    def begin(self) -> AbstractContextManager[sa.Connection]:
+        """Begin a transaction of your own: it commits when the block ends, and an error in the block rolls it back.
+
+        Pass its connection to whatever takes ``connection=``. On SQLite the transaction waits for the write lock first,
+        half a minute at most.
+
+        Returns
+        -------
+        AbstractContextManager
+            The block gets a SQLAlchemy ``Connection``, for statements of your own, too.
+
+        Raises
+        ------
+        UnavailableError
+            If the database is away, busy, or may not be written to.
+        """
+        return self.backend.lend()
 
     def close(self) -> None:
         """Give the connections back."""

@@ -301,8 +301,24 @@ class Backend:
         if not self._has_catalogue:
             self._require_catalogue()
         if indexed and self.dialect.frame is not None:
-            return self._run(partial(self._direct.lend, self.dialect.frame, durable=durable), work)
+            return self._run(partial(self._direct.lend_in, self.dialect.frame, durable=durable), work)
         return self._run((self._indexed_writer if indexed else self._writer).begin, work)
+
+    @contextmanager
+    def lend(self) -> Generator[sa.Connection]:
+        """Lend a caller a transaction, which commits when the block ends and which an error rolls back.
+
+        Raises
+        ------
+        WaterclockError
+            As `transact`, where it cannot begin.
+        """
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(self.dialect.for_callers(self.engine).begin())
+            except FAILURES as error:
+                raise self._failure(error, f"{self.name} cannot be written to") from self.cause(error)
+            yield connection
 
     def alone(self, work: Callable[[SqlConnection], _T], *, durable: bool = True) -> _T:
         """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.

@@ -65,6 +65,10 @@ class EngineDialect(Protocol):
         """Give the engine's form whose transactions write."""
         ...
 
+    def for_callers(self, engine: sa.Engine) -> sa.Engine:
+        """Return the engine's form whose transactions are lent to callers."""
+        ...
+
     def turns(self, url: sa.URL) -> Turns | None:
         """Give the queue in which writers wait; None where the database has a better one."""
         ...

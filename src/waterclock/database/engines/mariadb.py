@@ -135,6 +135,10 @@ class MariadbDialect:
         """READ COMMITTED, as every session is set to: locks only the rows it touches."""
         return engine.execution_options(**{OURS: True})
 
+    def for_callers(self, engine: sa.Engine) -> sa.Engine:
+        """Return the same: the session's own settings hold."""
+        return engine
+
     def turns(self, url: sa.URL) -> None:
         """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
 

@@ -138,6 +138,10 @@ class PostgresqlDialect:
         """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED", **{OURS: True})
 
+    def for_callers(self, engine: sa.Engine) -> sa.Engine:
+        """Return the same: the session's own settings hold."""
+        return engine
+
     def turns(self, url: sa.URL) -> None:
         """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
 

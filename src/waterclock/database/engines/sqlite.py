@@ -26,7 +26,11 @@ PAGES_AT_ONCE = 64
 deletion that freed them."""
 
 _BEGIN = "waterclock_begin"
-_READER_PATIENCE = 30.0  # seconds; a reader waits only while another process opens, closes or repairs the database
+_WAITS = "waterclock_waits"
+_PATIENCE = 30.0
+"""Seconds for which SQLite waits: a reader, while another process opens, closes or repairs the database, and a caller's
+transaction, for the write lock."""
+
 _OPTIONS = ("cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout", "uri")
 """What the query of a URL may give; SQLAlchemy leaves all else out with a warning."""
 _TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -73,7 +77,7 @@ class SqliteDialect:
                 f"url: {shown(url)!r} has {quoted(unknown[0])}, which is no option of Python's sqlite3; leave it out,"
                 " or add uri=true where it is one of SQLite's own"
             )
-        engine = sa.create_engine(url, connect_args={"timeout": _READER_PATIENCE, "check_same_thread": False})
+        engine = sa.create_engine(url, connect_args={"timeout": _PATIENCE, "check_same_thread": False})
         open_also_read_only(engine)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
@@ -100,6 +104,10 @@ class SqliteDialect:
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Begin with the write lock: a transaction that reads first and writes later fails without remedy."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+    def for_callers(self, engine: sa.Engine) -> sa.Engine:
+        """Begin with the write lock, too, and have SQLite wait for it: a caller is not in the queue of our writers."""
+        return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE", _WAITS: True})
 
     def turns(self, url: sa.URL) -> Turns:
         """Queue for the write lock: there is one for the whole file, and SQLite wakes no writer that waits for it."""
@@ -239,8 +247,9 @@ def _read_text(raw: bytes) -> str | bytes:
 
 
 def _begin(connection: sa.Connection) -> None:
-    begin = connection.get_execution_options().get(_BEGIN, "BEGIN")
+    options = connection.get_execution_options()
+    begin = options.get(_BEGIN, "BEGIN")
     # SQLite's own waiting starves writers, so theirs is the backend's, with jitter.
-    patience = 0 if begin == "BEGIN IMMEDIATE" else int(_READER_PATIENCE * 1000)
+    patience = 0 if begin == "BEGIN IMMEDIATE" and not options.get(_WAITS) else int(_PATIENCE * 1000)
     connection.exec_driver_sql(f"PRAGMA busy_timeout={patience:d}")
     connection.exec_driver_sql(begin)

@@ -6,7 +6,10 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
+
+import sqlalchemy as sa
 
 from waterclock._support import moments
 from waterclock.database.backend import Backend
@@ -84,6 +87,10 @@ class Shard:
     def backend(self) -> Backend:
         """Engine, transactions and clock."""
         return self.database.backend
+
+    def begin(self) -> AbstractContextManager[sa.Connection]:
+        """Begin a transaction of your own on this shard; see `waterclock.connection.Database.begin`."""
+        return self.backend.lend()
 
     @property
     def rest(self) -> float:
