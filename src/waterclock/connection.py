@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -101,19 +102,13 @@ class Database(Closing):
         UnavailableError
             Where the store of its ledgers cannot be made or reached.
         """
+        from waterclock.topics.model.topic_options import TopicOptions
         from waterclock.topics.topic import Topic
 
-        return Topic.create(
-            self.backend,
-            self._place,
-            name,
-            roll_after=roll_after,
-            roll_size=roll_size,
-            retention=retention,
-            exist_ok=exist_ok,
-            max_ahead=max_ahead,
-            on_ahead=on_ahead,
+        options = TopicOptions.check(
+            roll_after=roll_after, roll_size=roll_size, retention=retention, max_ahead=max_ahead, on_ahead=on_ahead
         )
+        return Topic.create(self.backend, self._place, name, options, exist_ok=exist_ok)
 
     def topic(self, name: str) -> Topic:
         """Open a topic.
@@ -251,35 +246,12 @@ class Database(Closing):
         NotFoundError, SchemaError
             Where there is no SQL table to adopt, or where a column of it is missing or has another type.
         """
+        given = locals()  # the parameters, of which a table's options are some
         from waterclock.tables.message_table import MessageTable
         from waterclock.tables.model.options import TableOptions
 
         self._has_opened_tables = True
-        options = TableOptions.check(
-            ack_wait=ack_wait,
-            purge_after=purge_after,
-            batch_size=batch_size,
-            cache_size=cache_size,
-            poll_interval=poll_interval,
-            min_backoff=min_backoff,
-            max_backoff=max_backoff,
-            jitter=jitter,
-            max_attempts=max_attempts,
-            dead_letter=dead_letter,
-            rate_limit=rate_limit,
-            groups=groups,
-            group_header=group_header,
-            ungrouped=ungrouped,
-            ack_order=ack_order,
-            on_exhausted=on_exhausted,
-            on_expired=on_expired,
-            group_idle=group_idle,
-            id_type=id_type,
-            payload=payload,
-            columns=columns,
-            key_range=key_range,
-            purge_by=purge_by,
-        )
+        options = TableOptions.check(**{each.name: given[each.name] for each in fields(TableOptions)})
         return MessageTable.create(self.backend, name, options, columns, adopt=adopt, exist_ok=exist_ok)
 
     def table(self, name: str) -> MessageTable:

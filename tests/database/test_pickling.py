@@ -14,6 +14,7 @@ from tests.topics.flows import published
 
 from waterclock.connection import Database, connect
 from waterclock.tables.message_table import MessageTable
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.topic import Topic
 from waterclock.work.upkeep import Upkeep
 from waterclock.work.worker import Worker
@@ -30,10 +31,7 @@ def test_a_database_its_topics_and_tables_are_opened_again(database: Database, t
         database.backend,
         str(tmp_path / "ledgers"),
         "telemetry",
-        roll_after=None,
-        roll_size=1 << 20,
-        retention=None,
-        exist_ok=False,
+        TopicOptions.check(roll_after=None, roll_size=1 << 20, retention=None),
     )
     table = database.create_table("orders", payload="text")
     copies: tuple[Database, Topic, MessageTable] = again((database, topic, table))

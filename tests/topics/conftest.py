@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from waterclock.database.backend import Backend
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.topic import Topic
 
 MakeTopic = Callable[..., Topic]
@@ -50,9 +52,10 @@ def sqlite_backend(sqlite_url: str) -> Generator[Backend]:
 
 
 def _maker(backend: Backend, tmp_path: Path) -> MakeTopic:
-    def make(name: str = "telemetry", **options: object) -> Topic:
-        defaults = {"roll_after": None, "roll_size": 1 << 30, "retention": None, "exist_ok": False}
-        return Topic.create(backend, str(tmp_path / "ledgers"), name, **{**defaults, **options})
+    def make(name: str = "telemetry", **options: Any) -> Topic:
+        exist_ok = options.pop("exist_ok", False)
+        chosen = TopicOptions.check(**{"roll_after": None, "roll_size": 1 << 30, **options})
+        return Topic.create(backend, str(tmp_path / "ledgers"), name, chosen, exist_ok=exist_ok)
 
     return make
 

@@ -23,6 +23,7 @@ from waterclock.database.schema.topic_catalogue import entries, topics
 from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
 from waterclock.message import Message, Position
 from waterclock.topics.format import entries as topic_entries
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import Appended
 
@@ -134,7 +135,7 @@ def test_a_ledger_rolls_when_it_has_reached_its_size(make_topic: MakeTopic) -> N
 
 def test_a_ledger_rolls_when_it_is_old_enough(clocked_backend: Backend, clock: SettableClock, tmp_path: Any) -> None:
     topic = Topic.create(
-        clocked_backend, str(tmp_path), "t", roll_after="1s", roll_size=1 << 30, retention=None, exist_ok=False
+        clocked_backend, str(tmp_path), "t", TopicOptions.check(roll_after="1s", roll_size=1 << 30, retention=None)
     )
     places = []
     for now in (0, 999_999_999, 1_000_000_000, 1_500_000_000, 2_000_000_000):

@@ -11,6 +11,7 @@ from tests.topics.flows import append_ledgers, first_at_or_after
 
 from waterclock.database.backend import Backend
 from waterclock.database.schema.topic_catalogue import ledgers
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.reading.finding import Found
 from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
@@ -51,10 +52,7 @@ def test_find_equals_the_first_message_that_reaches_the_time(
         shared_backend,
         folder,
         secrets.token_hex(8),
-        roll_after=None,
-        roll_size=1 << 30,
-        retention=None,
-        exist_ok=False,
+        TopicOptions.check(roll_after=None, roll_size=1 << 30, retention=None),
     )
     placed = append_ledgers(topic, flow[:sealed])
     topic.roll()

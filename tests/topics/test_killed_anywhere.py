@@ -19,6 +19,7 @@ from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
 from waterclock.topics.catalogue import pending_files
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import expiring, relocating, retention, sweeping
 
@@ -57,7 +58,7 @@ def test_what_threads_append_together_survives_any_kill(
 ) -> None:
     backend = Backend(database_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
-    topic = Topic.create(backend, str(ledgers), TOPIC, roll_after=None, roll_size=2_000, retention=None, exist_ok=False)
+    topic = Topic.create(backend, str(ledgers), TOPIC, TopicOptions.check(roll_after=None, roll_size=2_000))
     dice = random.Random(0)  # noqa: S311  # not a secret
     for _ in range(8):
         before = len(list(lines(log)))
@@ -81,7 +82,7 @@ def test_a_relocation_leaves_no_file_behind_after_any_kill(
 ) -> None:
     backend = Backend(sqlite_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
-    topic = Topic.create(backend, str(ledgers), TOPIC, roll_after=None, roll_size=1, retention=None, exist_ok=False)
+    topic = Topic.create(backend, str(ledgers), TOPIC, TopicOptions.check(roll_after=None, roll_size=1, retention=None))
     for first in range(0, OLD, 10):
         topic.append(batch(first, 10, 1))
     topic.seal()
@@ -116,7 +117,7 @@ def _kill_and_check(
     backend = Backend(url)
     ledgers = folder / "ledgers"
     topic = Topic.create(
-        backend, str(ledgers), TOPIC, roll_after=None, roll_size=10_000, retention=None, exist_ok=False
+        backend, str(ledgers), TOPIC, TopicOptions.check(roll_after=None, roll_size=10_000, retention=None)
     )
     subscription = topic.subscribe("s")
     for first in range(0, OLD, 10):

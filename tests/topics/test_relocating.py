@@ -19,6 +19,7 @@ from waterclock.database.schema.topic_catalogue import files, stores
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.message import Position
 from waterclock.topics.catalogue.ledgers import sealed_paths
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.store.ledger_files import MARKER, LedgerFiles, LostFileError, StoreError
 from waterclock.topics.topic import Topic
@@ -51,7 +52,7 @@ def sealed(clocked_topic: Topic) -> Topic:
 def test_a_store_that_was_renamed_is_pointed_to_and_its_other_topics_move_along(sealed: Topic, tmp_path: Path) -> None:
     backend = sealed.storage.backend
     other = Topic.create(
-        backend, str(tmp_path / "ledgers"), "other", roll_after=None, roll_size=1, retention=None, exist_ok=False
+        backend, str(tmp_path / "ledgers"), "other", TopicOptions.check(roll_after=None, roll_size=1, retention=None)
     )
     append_ledgers(other, FLOW)
     other.seal()

@@ -13,6 +13,7 @@ from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.errors import NotFoundError
 from waterclock.message import Message, Position
 from waterclock.topics.catalogue.creating import topic_names
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import retention, sealing
@@ -84,7 +85,10 @@ def test_retention_deletes_ledgers_of_which_every_message_is_too_old(
 ) -> None:
     storage = clocked_topic.storage
     topic = Topic.create(
-        storage.backend, storage.files.root, "short", roll_after=None, roll_size=1 << 30, retention=100, exist_ok=False
+        storage.backend,
+        storage.files.root,
+        "short",
+        TopicOptions.check(roll_after=None, retention=100),
     )
     append_ledgers(topic, [[[10], [20]], [[30]], [[40]]])
     clock.now = 120
@@ -102,7 +106,10 @@ def test_retention_deletes_ledgers_of_which_every_message_is_too_old(
 def test_retention_goes_by_the_time_that_no_producer_can_forge(clocked_topic: Topic, clock: SettableClock) -> None:
     storage = clocked_topic.storage
     topic = Topic.create(
-        storage.backend, storage.files.root, "short", roll_after=None, roll_size=1 << 30, retention="1h", exist_ok=False
+        storage.backend,
+        storage.files.root,
+        "short",
+        TopicOptions.check(roll_after=None, retention="1h"),
     )
     far = 240 * HOUR
     for _ in range(2):

@@ -25,6 +25,7 @@ from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
 from waterclock.topics.catalogue import pending_files
+from waterclock.topics.model.topic_options import TopicOptions
 from waterclock.topics.store import ledger_files, sealed_file
 from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import compacting, sealing, sweeping
@@ -295,10 +296,7 @@ def test_a_ledger_that_is_old_enough_is_closed_and_sealed_without_further_append
         clocked_topic.storage.backend,
         clocked_topic.storage.files.root,
         "t",
-        roll_after="1s",
-        roll_size=1 << 30,
-        retention=None,
-        exist_ok=False,
+        TopicOptions.check(roll_after="1s", roll_size=1 << 30, retention=None),
     )
     clock.now = 0
     topic.append(published([1]))

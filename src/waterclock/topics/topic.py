@@ -22,7 +22,6 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.topic_info import TopicInfo, bounds_of_topic, topic_info
 from waterclock.topics.format.entries import encode_entry
 from waterclock.topics.model.bounds import Bounds
-from waterclock.topics.model.literals import OnAhead
 from waterclock.topics.model.names import check_integer, check_name, check_size
 from waterclock.topics.model.topic_options import TopicChanges, TopicOptions
 from waterclock.topics.reading import subscription_rows
@@ -77,18 +76,11 @@ class Topic:
         backend: Backend,
         ledgers: str | LedgerRoot | None,
         name: str,
+        options: TopicOptions,
         *,
-        roll_after: Duration | None,
-        roll_size: int,
-        retention: Duration | None,
-        exist_ok: bool,
-        max_ahead: Duration | None = None,
-        on_ahead: OnAhead = "reject",
+        exist_ok: bool = False,
     ) -> Self:
-        """Make a topic; `Database.create_topic` says what the options mean."""
-        options = TopicOptions.check(
-            roll_after=roll_after, roll_size=roll_size, retention=retention, max_ahead=max_ahead, on_ahead=on_ahead
-        )
+        """Make a topic; `Database.create_topic` says what can be wrong."""
         create_topic(backend, ledgers, name, options, exist_ok=exist_ok)
         return cls.open(backend, ledgers, name)
 

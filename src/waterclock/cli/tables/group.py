@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from waterclock.tables.groups.info import GroupInfo
     from waterclock.tables.message_groups import MessageGroups
     from waterclock.tables.messages.group_admin.group_commands import GroupChange
+
+    _Change = Callable[[MessageGroups], GroupChange]
 
 app = App(name="group")
 
@@ -56,12 +59,9 @@ def purge(
     common: Common = Common(),
 ) -> None:
     """Delete a group's messages, the first COUNT of them."""
-    with common.connect() as database:
-        if not dry_run:
-            common.confirm(f"delete messages of group {group!r} of {table!r}")
-        groups = database.table(table).groups
-        change = groups.purge(group, count=count, force=force, dry_run=dry_run)
-        _say(common.output, "deleted", _found(groups, group, change))
+    if not dry_run:
+        common.confirm(f"delete messages of group {group!r} of {table!r}")
+    _change(common, table, group, "deleted", lambda of: of.purge(group, count=count, force=force, dry_run=dry_run))
 
 
 @app.command
@@ -77,10 +77,7 @@ def move(
     common: Common = Common(),
 ) -> None:
     """Move a group's messages to another message table."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.move(group, to, count=count, force=force, dry_run=dry_run)
-        _say(common.output, "moved", _found(groups, group, change))
+    _change(common, table, group, "moved", lambda of: of.move(group, to, count=count, force=force, dry_run=dry_run))
 
 
 @app.command
@@ -96,10 +93,9 @@ def reroute(
     common: Common = Common(),
 ) -> None:
     """Put a group's messages behind those of another group of the table."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.reroute(group, to, count=count, force=force, dry_run=dry_run)
-        _say(common.output, "rerouted", _found(groups, group, change))
+    _change(
+        common, table, group, "rerouted", lambda of: of.reroute(group, to, count=count, force=force, dry_run=dry_run)
+    )
 
 
 @app.command
@@ -113,32 +109,20 @@ def pause(
     common: Common = Common(),
 ) -> None:
     """Hand out nothing of a group until a time, or until it is resumed; also of one that has no messages yet."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        missing = _missing(groups, group)
-        _say(common.output, "paused", groups.pause(group, until, dry_run=dry_run), "group")
-        if missing:
-            common.output.complain(
-                f"warning: {missing} A pause holds messages that come later. 'waterclock group resume' ends it"
-            )
+    note = "A pause holds messages that come later. 'waterclock group resume' ends it"
+    _mark(common, table, group, "paused", lambda of: of.pause(group, until, dry_run=dry_run), note)
 
 
 @app.command
 def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """End a group's pause."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.resume(group, dry_run=dry_run)
-        _say(common.output, "resumed", _found(groups, group, change), "group")
+    _change(common, table, group, "resumed", lambda of: of.resume(group, dry_run=dry_run), "group")
 
 
 @app.command
 def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.close(group, dry_run=dry_run)
-        _say(common.output, "closed", _found(groups, group, change), "group")
+    _change(common, table, group, "closed", lambda of: of.close(group, dry_run=dry_run), "group")
 
 
 @app.command
@@ -152,32 +136,20 @@ def release(
     common: Common = Common(),
 ) -> None:
     """Take a group from its consumer; with --force what is in flight is sent again."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.release(group, force=force, dry_run=dry_run)
-        _say(common.output, "released", _found(groups, group, change))
+    _change(common, table, group, "released", lambda of: of.release(group, force=force, dry_run=dry_run))
 
 
 @app.command
 def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Assign a group to one consumer until it is unpinned, even if the group has no messages yet."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        missing = _missing(groups, group)
-        _say(common.output, "pinned", groups.pin(group, consumer, dry_run=dry_run), "group")
-        if missing:
-            common.output.complain(
-                f"warning: {missing} A pin holds for messages that come later. 'waterclock group unpin' ends it"
-            )
+    note = "A pin holds for messages that come later. 'waterclock group unpin' ends it"
+    _mark(common, table, group, "pinned", lambda of: of.pin(group, consumer, dry_run=dry_run), note)
 
 
 @app.command
 def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Let any consumer have a group that was pinned."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.unpin(group, dry_run=dry_run)
-        _say(common.output, "unpinned", _found(groups, group, change), "group")
+    _change(common, table, group, "unpinned", lambda of: of.unpin(group, dry_run=dry_run), "group")
 
 
 @app.command
@@ -191,10 +163,7 @@ def skip_head(
     common: Common = Common(),
 ) -> None:
     """Ack a group's first message although no consumer handled it, so that the group goes on."""
-    with common.connect() as database:
-        groups = database.table(table).groups
-        change = groups.skip_head(group, force=force, dry_run=dry_run)
-        _say(common.output, "skipped", _found(groups, group, change))
+    _change(common, table, group, "skipped", lambda of: of.skip_head(group, force=force, dry_run=dry_run))
 
 
 @app.command
@@ -204,20 +173,35 @@ def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()
         _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")
 
 
-def _found(groups: MessageGroups, group: str, change: GroupChange) -> GroupChange:
-    """Return what a command did; if that is nothing, NotFoundError for an unknown group."""
-    if not change.done and not change.skipped:
-        groups.info(group)
-    return change
+def _change(
+    common: Common,
+    table: str,
+    group: str,
+    verb: str,
+    change: _Change,
+    noun: str = "message",
+) -> None:
+    """Change a group and say what was done; if that is nothing, NotFoundError for an unknown group."""
+    with common.connect() as database:
+        groups = database.table(table).groups
+        changed = change(groups)
+        if not changed.done and not changed.skipped:
+            groups.info(group)
+        _say(common.output, verb, changed, noun)
 
 
-def _missing(groups: MessageGroups, group: str) -> str | None:
-    """Return the error of an unknown group, which a pause or pin adds to the table, as a sentence; None if known."""
-    try:
-        groups.info(group)
-    except NotFoundError as error:
-        return str(error) if str(error).endswith("?") else f"{error}."
-    return None
+def _mark(common: Common, table: str, group: str, verb: str, mark: _Change, note: str) -> None:
+    """Pause or pin a group, which adds it to the table if it is unknown: then warn, with the note."""
+    with common.connect() as database:
+        groups = database.table(table).groups
+        missing = None
+        try:
+            groups.info(group)
+        except NotFoundError as error:
+            missing = str(error) if str(error).endswith("?") else f"{error}."
+        _say(common.output, verb, mark(groups), "group")
+        if missing:
+            common.output.complain(f"warning: {missing} {note}")
 
 
 def _say(output: Output, verb: str, change: GroupChange, noun: str = "message") -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from waterclock._support import moments
-from waterclock._support.quoting import in_a_line, quoted
-from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
+from waterclock._support import moments, prometheus
+from waterclock._support.quoting import in_a_line
+from waterclock.errors import WaterclockError
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 
@@ -29,8 +27,7 @@ FIRST_EVERY_S = 10.0
 
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
-_HERE = "127.0.0.1"
-_LAST_PORT = 65_535
+_USUAL_PORT = 9108
 
 
 class Reporter:
@@ -68,7 +65,9 @@ class Reporter:
         """
         with ExitStack() as stack:
             if metrics is not None:
-                metrics = stack.enter_context(_answering(metrics, lambda: families(self._all, self._lag_seconds)))
+                metrics = stack.enter_context(
+                    prometheus.answering(metrics, _USUAL_PORT, lambda: families(self._all, self._lag_seconds))
+                )
             if sys.stderr.isatty() and not self._quiet and not self._as_json:
                 self._status = stack.enter_context(Console(stderr=True).status("starting Spark …"))
             for pipeline in self._pipelines:
@@ -155,9 +154,7 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
     return "; ".join(said)
 
 
-def families(
-    all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]
-) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]) -> prometheus.Families:
     """Give what Prometheus is answered."""
     counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
         ("messages", "Messages read since the start.", lambda one: one.messages),
@@ -194,33 +191,6 @@ def families(
             phases.add_metric([one.pipeline, phase], ms / _MS_PER_S)
     yield rejected
     yield phases
-
-
-class _Families(Collector):
-    def __init__(self, give: Callable[[], Iterator[CounterMetricFamily | GaugeMetricFamily]]) -> None:
-        self._give = give
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        return self._give()
-
-
-@contextmanager
-def _answering(address: str, give: Callable[[], Iterator[CounterMetricFamily | GaugeMetricFamily]]) -> Generator[str]:
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > _LAST_PORT:
-        raise InvalidArgumentError(f"metrics must be HOST:PORT, for example 0.0.0.0:9108, got {quoted(address)}")
-    registry = CollectorRegistry()
-    registry.register(_Families(give))
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]") or _HERE, registry)
-    except OSError as error:
-        raise UnavailableError(f"cannot serve metrics at {quoted(address)}: {error}") from error
-    try:
-        yield f"{host or _HERE}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _lag_seconds(pipeline: Pipeline, progress: Progress) -> float | None:

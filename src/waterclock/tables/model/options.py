@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal, TypedDict, get_args
 
 from waterclock._support.quoting import quoted, unknown_name
@@ -66,38 +67,107 @@ class OptionChanges(TypedDict, total=False):
     group_idle: Duration | None
 
 
+def check_count(value: object, name: str = "limit") -> int:
+    """Return a number of things; InvalidArgumentError where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is no count; give a whole number from 1 to {MOST}")
+    return value
+
+
+def check_rate(value: object, name: str = "rate_limit") -> float:
+    """Return a rate limit in messages a second; InvalidArgumentError where it cannot be meant."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_RATE <= value <= _GREATEST_RATE:
+        raise InvalidArgumentError(
+            f"{name}: {quoted(value)} is no rate; give messages a second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g}"
+        )
+    return float(value)
+
+
+def _fraction(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is no fraction; give a number from 0 to less than 1")
+    return float(value)
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a text of at least one character")
+    return value
+
+
+def _column_types(value: object, name: str) -> dict[str, str]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidArgumentError(f"{name}: {quoted(value)} is no dict; give each column's type by its name")
+    given: Mapping[Any, Any] = value or {}
+    return {column: kind for column, kind in given.items() if isinstance(kind, str)}
+
+
+def _one_of(choices: Any) -> Callable[[Any, str], Any]:
+    known = get_args(choices)
+
+    def check_choice(value: Any, name: str) -> Any:
+        if value not in known:
+            raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, known))}")
+        return value
+
+    return check_choice
+
+
+def _option(default: object, check: Any, *, none: bool = False) -> Any:
+    """Return a field of `TableOptions`.
+
+    Parameters
+    ----------
+    default
+        What a user would write for what a table has otherwise.
+    check
+        Checks a value, given with the option's name, and returns it as the table keeps it; or a Literal type.
+    none
+        Whether a user may write None.
+    """
+    known = _one_of(check) if get_args(check) else check
+    checked = (lambda value, name: None if value is None else known(value, name)) if none else known
+    return field(metadata={"default": default, "check": checked})
+
+
+_optional = partial(_option, None, none=True)
+
+
+_length = partial(to_duration, minimum=1)
+_wait = partial(to_duration, minimum=1, maximum=LONGEST_GIVEN)
+
+
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """The options of one message table, checked. Durations are int ns; `MessageTable.create` explains them."""
+    """The options of one message table, checked. Durations are int ns; `Database.create_table` explains them."""
 
-    ack_wait: int
-    purge_after: int | None
-    batch_size: int
-    cache_size: int
-    poll_interval: int
-    min_backoff: int | None
-    max_backoff: int | None
-    jitter: float
-    groups: Groups | None
-    group_header: str
-    id_type: IdType
-    payload: Payload
-    columns: dict[str, str]
+    ack_wait: int = _option("30s", _wait)
+    purge_after: int | None = _option("1d", to_duration, none=True)
+    batch_size: int = _option(10, check_count)
+    cache_size: int = _option(10_000, check_count)
+    poll_interval: int = _option("30s", _length)
+    min_backoff: int | None = _optional(_wait)
+    max_backoff: int | None = _optional(_length)
+    jitter: float = _option(0.33, _fraction)
+    groups: Groups | None = _option(None, Groups, none=True)
+    group_header: str = _option("waterclock.group", _text)
+    id_type: IdType = _option("bigint", IdType)
+    payload: Payload = _option("bytes", Payload)
+    columns: dict[str, str] = _option(None, _column_types)
     """The types of the further columns that were given by our names for them."""
-    key_range: str
+    key_range: str = _option(WHOLE, lambda value, name: str(KeyRange.parse(value, name)))
     """The keyspace ids that the table holds."""
-    purge_by: PurgeBy
-    # Those with defaults here came later: entries that were written before lack them.
-    max_attempts: int | None = None
-    dead_letter: str | None = None
+    purge_by: PurgeBy = _option("rows", PurgeBy)
+    max_attempts: int | None = _optional(check_count)
+    dead_letter: str | None = _optional(_text)
     """The message table that takes dead letters; given wherever ``max_attempts`` is."""
-    rate_limit: float | None = None
+    rate_limit: float | None = _optional(check_rate)
     """Messages a second."""
-    ungrouped: Ungrouped = "default"
-    ack_order: AckOrder = "strict"
-    on_exhausted: OnExhausted = "dead_letter"
-    group_idle: int | None = None
-    on_expired: OnExpired = "drop"
+    ungrouped: Ungrouped = _option("default", Ungrouped)
+    ack_order: AckOrder = _option("strict", AckOrder)
+    on_exhausted: OnExhausted = _option("dead_letter", OnExhausted)
+    group_idle: int | None = _optional(_length)
+    on_expired: OnExpired = _option("drop", OnExpired)
 
     @property
     def blocking_attempts(self) -> int | None:
@@ -138,80 +208,30 @@ class TableOptions:
     def from_json(cls, name: str, text: str) -> TableOptions:
         """Read what `to_json` wrote for the table ``name``; SchemaError names an option that is missing."""
         known: dict[str, Any] = json.loads(text)
-        for field in fields(cls):
-            if field.name not in known and field.default is MISSING:
+        for each in fields(cls):
+            if each.name not in known:
                 raise SchemaError(
-                    f"message table {quoted(name)}: its row in the catalogue lacks the option {field.name!r}"
+                    f"message table {quoted(name)}: its row in the catalogue lacks the option {each.name!r}"
                 )
-        return cls(**{field.name: known[field.name] for field in fields(cls) if field.name in known})
+        return cls(**{each.name: known[each.name] for each in fields(cls)})
 
     @classmethod
-    def check(
-        cls,
-        *,
-        ack_wait: Duration = "30s",
-        purge_after: Duration | None = "1d",
-        batch_size: int = 10,
-        cache_size: int = 10_000,
-        poll_interval: Duration = "30s",
-        min_backoff: Duration | None = None,
-        max_backoff: Duration | None = None,
-        jitter: float = 0.33,
-        groups: Groups | None = None,
-        group_header: str = "waterclock.group",
-        id_type: IdType = "bigint",
-        payload: Payload = "bytes",
-        columns: Mapping[str, object] | None = None,
-        key_range: str = WHOLE,
-        max_attempts: int | None = None,
-        dead_letter: str | None = None,
-        rate_limit: float | None = None,
-        ungrouped: Ungrouped = "default",
-        ack_order: AckOrder = "strict",
-        on_exhausted: OnExhausted = "dead_letter",
-        on_expired: OnExpired = "drop",
-        group_idle: Duration | None = None,
-        purge_by: PurgeBy = "rows",
-        **unknown: object,
-    ) -> TableOptions:
+    def check(cls, **given: object) -> TableOptions:
         """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
-        for option in unknown:
-            known = [field.name for field in fields(cls)]
-            remedy = f"a message table has {', '.join(known)}"
-            raise InvalidArgumentError(unknown_name("option", option, known, remedy))
-        if columns is not None and not isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"columns: {quoted(columns)} is no dict; give each column's type by its name")
-        options = cls(
-            ack_wait=to_duration(ack_wait, "ack_wait", minimum=1, maximum=LONGEST_GIVEN),
-            purge_after=None if purge_after is None else to_duration(purge_after, "purge_after"),
-            batch_size=check_count(batch_size, "batch_size"),
-            cache_size=check_count(cache_size, "cache_size"),
-            poll_interval=to_duration(poll_interval, "poll_interval", minimum=1),
-            min_backoff=None
-            if min_backoff is None
-            else to_duration(min_backoff, "min_backoff", minimum=1, maximum=LONGEST_GIVEN),
-            max_backoff=None if max_backoff is None else to_duration(max_backoff, "max_backoff", minimum=1),
-            jitter=_fraction(jitter, "jitter"),
-            groups=None if groups is None else _choice(groups, "groups", Groups),
-            group_header=_text(group_header, "group_header"),
-            id_type=_choice(id_type, "id_type", IdType),
-            payload=_choice(payload, "payload", Payload),
-            columns={column: kind for column, kind in (columns or {}).items() if isinstance(kind, str)},
-            key_range=str(KeyRange.parse(key_range, "key_range")),
-            max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts"),
-            dead_letter=None if dead_letter is None else _text(dead_letter, "dead_letter"),
-            rate_limit=None if rate_limit is None else check_rate(rate_limit),
-            ungrouped=_choice(ungrouped, "ungrouped", Ungrouped),
-            ack_order=_choice(ack_order, "ack_order", AckOrder),
-            on_exhausted=_choice(on_exhausted, "on_exhausted", OnExhausted),
-            on_expired=_choice(on_expired, "on_expired", OnExpired),
-            group_idle=None if group_idle is None else to_duration(group_idle, "group_idle", minimum=1),
-            purge_by=_choice(purge_by, "purge_by", PurgeBy),
-        )
+        known = [each.name for each in fields(cls)]
+        for option in given:
+            if option not in known:
+                remedy = f"a message table has {', '.join(known)}"
+                raise InvalidArgumentError(unknown_name("option", option, known, remedy))
+        checked: dict[str, Any] = {
+            each.name: each.metadata["check"](given.get(each.name, each.metadata["default"]), each.name)
+            for each in fields(cls)
+        }
+        options = cls(**checked)
         if options.group_idle is not None and options.groups != "exclusive":
             raise InvalidArgumentError(
-                f"group_idle: {quoted(group_idle)} has no meaning with groups={quoted(groups)}; only exclusive groups"
-                " stay with a consumer while they are empty"
+                f"group_idle: {quoted(given['group_idle'])} has no meaning with groups={quoted(options.groups)};"
+                " only exclusive groups stay with a consumer while they are empty"
             )
         if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:
             raise InvalidArgumentError(
@@ -221,41 +241,6 @@ class TableOptions:
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"
             raise InvalidArgumentError(
-                f"max_backoff: {quoted(max_backoff)} is shorter than {shortest}; give at least that"
+                f"max_backoff: {quoted(given['max_backoff'])} is shorter than {shortest}; give at least that"
             )
         return options
-
-
-def check_count(value: object, name: str = "limit") -> int:
-    """Return a number of things; InvalidArgumentError where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is no count; give a whole number from 1 to {MOST}")
-    return value
-
-
-def _fraction(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is no fraction; give a number from 0 to less than 1")
-    return float(value)
-
-
-def check_rate(value: object) -> float:
-    """Return a rate limit in messages a second; InvalidArgumentError where it cannot be meant."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_RATE <= value <= _GREATEST_RATE:
-        raise InvalidArgumentError(
-            f"rate_limit: {quoted(value)} is no rate; give messages a second, from {_LEAST_RATE:g} to"
-            f" {_GREATEST_RATE:g}"
-        )
-    return float(value)
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a text of at least one character")
-    return value
-
-
-def _choice(value: Any, name: str, choices: Any) -> Any:
-    if value not in get_args(choices):
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, get_args(choices)))}")
-    return value

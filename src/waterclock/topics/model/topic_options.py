@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 from waterclock._support.quoting import unknown_name
 from waterclock.errors import InvalidArgumentError
@@ -38,29 +38,21 @@ class TopicOptions:
     on_ahead: OnAhead = "reject"
 
     @classmethod
-    def check(
-        cls,
-        *,
-        roll_after: Duration | None,
-        roll_size: int,
-        retention: Duration | None,
-        max_ahead: Duration | None,
-        on_ahead: OnAhead,
-    ) -> Self:
-        """Check what a user wrote.
+    def check(cls, **given: Unpack[TopicChanges]) -> Self:
+        """Check what a user wrote; what is not given has its default.
 
         Raises
         ------
         InvalidArgumentError
             If an option is invalid; names it and its value.
         """
-        return cls(
-            roll_after=None if roll_after is None else to_duration(roll_after, "roll_after", minimum=1),
-            roll_size=check_size(roll_size, "roll_size"),
-            retention=None if retention is None else to_duration(retention, "retention", minimum=1),
-            max_ahead=None if max_ahead is None else to_duration(max_ahead, "max_ahead"),
-            on_ahead=check_on_ahead(on_ahead),
-        )
+        options: dict[str, Any] = {**asdict(cls()), **given}
+        for name, least in (("roll_after", 1), ("retention", 1), ("max_ahead", 0)):
+            if options[name] is not None:
+                options[name] = to_duration(options[name], name, minimum=least)
+        options["roll_size"] = check_size(options["roll_size"], "roll_size")
+        options["on_ahead"] = check_on_ahead(options["on_ahead"])
+        return cls(**options)
 
     @classmethod
     def of_row(cls, row: Mapping[Any, Any]) -> Self:
