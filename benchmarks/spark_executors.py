@@ -19,9 +19,8 @@ from typing import Any
 from benchmarks import spark_replay, spark_stream
 from benchmarks.measure import write_results
 from benchmarks.spark_messages import STREAMS, generate, options
-from waterclock.spark import register
-from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions
-from waterclock.spark.session.session import session
+from waterclock.spark import register, session
+from waterclock.spark.runtime.partitions import PARTITIONS, chosen_partitions
 
 EXECUTORS = (1, 2)
 ROUNDS = 3

@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 import waterclock as wc
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
 from benchmarks.spark_messages import LEDGER_SCHEMA, STREAMS, files, generate
+from waterclock.spark import session
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Kind, Pipeline, PipelineOutput, PipelineSource
 from waterclock.spark.pipeline.running import replay_pipeline
-from waterclock.spark.session.session import session
 from waterclock.time import MAX_NS
 
 SOURCES = 1_000

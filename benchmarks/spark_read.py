@@ -17,8 +17,7 @@ from pyspark.sql import DataFrame
 
 import waterclock as wc
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
-from waterclock.spark import event_time_batches, register, table
-from waterclock.spark.session.session import session
+from waterclock.spark import event_time_batches, register, session, table
 
 LEDGERS = 10
 ENTRIES = 5

@@ -23,8 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
 from benchmarks.spark_messages import STREAMS, files, generate, options, read_files
 from waterclock.batching.event_time.columns import assign_batches
-from waterclock.spark import event_time_batches, register
-from waterclock.spark.session.session import session
+from waterclock.spark import event_time_batches, register, session
 
 SOURCES = 1_000
 LEDGERS = 10

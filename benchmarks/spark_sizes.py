@@ -23,8 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.measure import PeakMemory, write_results
 from benchmarks.spark_messages import STREAMS, files, generate, options
 from benchmarks.spark_stream import buckets
-from waterclock.spark import event_time_batches, rate_aware_batches, register
-from waterclock.spark.session.session import session
+from waterclock.spark import event_time_batches, rate_aware_batches, register, session
 
 SOURCES = 1_000_000
 EVERY_MS = 8_640

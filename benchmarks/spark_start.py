@@ -24,12 +24,11 @@ from pyspark.sql import SparkSession
 
 import waterclock as wc
 from benchmarks.measure import cpu_seconds, descendants, write_results
-from waterclock.spark import event_time_batches, register
+from waterclock.spark import event_time_batches, register, session
 from waterclock.spark.preparing.make_class_archive import make_class_archive
-from waterclock.spark.session import worker_python
-from waterclock.spark.session.class_archive import SWITCH, archive_options
-from waterclock.spark.session.java import find_java
-from waterclock.spark.session.session import session
+from waterclock.spark.runtime import worker_python
+from waterclock.spark.runtime.class_archive import SWITCH, archive_options
+from waterclock.spark.runtime.java import find_java
 
 ROUNDS = 3
 REPLAYS = 8

@@ -25,9 +25,8 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 
 from benchmarks.measure import BY_ALL_OF_SPARK, write_results
 from benchmarks.spark_messages import STREAMS, generate, options, stream_files
-from waterclock.spark import event_time_batches, rate_aware_batches, register
-from waterclock.spark.session.partitions import chosen_buckets, chosen_partitions
-from waterclock.spark.session.session import session
+from waterclock.spark import event_time_batches, rate_aware_batches, register, session
+from waterclock.spark.runtime.partitions import chosen_buckets, chosen_partitions
 
 GAP = "500 milliseconds"
 WORK = Path(__file__).parent / "scratch" / "spark_stream"

@@ -79,6 +79,6 @@ def test_no_module_but_those_of_spark_and_the_demo_imports_an_extra_when_it_is_i
 
 
 def _java_home() -> Path:
-    from waterclock.spark.session.java import find_java  # noqa: PLC0415
+    from waterclock.spark.runtime.java import find_java  # noqa: PLC0415
 
     return find_java().executable.parent.parent

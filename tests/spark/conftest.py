@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import short_lived
 
-from waterclock.spark.session.session import session
+from waterclock.spark import session
 
 
 @pytest.fixture(scope="session")

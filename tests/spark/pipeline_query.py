@@ -13,11 +13,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark import short_lived
 
-from waterclock.spark import batches_of, event_time_outcomes, register
-from waterclock.spark.session.class_archive import archive_options
-from waterclock.spark.session.java import find_java
-from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions
-from waterclock.spark.session.session import session
+from waterclock.spark import batches_of, event_time_outcomes, register, session
+from waterclock.spark.runtime.class_archive import archive_options
+from waterclock.spark.runtime.java import find_java
+from waterclock.spark.runtime.partitions import PARTITIONS, chosen_partitions
 
 RULE = {"window": "500ms", "max_delay": "400ms"}
 TOPIC, TABLE = "telemetry", "batches"

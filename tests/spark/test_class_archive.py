@@ -11,9 +11,9 @@ import pytest
 
 from waterclock.cli.app import DONE, WRONG_USAGE, run
 from waterclock.errors import UnavailableError
-from waterclock.spark.session import class_archive
-from waterclock.spark.session.class_archive import archive_options, build
-from waterclock.spark.session.java import Java, find_java
+from waterclock.spark.runtime import class_archive
+from waterclock.spark.runtime.class_archive import archive_options, build
+from waterclock.spark.runtime.java import Java, find_java
 
 JARS = Path(pyspark.__file__).parent / "jars"
 SUBMIT = "org.apache.spark.launcher.Main"

@@ -24,7 +24,7 @@ from tests.spark.pipeline_files import SECOND, START, expected, landed, write
 from tests.spark.pipeline_process import WITH_US, Pipeline, end_group, executors_of, kill_executors
 
 import waterclock as wc
-from waterclock.spark.session.java import find_java, make_java_home
+from waterclock.spark.runtime.java import find_java, make_java_home
 
 DEPLOY = "org.apache.spark.deploy"
 PLACE = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
@@ -165,7 +165,7 @@ def test_a_pipeline_on_a_cluster_keeps_its_state_in_as_many_partitions_as_there_
 WHERE_FROM = """
 import sys
 import pandas as pd
-from waterclock.spark.session.session import session
+from waterclock.spark import session
 
 def where(frames):
     import os, waterclock

@@ -14,7 +14,7 @@ from tests.spark import short_lived
 from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed, write
 
 import waterclock as wc
-from waterclock.spark.session.java import find_java, make_java_home
+from waterclock.spark.runtime.java import find_java, make_java_home
 
 REPOSITORY = Path(__file__).parents[2]
 

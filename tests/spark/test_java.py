@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from waterclock.errors import UnavailableError
-from waterclock.spark.session.java import Java, find_java, make_java_home
+from waterclock.spark.runtime.java import Java, find_java, make_java_home
 
 
 def fake_java(home: Path, answer: str) -> Path:
@@ -113,7 +113,7 @@ def test_the_java_of_a_driver_leaves_it_to_its_python_when_to_end(tmp_path: Path
 
 
 def test_java_is_found_where_pyspark_is_not_installed():
-    found = "from waterclock.spark.session.java import find_java; print(find_java())"
+    found = "from waterclock.spark.runtime.java import find_java; print(find_java())"
     script = f"import sys; sys.modules['pyspark'] = None; {found}"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("Java ")

@@ -28,8 +28,8 @@ from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
 from waterclock.spark.registering import register
-from waterclock.spark.session.filesystem import move_into_place
-from waterclock.spark.session.partitions import PARTITIONS, chosen_partitions, parts_in
+from waterclock.spark.runtime.filesystem import move_into_place
+from waterclock.spark.runtime.partitions import PARTITIONS, chosen_partitions, parts_in
 from waterclock.spark.streaming.batching import event_time_outcomes
 from waterclock.spark.writing.message_writer import REASON_HEADER
 from waterclock.time import MAX_NS
@@ -408,7 +408,7 @@ def test_a_signal_while_spark_starts_ends_the_command(
         os.kill(os.getpid(), number)
         pytest.fail("Spark goes on starting")
 
-    monkeypatch.setattr("waterclock.spark.session.session", start)
+    monkeypatch.setattr("waterclock.spark.runtime.session.session", start)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         run(["pipeline", "run", str(write(tmp_path))])

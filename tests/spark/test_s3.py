@@ -11,7 +11,7 @@ from tests.s3 import SECRET, S3Server
 import waterclock as wc
 from waterclock.spark import register, seal_topic, table
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
-from waterclock.spark.upkeep import _Place
+from waterclock.spark.upkeep import _TopicPlace
 
 FORMS = (SECRET, SECRET.replace("/", "%2F"), "s3cr3t", "endpoint_override")
 
@@ -42,7 +42,7 @@ def test_spark_seals_and_reads_a_topic_on_s3_without_showing_its_secrets(
             str(refused.value),
             frame._jdf.queryExecution().toString(),
             repr(topic.plan()),
-            repr(_Place.of(topic)),
+            repr(_TopicPlace.of(topic)),
             repr(TopicReadOptions.checked(options)),
         ]
     for text in shown:

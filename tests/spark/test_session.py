@@ -16,16 +16,17 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import short_lived
 
-from waterclock.spark.session import class_archive
-from waterclock.spark.session import session as starting
-from waterclock.spark.session.java import find_java
-from waterclock.spark.session.session import session
+from waterclock.spark.runtime import class_archive
+from waterclock.spark.runtime import session as starting
+from waterclock.spark.runtime.java import find_java
+from waterclock.spark.runtime.session import session
 
 TOOLS_SPARK_RUNS = ("bash", "chmod", "dirname", "env", "sh")
 
 START = """
 import os
-from waterclock.spark.session.session import session
+import waterclock.spark.runtime.session
+from waterclock.spark import session
 spark = session()
 spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS one").collect()
 counted = spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count()

@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 MISTAKES = """
 import sys
 from waterclock.spark import register
-from waterclock.spark.session.session import session
+from waterclock.spark import session
 url = sys.argv[1]
 spark = session("mistakes", "local[1]")
 register(spark)

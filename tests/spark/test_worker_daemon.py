@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from waterclock.spark.session.worker_python import make_python
+from waterclock.spark.runtime.worker_python import make_python
 
 
 def _started(folder: Path, module: str, worker: str) -> subprocess.Popen[bytes]:
@@ -29,7 +29,7 @@ def _started(folder: Path, module: str, worker: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize(
     ("module", "worker"),
     [
-        ("waterclock.spark.session.worker_daemon", "pyspark.worker"),
+        ("waterclock.spark.runtime.worker_daemon", "pyspark.worker"),
         # Spark's setting for it is for tasks alone.
         ("pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"),
     ],

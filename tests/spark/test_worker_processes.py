@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 
-from waterclock.spark.session.worker_python import make_python
+from waterclock.spark.runtime.worker_python import make_python
 
 SPARK = Path(pyspark.__file__).parent
 

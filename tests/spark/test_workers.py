@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from waterclock.spark.session.workers import freeze_imports, freezing_imports
+from waterclock.spark.runtime.workers import freeze_imports, freezing_imports
 
 
 def test_after_a_task_a_worker_does_not_search_what_it_has_imported_for_garbage(spark: SparkSession) -> None:

@@ -13,8 +13,8 @@ from waterclock._support.urls import redacted, shown
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.extras import install_command
 from waterclock.errors import NotFoundError, WaterclockError
-from waterclock.spark.session.class_archive import SWITCH, find_archive, is_wanted
-from waterclock.spark.session.java import Java, find_java
+from waterclock.spark.runtime.class_archive import SWITCH, find_archive, is_wanted
+from waterclock.spark.runtime.java import Java, find_java
 
 OLDEST_SQLITE = (3, 35)
 """The first SQLite whose UPDATE returns rows, which a claim needs."""

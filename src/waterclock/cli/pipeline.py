@@ -132,8 +132,8 @@ def replay(
 
 
 def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], log: Path | None) -> SparkSession:
+    from waterclock.spark import session
     from waterclock.spark.pipeline.failures import in_a_line, leave_traces_out
-    from waterclock.spark.session.session import session
 
     if log is not None and (log.is_dir() or not log.absolute().parent.is_dir()):
         raise InvalidArgumentError(

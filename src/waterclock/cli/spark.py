@@ -6,8 +6,8 @@ from cyclopts import App
 
 from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.session.class_archive import SWITCH, archive_folder, find_archive, is_wanted
-from waterclock.spark.session.java import find_java
+from waterclock.spark.runtime.class_archive import SWITCH, archive_folder, find_archive, is_wanted
+from waterclock.spark.runtime.java import find_java
 
 app = App(name="spark")
 

@@ -19,10 +19,9 @@ from waterclock.errors import AlreadyExistsError
 from waterclock.figures.timeline import timeline
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
-from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of
-from waterclock.spark.session.class_archive import find_archive, is_wanted
-from waterclock.spark.session.java import find_java
-from waterclock.spark.session.session import session
+from waterclock.spark import batches_of, event_time_outcomes, register, rejected_of, session
+from waterclock.spark.runtime.class_archive import find_archive, is_wanted
+from waterclock.spark.runtime.java import find_java
 from waterclock.spark.writing.message_writer import REASON_HEADER
 from waterclock.time import format_time
 from waterclock.topics.topic import Topic

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from waterclock.spark.reading.mapping import as_messages, messages_from_kafka
     from waterclock.spark.reading.topic_table import table
     from waterclock.spark.registering import register
+    from waterclock.spark.runtime.session import session
     from waterclock.spark.streaming.batch_messages import messages_of
     from waterclock.spark.streaming.batching import (
         batches_of,
@@ -34,6 +35,7 @@ __all__ = [
     "register",
     "rejected_of",
     "seal_topic",
+    "session",
     "table",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "archive_tables": "upkeep",
     "compact_topic": "upkeep",
     "seal_topic": "upkeep",
+    "session": "session.session",
 }
 
 

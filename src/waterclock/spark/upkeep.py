@@ -18,7 +18,7 @@ from waterclock._support.urls import represented
 from waterclock.archive_to_topic import archive_table
 from waterclock.connection import connect
 from waterclock.database.backend import Backend
-from waterclock.spark.session.describing import described
+from waterclock.spark.runtime.describing import described
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration, to_duration
 from waterclock.topics.catalogue.storage import Storage
@@ -33,7 +33,7 @@ _R = TypeVar("_R")
 _RESULTS_SCHEMA = "id BIGINT, result BINARY"
 
 
-class _Place(NamedTuple):
+class _TopicPlace(NamedTuple):
     """Where a topic lies, in a form that can be sent to a task."""
 
     url: str
@@ -45,7 +45,7 @@ class _Place(NamedTuple):
         return represented(self, self._asdict())
 
     @classmethod
-    def of(cls, topic: Topic) -> _Place:
+    def of(cls, topic: Topic) -> _TopicPlace:
         storage = topic.storage
         return cls(_url(storage.backend), storage.files, storage.topic_id, storage.name)
 
@@ -65,7 +65,7 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
     """
     ledgers = ledgers_to_seal(topic.storage)
     return total(
-        topic.name, "sealed", _results_of(spark, ledgers, partial(_seal, _Place.of(topic)), f"seal {topic.name}")
+        topic.name, "sealed", _results_of(spark, ledgers, partial(_seal, _TopicPlace.of(topic)), f"seal {topic.name}")
     )
 
 
@@ -77,7 +77,9 @@ def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTE
     """
     runs = runs_to_compact(topic.storage, file_bytes)
     return total(
-        topic.name, "compacted", _results_of(spark, runs, partial(_compact, _Place.of(topic)), f"compact {topic.name}")
+        topic.name,
+        "compacted",
+        _results_of(spark, runs, partial(_compact, _TopicPlace.of(topic)), f"compact {topic.name}"),
     )
 
 
@@ -96,7 +98,7 @@ def archive_tables(
     """
     age = to_duration(older_than, "older_than")
     places = [(_url(table.context.backend), table.name) for table in tables]
-    return sum(_results_of(spark, places, partial(_archive, _Place.of(topic), age), f"archive to {topic.name}"))
+    return sum(_results_of(spark, places, partial(_archive, _TopicPlace.of(topic), age), f"archive to {topic.name}"))
 
 
 def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R], what: str) -> list[_R]:
@@ -123,7 +125,7 @@ def _worked(
         yield pa.record_batch([pa.array(numbers, pa.int64()), pa.array(results, pa.binary())], ["id", "result"])
 
 
-def _seal(place: _Place, ledger: int) -> Done:
+def _seal(place: _TopicPlace, ledger: int) -> Done:
     backend = Backend(place.url)
     try:
         return try_to_seal(_storage(place, backend), ledger)
@@ -131,7 +133,7 @@ def _seal(place: _Place, ledger: int) -> Done:
         backend.close()
 
 
-def _compact(place: _Place, run: Run) -> Done:
+def _compact(place: _TopicPlace, run: Run) -> Done:
     backend = Backend(place.url)
     try:
         return compact_run(_storage(place, backend), run)
@@ -139,7 +141,7 @@ def _compact(place: _Place, run: Run) -> Done:
         backend.close()
 
 
-def _archive(place: _Place, age: int, table: tuple[str, str]) -> int:
+def _archive(place: _TopicPlace, age: int, table: tuple[str, str]) -> int:
     url, name = table
     backend = Backend(place.url)
     try:
@@ -149,7 +151,7 @@ def _archive(place: _Place, age: int, table: tuple[str, str]) -> int:
         backend.close()
 
 
-def _storage(place: _Place, backend: Backend) -> Storage:
+def _storage(place: _TopicPlace, backend: Backend) -> Storage:
     return Storage(place.topic_id, place.name, backend, place.files)
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
 from waterclock.spark.pipeline.failures import PipelineError
-from waterclock.spark.session.filesystem import file_names
+from waterclock.spark.runtime.filesystem import file_names
 
 _FOLDER = "waterclock-runs"
 
@@ -27,7 +27,7 @@ _Number = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Run:
+class PipelineRun:
     """One run of a pipeline.
 
     Attributes
@@ -48,7 +48,7 @@ class Run:
     seen: frozenset[str]
 
     @classmethod
-    def enter(cls, spark: SparkSession, pipeline: str, checkpoint: str) -> Run:
+    def enter(cls, spark: SparkSession, pipeline: str, checkpoint: str) -> PipelineRun:
         """Enter a checkpoint as its latest run."""
         folder = _folder(checkpoint)
         entered = _entered(spark, folder)

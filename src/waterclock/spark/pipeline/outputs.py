@@ -16,10 +16,10 @@ from waterclock._support.quoting import quoted
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource, What, place_options
-from waterclock.spark.session.describing import described
-from waterclock.spark.session.filesystem import file_names, move_into_place, remove_folder
-from waterclock.spark.session.partitions import PARTITIONS
-from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.runtime.describing import described
+from waterclock.spark.runtime.filesystem import file_names, move_into_place, remove_folder
+from waterclock.spark.runtime.partitions import PARTITIONS
+from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
 from waterclock.spark.streaming.batching import batches_of, rejected_of

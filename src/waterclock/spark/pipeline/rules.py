@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import Pipeline
-from waterclock.spark.session.partitions import rule_in
+from waterclock.spark.runtime.partitions import rule_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import format_duration, to_duration
 

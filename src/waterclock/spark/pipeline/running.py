@@ -20,14 +20,13 @@ from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.fencing import Run
+from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
-from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import named_rule, refuse_changed_rule
 from waterclock.spark.registering import register
-from waterclock.spark.session.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
+from waterclock.spark.runtime.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import to_duration
 
@@ -66,6 +65,8 @@ def run_pipelines(
         Called now and then; True stops the pipelines. The micro-batches under way are finished first, if that takes no
         longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
 
+    What they name is not looked at first: `waterclock.spark.pipeline.preflight.check_places` does so, without Spark.
+
     Of two runs on one checkpoint, the one that was started later goes on, and the other ends with an error.
 
     Raises
@@ -75,8 +76,6 @@ def run_pipelines(
     InvalidArgumentError
         Where a checkpoint has its state in another number of partitions or buckets than the file asks for.
     """
-    for pipeline in pipelines:
-        check_places(pipeline)
     register(spark)
     all_progress = [Progress(pipeline.name) for pipeline in pipelines]
     with _halting() as halt, in_a_line():
@@ -126,7 +125,6 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
         Batches that start at or after the first and before the second, and messages that were rejected when they were
         received then; ns.
     """
-    check_places(pipeline)
     register(spark)
     progress = Progress(pipeline.name, micro_batches=1)
     run = f"replay-{since}-{until}"
@@ -149,10 +147,10 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     return progress
 
 
-class _Writer:
+class _OutcomeWriter:
     """Writes the outcomes of one stream's micro-batches. It is pickled where Spark Connect runs it elsewhere."""
 
-    def __init__(self, pipeline: Pipeline, run: Run) -> None:
+    def __init__(self, pipeline: Pipeline, run: PipelineRun) -> None:
         self._pipeline = pipeline
         self._run = run
         self._stream: str | None = None
@@ -205,8 +203,8 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
     before = spark.conf.get(PARTITIONS)
     spark.conf.set(PARTITIONS, parts.partitions)
     try:
-        run = Run.enter(spark, pipeline.name, pipeline.checkpoint)
-        return writer.foreachBatch(_Writer(pipeline, run)).start()
+        run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
+        return writer.foreachBatch(_OutcomeWriter(pipeline, run)).start()
     finally:
         spark.conf.set(PARTITIONS, str(before))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from waterclock.spark.preparing.warm_up import warm_up
-from waterclock.spark.session.class_archive import BUILDS_WITHIN_S, QUIET, build
-from waterclock.spark.session.java import find_java
-from waterclock.spark.session.session import JAVA_OPTIONS, session
+from waterclock.spark.runtime.class_archive import BUILDS_WITHIN_S, QUIET, build
+from waterclock.spark.runtime.java import find_java
+from waterclock.spark.runtime.session import JAVA_OPTIONS, session
 
 
 def make_class_archive() -> Path:

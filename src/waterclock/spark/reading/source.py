@@ -17,7 +17,7 @@ from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired
 from waterclock.spark.records import POSITIONED
-from waterclock.spark.session.workers import freeze_imports
+from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
 from waterclock.topics.reading.finding import find_first, find_start
 from waterclock.topics.reading.pruning import ALL

@@ -33,7 +33,7 @@ from waterclock.message import Position
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.source import SLICE_MESSAGES, SlicePartition, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_end
-from waterclock.spark.session.workers import freeze_imports
+from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
 from waterclock.topics.reading.finding import FINDABLE, find_start, place_at
 from waterclock.topics.reading.positions import Place, beginning, entry_boundary, place_of

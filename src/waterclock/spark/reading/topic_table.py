@@ -29,7 +29,7 @@ from waterclock.spark.options import plainly
 from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS, check_columns, spark_schema
 from waterclock.spark.reading.source import SLICE_MESSAGES, SlicePartition, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
-from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.time import Time
 from waterclock.topics.model.literals import By
 from waterclock.topics.reading.finding import check_by, find_first, find_start

@@ -26,7 +26,7 @@ from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.options import Opening, plainly
 from waterclock.spark.packing import row_counts
-from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_rows import Payloads, looks
 from waterclock.spark.streaming.batching import first_place
 

@@ -32,7 +32,7 @@ from waterclock.spark.packing import (
 )
 from waterclock.spark.reading.message_columns import message_columns, missing_position
 from waterclock.spark.records import PLAIN, POSITIONED
-from waterclock.spark.session.workers import freezing_imports
+from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.judging import judge, unsynchronised
 from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA
 from waterclock.spark.streaming.rate_options import RateOptions

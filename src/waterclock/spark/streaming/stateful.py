@@ -22,7 +22,7 @@ from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.spark.records import POSITIONED
-from waterclock.spark.session.workers import freeze_imports, freezing_imports
+from waterclock.spark.runtime.workers import freeze_imports, freezing_imports
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
 from waterclock.spark.streaming.rate_options import RateOptions
@@ -231,7 +231,7 @@ def _check_session(df: DataFrame) -> None:
     if provider != _ROCKSDB:
         raise InvalidArgumentError(
             f"{_PROVIDER} must be RocksDB's for batching, got {provider}. Start the session with"
-            f' waterclock.spark.session.session.session(), or call spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")'
+            f' waterclock.spark.session(), or call spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")'
         )
 
 

@@ -12,7 +12,7 @@ from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, short_source
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.spark.options import plainly
-from waterclock.spark.session.workers import freeze_imports
+from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import encoded
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer

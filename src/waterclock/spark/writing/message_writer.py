@@ -24,7 +24,7 @@ from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.spark.options import plainly
-from waterclock.spark.session.workers import freeze_imports
+from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import POSITION, Payloads, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 _ORDER = ("event_time", "source", "stream", "receive_time", "publish_time", "reason", "payload")
 
 
-class _Task(NamedTuple):
+class _WriteTask(NamedTuple):
     """Which task this is: the stream's id and micro-batch, where it has one, and its partition."""
 
     query: str | None
@@ -59,7 +59,7 @@ class _Task(NamedTuple):
     partition: int
 
     @classmethod
-    def running(cls) -> _Task:
+    def running(cls) -> _WriteTask:
         context = TaskContext.get()
         if context is None:
             return cls(None, 0, 0)
@@ -83,7 +83,7 @@ class MessageWriter(Writer):
         if not batches:
             return WriterCommitMessage()
         rows = _in_order(pa.Table.from_batches(batches))
-        task = _Task.running()
+        task = _WriteTask.running()
         if self._options.micro_batch is not None:
             task = task._replace(micro_batch=self._options.micro_batch)
         options = self._options
@@ -108,7 +108,7 @@ class MessageWriter(Writer):
         with plainly(), self._options.connect() as database:
             forget_producers(database.topic(self._topic).storage, f"{self._write}-")
 
-    def _producer(self, task: _Task) -> str:
+    def _producer(self, task: _WriteTask) -> str:
         if self._options.producer is not None:
             return self._options.producer
         if not self._streaming:
@@ -121,7 +121,7 @@ class MessageWriter(Writer):
 
 
 @contextmanager
-def _in_words_of_streams(topic: Topic, task: _Task) -> Generator[None]:
+def _in_words_of_streams(topic: Topic, task: _WriteTask) -> Generator[None]:
     """Say what it means for a query that its numbers were used for other messages."""
     try:
         yield

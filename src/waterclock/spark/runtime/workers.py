@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-_SEARCHING = ("pyspark.daemon", "waterclock.spark.session.worker_daemon")
+_SEARCHING = ("pyspark.daemon", "waterclock.spark.runtime.worker_daemon")
 """The programs that look for garbage after each task: Spark's own, and ours around it."""
 
 _modules = 0

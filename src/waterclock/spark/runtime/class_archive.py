@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from waterclock.errors import UnavailableError
-from waterclock.spark.session.java import Java
+from waterclock.spark.runtime.java import Java
 
 SWITCH = "WATERCLOCK_CLASS_ARCHIVE"
 """The environment variable that has sessions start without archives: ``off``."""

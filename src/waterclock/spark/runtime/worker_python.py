@@ -22,7 +22,7 @@ for entry in $PYTHONPATH; do
 done
 export PYTHONPATH="$kept"
 # Spark's setting for this is only for tasks.
-if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; set -- -m waterclock.spark.session.worker_daemon "$@"; fi
+if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; set -- -m waterclock.spark.runtime.worker_daemon "$@"; fi
 # It prints what it is about to do, and says its errors over its socket.
 case "$*" in *transform_with_state_driver_worker*) exec >/dev/null 2>&1 ;; esac
 exec @PYTHON@ "$@"
