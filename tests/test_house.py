@@ -85,3 +85,24 @@ def _waits(node: ast.AST) -> bool:
     if node.func.attr in ("wait", "wait_for"):
         return own in WAITED_FOR
     return node.func.attr == "acquire" and own != "moments" and any(word.arg == "timeout" for word in node.keywords)
+
+
+def test_no_two_classes_share_a_name() -> None:
+    found: dict[str, list[str]] = {}
+    for module, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    assert not {name: homes for name, homes in found.items() if len(homes) > 1}
+
+
+def test_nested_functions_say_what_they_do() -> None:
+    found = [
+        f"{module}:{inner.lineno}: {inner.name}"
+        for module, tree in modules().items()
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef)
+        for inner in ast.walk(outer)
+        if isinstance(inner, ast.FunctionDef) and inner is not outer and inner.name in {"work", "do", "inner"}
+    ]
+    assert not found

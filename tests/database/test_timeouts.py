@@ -63,7 +63,7 @@ def test_a_caller_may_hold_a_transaction_of_theirs_beyond_the_timeout(
     wire: StallingWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: list[object] = []
-    monkeypatch.setattr(deadlines._Watch, "add", lambda _self, connection, _seconds: watched.append(connection))
+    monkeypatch.setattr(deadlines._DeadlineWatch, "add", lambda _self, connection, _seconds: watched.append(connection))
     with wc.connect(wire.url, create=True) as database, database.backend.engine.begin() as theirs:
         watched.clear()
         theirs.execute(sa.text("SELECT 1"))

@@ -857,7 +857,7 @@ def _no_chance() -> Generator[None]:
     with (
         patch("secrets.randbits", chance.getrandbits),
         patch("secrets.token_hex", tokens),
-        patch.object(deadlines, "_watch", deadlines._Watch()),  # whose thread was an actor of another run
+        patch.object(deadlines, "_watch", deadlines._DeadlineWatch()),  # whose thread was an actor of another run
         # A deadline for each statement would make that thread an actor of every run, though no server is silent here.
         patch.object(deadlines, "_start_statement", lambda *_: None),
         patch.object(deadlines, "lent", _lent_with_a_deadline_of_the_thread),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from tests.forked import Forked
 
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming.claiming import claim_within
@@ -22,7 +22,7 @@ def start(url: str, behaviour: str) -> Forked:
 
 
 @contextmanager
-def running(deliveries: Subscription) -> Generator[list[str]]:
+def running(deliveries: TableSubscription) -> Generator[list[str]]:
     """Run a consumer in a thread; go on when it waits."""
     received: list[str] = []
     waits = threading.Event()

@@ -11,7 +11,7 @@ from tests.statements import statements_of
 
 import waterclock as wc
 from waterclock.connection import Database
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -32,7 +32,7 @@ def put_numbers(table: MessageTable, count: int, **more: object) -> None:
 
 
 @contextmanager
-def subscribed(table: MessageTable, limit: int | None = None) -> Generator[Subscription]:
+def subscribed(table: MessageTable, limit: int | None = None) -> Generator[TableSubscription]:
     """Subscribe, and stop one day where what is waited for does not come."""
     with table.subscribe(limit=limit) as deliveries:
         stopper = threading.Timer(20, deliveries.stop)
@@ -43,7 +43,7 @@ def subscribed(table: MessageTable, limit: int | None = None) -> Generator[Subsc
             stopper.cancel()
 
 
-def rest_of(deliveries: Subscription) -> list[str]:
+def rest_of(deliveries: TableSubscription) -> list[str]:
     """Hand out all that the subscription has, and what is due beside it, until the last message."""
     found: list[str] = []
     for delivery in deliveries:

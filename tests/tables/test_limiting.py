@@ -12,7 +12,7 @@ from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.consumers.receiving import Request
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.timing.rate import Rate
@@ -118,7 +118,7 @@ def test_a_subscriber_can_limit_itself(orders: MessageTable) -> None:
     changes = context.sql.changes(context.backend, "orders")
     request = Request("me")
     with moments.replaced(ReadFrom(lambda: now[0])):
-        deliveries = Subscription(orders._row, orders._callers, changes, request, 10, rate=Rate.of(20))
+        deliveries = TableSubscription(orders._row, orders._callers, changes, request, 10, rate=Rate.of(20))
     deliveries._stop = Sleep()
     with moments.replaced(ReadFrom(lambda: now[0])), deliveries:
         for _ in range(4):

@@ -20,7 +20,7 @@ from tests.work.conftest import running as worker_running
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.databases.changes import Polling, Stop
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL, WRITING, listening_connection
 from waterclock.tables.databases.postgresql.waking import Listening
@@ -335,7 +335,7 @@ def test_a_worker_whose_slots_are_taken_asks_for_no_notifications(postgresql_tab
         handler.go_on.set()
 
 
-def wait_once(deliveries: Subscription) -> None:
+def wait_once(deliveries: TableSubscription) -> None:
     """Wait as a worker does, until a nudge."""
     deliveries.nudge()
     assert deliveries.wait()

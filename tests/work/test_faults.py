@@ -17,7 +17,7 @@ from tests.work.conftest import PATIENCE, Waiting, running, until
 
 import waterclock as wc
 from waterclock.tables.consumers.heartbeat import Heartbeat
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.work.flow.outcome_writer import Recorder
 from waterclock.work.metrics import answering
@@ -69,16 +69,16 @@ def test_what_a_claim_under_way_brings_when_the_worker_stops_is_due_at_once(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claimed, answers = threading.Event(), threading.Event()
-    take = Subscription.take
+    take = TableSubscription.take
 
-    def slow(self: Subscription, most: int) -> list[wc.Delivery]:
+    def slow(self: TableSubscription, most: int) -> list[wc.Delivery]:
         found = take(self, most)
         if found:
             claimed.set()
             assert answers.wait(PATIENCE)
         return found
 
-    monkeypatch.setattr(Subscription, "take", slow)
+    monkeypatch.setattr(TableSubscription, "take", slow)
     orders.put("x")
     handled: list[Any] = []
     worker = wc.Worker(orders, handled.append)

@@ -155,7 +155,7 @@ def test_a_fault_of_ours_in_one_task_stops_no_other(database: Database, monkeypa
     def breaks(*_: object) -> int:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setitem(upkeep._TASKS["table"], "tick", upkeep._Task(1, breaks))  # type: ignore[index]
+    monkeypatch.setitem(upkeep._TASKS["table"], "tick", upkeep._RegularTask(1, breaks))  # type: ignore[index]
     database.create_table("orders")
     found = {one.task: one for one in Upkeep(database).run()}
     assert found["tick"].error == "ZeroDivisionError: by zero"

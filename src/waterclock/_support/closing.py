@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 
-class _Writer(Protocol):
+class _Closable(Protocol):
     def close(self) -> object: ...
 
 
-_W = TypeVar("_W", bound=_Writer)
+_W = TypeVar("_W", bound=_Closable)
 
 
 @contextmanager

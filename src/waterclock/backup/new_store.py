@@ -27,14 +27,14 @@ def found_store(backend: Backend, files: LedgerFiles) -> None:
             return
     files.write_marker(identity, replace=True)
 
-    def work(connection: sa.Connection) -> None:
+    def write_identity(connection: sa.Connection) -> None:
         connection.execute(sa.delete(stores))
         values = {"identity": identity, **place_columns(files), "created_at": backend.now(connection)}
         connection.execute(sa.insert(stores), values)
         number = sa.select(stores.c.id).where(stores.c.identity == identity).scalar_subquery()
         connection.execute(sa.update(topics).values(store_id=number))
 
-    backend.transact(work)
+    backend.transact(write_identity)
 
 
 def make_independent(backend: Backend, ledgers: str) -> int:

@@ -64,7 +64,7 @@ def at_most(seconds: float) -> Generator[None]:
         yield
 
 
-class _Watch:
+class _DeadlineWatch:
     """Hangs up on connections that are lent for too long. One for a process."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def _hang_up(connection: Any) -> None:
             copy.shutdown(socket.SHUT_RDWR)
 
 
-_watch = _Watch()
+_watch = _DeadlineWatch()
 
 
 def lent(connection: Any, seconds: float | None = None) -> None:
@@ -195,7 +195,7 @@ def _read_for_any_time(connection: Any, _record: Any) -> None:
 
 def _begin_anew() -> None:
     global _watch  # noqa: PLW0603  # a child has neither the thread nor the connections
-    _watch = _Watch()
+    _watch = _DeadlineWatch()
     mine.seconds = None
 
 

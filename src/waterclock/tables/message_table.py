@@ -28,7 +28,7 @@ from waterclock.tables.consumers.extending_together import extend_together
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
 from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.groups.group_state import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.message_schedules import MessageSchedules
@@ -155,14 +155,14 @@ class MessageTable:
         context = self._row.read()
         changed = context.options.changed(options).with_dead_letter(self.name)
 
-        def work(own: sa.Connection) -> None:
+        def write_options(own: sa.Connection) -> None:
             further = [context.rows.c[name] for name in user_column_names(context.rows)]
             ensure_dead_letter_table(context.backend, own, self.name, changed, further)
             change(own, context.table_id, options=changed.to_json())
             if "rate_limit" in options:
                 forget_rate(own, context.table_id)
 
-        context.backend.transact(work)
+        context.backend.transact(write_options)
         self._row.read()
         if changed.groups and not {"max_attempts", "on_exhausted"}.isdisjoint(options):
             self._settle_exhausted()
@@ -443,7 +443,7 @@ class MessageTable:
         heartbeat: bool = True,
         max_groups: int | None = None,
         kinds: Collection[str] | None = None,
-    ) -> Subscription:
+    ) -> TableSubscription:
         """Take messages one after another as they become due, until the subscription is stopped or closed.
 
         Parameters
@@ -473,7 +473,7 @@ class MessageTable:
         if self.options.groups == "exclusive":  # each subscription is a consumer
             name = f"{name}/{secrets.token_hex(4)}"
         count = None if limit is None else check_count(limit)
-        return Subscription(
+        return TableSubscription(
             self._row,
             self._callers,
             self._context.sql.changes(self._context.backend, self.name),

@@ -45,7 +45,7 @@ class Backlog(NamedTuple):
     age: int
 
 
-class _Piece(NamedTuple):
+class _ReadAhead(NamedTuple):
     first_ordinal: int
     batch: pa.RecordBatch
 
@@ -79,8 +79,8 @@ class Subscription(Closing):
         self._reader_epoch = -1  # of no subscription: the first read takes the position from the catalogue
         self._at = Place(Position(0, 0, 0), 0)
         self._committed = self._at
-        self._pieces: Iterator[_Piece] = iter(())
-        self._rest: _Piece | None = None
+        self._pieces: Iterator[_ReadAhead] = iter(())
+        self._rest: _ReadAhead | None = None
         self._stop = self._at
 
     def read(self, limit: int = 1000) -> list[Message]:
@@ -213,16 +213,16 @@ class Subscription(Closing):
         self._stop = Place(counter.position, counter.ordinal)
         self._pieces = self._read_pieces(self._at.position, self._stop.position)
 
-    def _read_pieces(self, start: Position, stop: Position) -> Iterator[_Piece]:
+    def _read_pieces(self, start: Position, stop: Position) -> Iterator[_ReadAhead]:
         for chunk in read_chunks(self._storage, start, stop, POSITIONED_SCHEMA.names, self._damage):
             ordinal = chunk.first_ordinal
             for batch in positioned(chunk, POSITIONED_SCHEMA.names):
                 for first in range(0, batch.num_rows, _PIECE):
                     piece = batch.slice(first, _PIECE)
-                    yield _Piece(ordinal, piece)
+                    yield _ReadAhead(ordinal, piece)
                     ordinal += piece.num_rows
 
-    def _next_piece(self) -> _Piece | None:
+    def _next_piece(self) -> _ReadAhead | None:
         """Give the next piece; looks once whether more was appended since the last look."""
         piece = next(self._pieces, None)
         if piece is None:
@@ -232,7 +232,7 @@ class Subscription(Closing):
             self._at = self._stop  # nothing that can be read is left before it
         return piece
 
-    def _take(self, piece: _Piece, wanted: int, not_before: NotBefore | None) -> list[Message]:
+    def _take(self, piece: _ReadAhead, wanted: int, not_before: NotBefore | None) -> list[Message]:
         """Take some messages of a piece, keep the rest of it, and note where the next read begins."""
         batch = piece.batch
         end = min(wanted, batch.num_rows)
@@ -242,10 +242,10 @@ class Subscription(Closing):
             end = int(fresh[wanted - 1]) + 1 if len(fresh) >= wanted else batch.num_rows
             taken = batch.take(pa.array(fresh[:wanted]))
         if end < batch.num_rows:
-            self._rest = _Piece(piece.first_ordinal + end, batch.slice(end))
+            self._rest = _ReadAhead(piece.first_ordinal + end, batch.slice(end))
             self._at = _place(self._rest)
         else:
-            last = _place(_Piece(piece.first_ordinal + end, batch.slice(end - 1)))
+            last = _place(_ReadAhead(piece.first_ordinal + end, batch.slice(end - 1)))
             self._rest = None
             self._at = last._replace(position=last.position._replace(index=last.position.index + 1))
             self._look_ahead()
@@ -276,6 +276,6 @@ class Subscription(Closing):
         refuse_pickling(self, "Pickle the topic, and subscribe in the other process")
 
 
-def _place(piece: _Piece) -> Place:
+def _place(piece: _ReadAhead) -> Place:
     position = Position(*(piece.batch.column(name)[0].as_py() for name in ("ledger", "entry", "index")))
     return Place(position, piece.first_ordinal)

@@ -37,22 +37,22 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _RegularTask:
     """Something to do for every topic or every table: how often, ns, and how; it gives how many it dealt with."""
 
     every: int
     run: Callable[[Database, str], int]
 
 
-_TASKS: Mapping[Kind, Mapping[str, _Task]] = {
+_TASKS: Mapping[Kind, Mapping[str, _RegularTask]] = {
     "topic": {
-        "seal": _Task(_MINUTE, lambda database, name: database.topic(name).seal()),
-        "compact": _Task(60 * _MINUTE, lambda database, name: database.topic(name).compact()),
+        "seal": _RegularTask(_MINUTE, lambda database, name: database.topic(name).seal()),
+        "compact": _RegularTask(60 * _MINUTE, lambda database, name: database.topic(name).compact()),
     },
     "table": {
-        "tick": _Task(_MINUTE, lambda database, name: database.table(name).tick()),
-        "release": _Task(_MINUTE, lambda database, name: heal_all(database.table(name).context)),
-        "purge": _Task(_MINUTE, lambda database, name: database.table(name).purge()),
+        "tick": _RegularTask(_MINUTE, lambda database, name: database.table(name).tick()),
+        "release": _RegularTask(_MINUTE, lambda database, name: heal_all(database.table(name).context)),
+        "purge": _RegularTask(_MINUTE, lambda database, name: database.table(name).purge()),
     },
 }
 
@@ -194,7 +194,7 @@ class Upkeep:
         now = self._backend.now_sql()
         key = {"kind": one.kind, "name": one.name, "task": one.task}
 
-        def work(own: sa.Connection) -> bool:
+        def take_turn(own: sa.Connection) -> bool:
             table_dialect(self._backend).insert_missing(own, upkeep, [key])
             taken = own.execute(
                 sa.update(upkeep)
@@ -207,7 +207,7 @@ class Upkeep:
             )
             return taken.rowcount == 1
 
-        return self._backend.transact(work)
+        return self._backend.transact(take_turn)
 
     def _forget_others(self, known: Sequence[Task]) -> None:
         """Delete what is noted of topics and tables that were removed."""

@@ -45,7 +45,7 @@ class _Out(NamedTuple):
     verdicts: Bytes
 
 
-class _Seen(NamedTuple):
+class _LastSeen(NamedTuple):
     """By stream: the number of its last window and of its last event time, and the row kept there."""
 
     window: Times
@@ -235,7 +235,7 @@ def _cut_source(
     receive_times: Times,
     rule: _Rule,
     now: int,
-    seen: _Seen,
+    seen: _LastSeen,
     out: _Out,
 ) -> None:
     """Cut the sorted rows of one source into windows. Numbers are places, so that no two sources share one."""
@@ -298,7 +298,9 @@ def _cut(
     bucket_ends: Codes,
 ) -> int:
     """Find the windows of the accepted rows of sources whose receive clocks have shown ``nows``."""
-    seen = _Seen(np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32))
+    seen = _LastSeen(
+        np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32)
+    )
     bounds = np.zeros(nows.size + 1, np.int64)
     _gather(sources, event_times, out.verdicts, bounds, times, rows)
     for source in range(nows.size):

@@ -75,7 +75,7 @@ def adopt(
     known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)
 
-    def work(connection: sa.Connection) -> TableOptions | None:
+    def adopt_if_unknown(connection: sa.Connection) -> TableOptions | None:
         text = connection.execute(known).scalar()
         if text is not None:
             if exist_ok:
@@ -102,7 +102,7 @@ def adopt(
         return None
 
     backend.create_catalogue()
-    existing = backend.transact(work)
+    existing = backend.transact(adopt_if_unknown)
     if existing is not None:
         defaults = asdict(TableOptions.check())
         warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)

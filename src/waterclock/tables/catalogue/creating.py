@@ -45,7 +45,7 @@ def create(
     known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)
 
-    def work(connection: sa.Connection) -> TableOptions | None:
+    def create_if_missing(connection: sa.Connection) -> TableOptions | None:
         text = connection.execute(known).scalar()
         if text is not None:
             if exist_ok:
@@ -56,7 +56,7 @@ def create(
         return None
 
     backend.create_catalogue()
-    existing = backend.transact(work)
+    existing = backend.transact(create_if_missing)
     if existing is not None:
         defaults = asdict(TableOptions.check())
         warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)

@@ -162,7 +162,7 @@ class TableRow:
     def _look(self) -> None:
         known = self._context
         try:
-            seen = _looks.of(known.backend).setdefault(known.name, _Look()).at(known)
+            seen = _looks.of(known.backend).setdefault(known.name, _SharedRow()).at(known)
         except RefusedError:
             seen = None
         if seen is not None and seen.says(known):
@@ -186,7 +186,7 @@ def _columns(context: TableContext) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _RowSeen:
     """What the database said of a table."""
 
     looked_at: float
@@ -199,22 +199,22 @@ class _Seen:
         return is_same and self.facts == (known.table_id, known.revision)
 
 
-class _Look:
+class _SharedRow:
     """The look once a second at a table that all share who have it open in a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: _Seen | None = None
+        self._seen: _RowSeen | None = None
 
-    def at(self, known: TableContext) -> _Seen:
+    def at(self, known: TableContext) -> _RowSeen:
         """Look, unless that was done less than a second ago."""
         with moments.holding(self._lock):
             now = moments.monotonic()
             if self._seen is None or now - self._seen.looked_at >= LOOK_EVERY:
                 columns, found = known.backend.look(lambda own: known.sql.columns_and_row(own, known.name, _FACTS))
-                self._seen = _Seen(now, columns, None if found is None else (found.table_id, found.revision))
+                self._seen = _RowSeen(now, columns, None if found is None else (found.table_id, found.revision))
             return self._seen
 
 
-_looks = PerDatabaseCache[dict[str, _Look]](lambda _: {})
+_looks = PerDatabaseCache[dict[str, _SharedRow]](lambda _: {})
 """By the name of the table."""

@@ -41,13 +41,13 @@ def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[An
     decide(context, deliveries, "ack")
     leased = _leased(deliveries)
 
-    def work(own: SqlConnection) -> tuple[Acked, int]:
+    def write_acks(own: SqlConnection) -> tuple[Acked, int]:
         return _write(context, own, leased, ids)
 
     if (leased and ids) or not is_of_one_claim(leased):
-        acked, by_id = context.backend.transact(work)
+        acked, by_id = context.backend.transact(write_acks)
     else:
-        acked, by_id = acking.run(context, work, several=len(ids) > 1)
+        acked, by_id = acking.run(context, write_acks, several=len(ids) > 1)
     for delivery in deliveries:
         if delivery.leased in acked.lost:
             delivery.lose()

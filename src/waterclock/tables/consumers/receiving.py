@@ -189,11 +189,13 @@ def _claim_again(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 
 def _claim_at_rate(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    def work(own: SqlConnection) -> list[Claimed]:
+    def claim_allowed(own: SqlConnection) -> list[Claimed]:
         return _claim_allowed(context, own, wanted)
 
     may_lose = context.options.groups == "exclusive"
-    found = context.backend.transact(trying(context, wanted, (), work) if may_lose else work, indexed=True)
+    found = context.backend.transact(
+        trying(context, wanted, (), claim_allowed) if may_lose else claim_allowed, indexed=True
+    )
     return found.claimed if isinstance(found, TakenBefore) else found
 
 

@@ -56,7 +56,7 @@ _OWN_GROUPS_EVERY = 1.0  # s, where no writer notifies: what another process rou
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 
 
-class Subscription(Closing):
+class TableSubscription(Closing):
     """Iterates over deliveries, and waits for the next one where none is due. Close it, or use it in ``with``.
 
     It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it

@@ -134,7 +134,7 @@ def _put_on(
     context = open_table(shard).context
     tries = 0
 
-    def work(own: sa.Connection) -> list[MessageId]:
+    def put_once(own: sa.Connection) -> list[MessageId]:
         nonlocal tries
         tries += 1
         found = put_rows(context, own, PreparedRows(rows, [], fresh=False)).existing
@@ -148,7 +148,7 @@ def _put_on(
             taken = set(put_rows(context, own, PreparedRows(again, [], fresh=False)).existing)
         return [message_id for message_id in found if message_id not in ids.drawn]
 
-    return context.backend.transact(work)
+    return context.backend.transact(put_once)
 
 
 def _partly(failures: Mapping[Shard, UnavailableError], missing: list[MessageId], count: int) -> str:

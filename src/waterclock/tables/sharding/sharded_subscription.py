@@ -14,7 +14,7 @@ from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.sharding.shard import Shard
 
@@ -39,7 +39,8 @@ class ShardedSubscription(Closing):
         self._stopped = False
         self._turn = 0
         self._readers = [
-            _Reader(shard, open_table, self._changed, {"consumer": consumer, "limit": limit, **how}) for shard in shards
+            _ShardReader(shard, open_table, self._changed, {"consumer": consumer, "limit": limit, **how})
+            for shard in shards
         ]
         for reader in self._readers:
             reader.start()
@@ -86,7 +87,7 @@ class ShardedSubscription(Closing):
                 if reader.is_held(delivery):
                     return delivery
 
-    def _ready_reader(self, until: float | None) -> _Reader | None:
+    def _ready_reader(self, until: float | None) -> _ShardReader | None:
         """Wait for a reader that offers something, and give the next one in turn; None where there is none in time."""
         while not self._stopped:
             turn = self._readers[self._turn :] + self._readers[: self._turn]
@@ -107,7 +108,7 @@ class ShardedSubscription(Closing):
         refuse_pickling(self, "Connect and subscribe in the other process")
 
 
-class _Reader:
+class _ShardReader:
     """Reads one shard, and offers one delivery at a time."""
 
     def __init__(
@@ -122,7 +123,7 @@ class _Reader:
         self._how = how
         self._changed = changed
         self._stop = threading.Event()
-        self._current: Subscription | None = None
+        self._current: TableSubscription | None = None
         self._away = False
         # A daemon, because one that waits for a host that never answers must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"waterclock-shard{shard.name}", daemon=True)
@@ -193,7 +194,7 @@ class _Reader:
                 with self._changed:
                     self._current = None
 
-    def _pass_on(self, deliveries: Subscription) -> None:
+    def _pass_on(self, deliveries: TableSubscription) -> None:
         for delivery in deliveries:
             with self._changed:
                 self.offered, self._offered_at = delivery, moments.monotonic()

@@ -11,7 +11,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_schedules import MessageSchedules
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.explaining import Explanation
@@ -249,7 +249,7 @@ class ShardedTable:
         shard: str | None = None,
         key_range: str | None = None,
         **how: Any,
-    ) -> Subscription | ShardedSubscription:
+    ) -> TableSubscription | ShardedSubscription:
         """Take messages one after another as they become due ("Subsetting" in *Vitess Messaging*).
 
         Parameters

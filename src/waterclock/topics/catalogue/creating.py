@@ -48,12 +48,12 @@ def create_topic(
         # Before the topic: one that exists has files, and its store must not be made a second time elsewhere.
         store = record_store(backend, new_store(backend, as_root(ledgers)))
 
-        def work(connection: sa.Connection) -> None:
+        def insert_topic(connection: sa.Connection) -> None:
             now = backend.now(connection)
             connection.execute(sa.insert(topics), {**values, "store_id": store, "created_at": now})
 
         try:
-            backend.transact(work)
+            backend.transact(insert_topic)
         except ConstraintError:
             pass  # it exists by now
         else:

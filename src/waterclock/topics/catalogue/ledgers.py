@@ -141,14 +141,14 @@ def close_ledger(storage: Storage, connection: SqlConnection, counter: Counter, 
 def roll(storage: Storage, *, only_if_due: bool = False) -> None:
     """Close the open ledger and open the next one; nothing to do while it is empty."""
 
-    def work(connection: sa.Connection) -> None:
+    def close_open_ledger(connection: sa.Connection) -> None:
         row, now = storage.lock(connection)
         counter = Counter.of_row(row)
         if counter.entries == 0 or (only_if_due and not counter.is_due(now)):
             return
         write_counter(storage, connection, close_ledger(storage, connection, counter, now))
 
-    storage.backend.transact(work)
+    storage.backend.transact(close_open_ledger)
 
 
 def write_counter(storage: Storage, connection: SqlConnection, counter: Counter) -> None:

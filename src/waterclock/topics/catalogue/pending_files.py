@@ -95,11 +95,11 @@ def renewing(storage: Storage, pending: Pending, pieces: Iterator[_T]) -> Iterat
 
 
 def _renew(storage: Storage, pending: Pending) -> None:
-    def work(connection: sa.Connection) -> int:
+    def extend_lease(connection: sa.Connection) -> int:
         values = {"until": storage.backend.now(connection) + LEASE}
         return connection.execute(sa.update(files).where(*_mine(pending)).values(values)).rowcount
 
-    if storage.backend.transact(work) == 0:
+    if storage.backend.transact(extend_lease) == 0:
         raise taken(storage, pending)
 
 
@@ -149,12 +149,12 @@ def _abandon(storage: Storage, pending: Pending) -> bool:
         ledgers.c.path == pending.path,
     )
 
-    def work(connection: sa.Connection) -> bool:
+    def is_committed(connection: sa.Connection) -> bool:
         storage.lock(connection)
         return connection.execute(committed.limit(1)).one_or_none() is not None
 
     try:
-        if storage.backend.transact(work):
+        if storage.backend.transact(is_committed):
             return True
     except NotFoundError:
         pass  # the whole topic was removed

@@ -51,7 +51,7 @@ def record_store(backend: Backend, files: LedgerFiles) -> int:
     """Give the catalogue's key of a store, which is written down where it is new."""
     statement = sa.select(stores.c.id).where(stores.c.identity == files.identity)
 
-    def work(connection: sa.Connection) -> int:
+    def insert_if_unknown(connection: sa.Connection) -> int:
         known = connection.execute(statement).scalar()
         if known is not None:
             return known
@@ -60,9 +60,9 @@ def record_store(backend: Backend, files: LedgerFiles) -> int:
         return connection.execute(statement).scalar_one()
 
     try:
-        return backend.transact(work)
+        return backend.transact(insert_if_unknown)
     except ConstraintError:
-        return backend.transact(work)  # another process was faster, and its row is there now
+        return backend.transact(insert_if_unknown)  # another process was faster, and its row is there now
 
 
 def place_columns(files: LedgerFiles) -> dict[str, object]:

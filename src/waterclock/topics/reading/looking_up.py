@@ -31,7 +31,7 @@ _ENTRIES_AT_ONCE = 256
 _MORE_THAN_AN_ENTRY_HOLDS = 2**31
 
 
-class _Piece(NamedTuple):
+class _LookedUp(NamedTuple):
     """Some messages of a ledger that were read together."""
 
     messages: pa.Table | pa.RecordBatch
@@ -118,7 +118,7 @@ class _Lookup:
         if not isinstance(error, self._passed):
             raise error
 
-    def pieces(self, places: _Places) -> Iterator[_Piece]:
+    def pieces(self, places: _Places) -> Iterator[_LookedUp]:
         left = places
         while len(left):
             # Looked at anew for each piece: the ledger may be sealed at any time.
@@ -155,7 +155,7 @@ class _Lookup:
         chosen = sa.select(entries.c.entry, column).where(*of_ledger, entries.c.entry.in_(wanted))
         return chosen.order_by(entries.c.entry)
 
-    def _of_file(self, row: sa.RowMapping, places: _Places) -> Iterator[_Piece]:
+    def _of_file(self, row: sa.RowMapping, places: _Places) -> Iterator[_LookedUp]:
         try:
             file = SealedLedger(self._storage, row)
         except (DamagedError, LostFileError) as error:
@@ -168,9 +168,9 @@ class _Lookup:
             except (DamagedError, LostFileError) as error:
                 self.pass_over(error)
             else:
-                yield _Piece(table, places[numbers == number])
+                yield _LookedUp(table, places[numbers == number])
 
-    def _of_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_Piece]:
+    def _of_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_LookedUp]:
         left = places
         try:
             for piece in self._read_entries(connection, places):
@@ -183,7 +183,7 @@ class _Lookup:
                 for entry in wanted:
                     yield from self._of_entries(connection, left[left[:, 0] == entry])
 
-    def _read_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_Piece]:
+    def _read_entries(self, connection: sa.Connection, places: _Places) -> Iterator[_LookedUp]:
         wanted = [int(entry) for entry in np.unique(places[:, 0])]
         rows = [(row.entry, row.data) for row in connection.execute(self._statement(wanted, entries.c.data))]
         absent = sorted(set(wanted) - {entry for entry, _ in rows})
@@ -199,7 +199,7 @@ class _Lookup:
                 raise located(error, self._storage.name, ledger=self._ledger) from error
             decoded, kept = kept[:count], kept[count:]
             covered = places[:, 0] <= decoded[-1][0] if kept else np.ones(len(places), np.bool_)
-            yield _Piece(batch, places[covered])
+            yield _LookedUp(batch, places[covered])
             places = places[~covered]
 
     def _absence(self, connection: sa.Connection, places: _Places) -> WaterclockError:

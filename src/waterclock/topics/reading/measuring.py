@@ -37,7 +37,7 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
         measured = _measure_file(storage, row)
     bounds: Bounds | None = measured.pop("bounds")
 
-    def work(connection: sa.Connection) -> None:
+    def write_bounds(connection: sa.Connection) -> None:
         topic, _ = storage.lock(connection)
         if bounds is None:  # all of it is recorded as lost
             connection.execute(sa.update(ledgers).where(*key).values(standing_in(storage, connection, ledger, row)))
@@ -49,7 +49,7 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
         total = raised(peak_of_row(topic), peak)
         connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(peak_columns(total)))
 
-    storage.backend.transact(work)
+    storage.backend.transact(write_bounds)
 
 
 def _measure_rows(storage: Storage, connection: sa.Connection, ledger: int) -> dict[str, Any]:

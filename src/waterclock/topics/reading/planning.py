@@ -73,7 +73,7 @@ def plan_slices(
         return plan.slices()
 
 
-class _Piece(NamedTuple):
+class _Unit(NamedTuple):
     """What is not cut, or need not be: an entry, a row group of a ledger, or a whole sealed ledger.
 
     Attributes
@@ -129,7 +129,7 @@ class _Plan:
         self._damage = damage
         self._url = storage.backend.url.render_as_string(hide_password=False)
         self._slices: list[Slice] = []
-        self._run: tuple[_Piece, _Piece] | None = None  # the first and the last piece of the slice to come
+        self._run: tuple[_Unit, _Unit] | None = None  # the first and the last piece of the slice to come
         self._messages = 0
         self._checksums: dict[bytes, None] = {}  # of the ledgers of the slice to come, each once, in order
 
@@ -158,7 +158,7 @@ class _Plan:
         for row in rows:
             if row.chosen:
                 messages = self._within(ledger, row.entry, row.messages)
-                self._join(_Piece(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), messages))
+                self._join(_Unit(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), messages))
 
     def _within(self, ledger: int, entry: int, count: int) -> int:
         """Say how many messages of an entry are in the range, so that a reader knows when some are gone."""
@@ -199,7 +199,7 @@ class _Plan:
         if (self._messages if joins else 0) + row["messages"] > self._max_messages:
             return False
         place = (start, stop, row["messages"], row["path"], None)
-        self._add(_Piece(*place, row["file_bytes"], row["checksums"]), goes_on=joins)
+        self._add(_Unit(*place, row["file_bytes"], row["checksums"]), goes_on=joins)
         return True
 
     def _wants_all(self, row: sa.RowMapping) -> bool:
@@ -210,7 +210,7 @@ class _Plan:
             for time, (first, last) in self._wanted.times.items()
         )
 
-    def _row_groups(self, row: sa.RowMapping) -> list[_Piece]:
+    def _row_groups(self, row: sa.RowMapping) -> list[_Unit]:
         ledger, wanted = row["ledger"], self._wanted
         path, size, checksums = row["path"], row["file_bytes"], row["checksums"]
         file = None if wanted.sources is None else SealedLedger(self._storage, self._row(ledger))
@@ -221,7 +221,7 @@ class _Plan:
         if file is not None:
             by_source = wanted.row_groups(file.metadata)
         return [
-            _Piece(starts[i], stops[i], group.messages, path, (number, number), size, checksums)
+            _Unit(starts[i], stops[i], group.messages, path, (number, number), size, checksums)
             for i, (group, number) in enumerate(zip(groups, _numbers(groups), strict=True))
             if (by_source is None or by_source[number]) and wanted.meets(group.bounds)
         ]
@@ -233,11 +233,11 @@ class _Plan:
         here = (ledgers.c.topic_id == self._storage.topic_id, ledgers.c.ledger == ledger)
         return self._connection.execute(sa.select(ledgers).where(*here)).mappings().one()
 
-    def _join(self, piece: _Piece) -> None:
+    def _join(self, piece: _Unit) -> None:
         if piece.start < self._stop and piece.stop > self._start:
             self._add(piece, goes_on=self._run is not None and self._goes_on(self._run[1], piece))
 
-    def _goes_on(self, last: _Piece, piece: _Piece) -> bool:
+    def _goes_on(self, last: _Unit, piece: _Unit) -> bool:
         fits = self._messages + piece.messages <= self._max_messages
         if piece.path is None:
             return fits and last.stop == piece.start and last.start.ledger == piece.start.ledger
@@ -249,7 +249,7 @@ class _Plan:
         # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
         return (fits and adjoins) or before == number
 
-    def _add(self, piece: _Piece, *, goes_on: bool) -> None:
+    def _add(self, piece: _Unit, *, goes_on: bool) -> None:
         if not goes_on:
             self._end_run()
         self._run = (piece if self._run is None else self._run[0], piece)
@@ -279,7 +279,7 @@ class _Plan:
         where = (self._url, storage.topic_id, storage.name, storage.files)
         self._slices.append(Slice(*where, start, stop, messages, path, groups, size, checksums))
 
-    def _held_by(self, piece: _Piece) -> tuple[int, int]:
+    def _held_by(self, piece: _Unit) -> tuple[int, int]:
         """Say which row groups of the file hold a piece: the first and the last."""
         if piece.numbers is not None:
             return piece.numbers

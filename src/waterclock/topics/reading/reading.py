@@ -67,7 +67,7 @@ def read_chunks(
     UnavailableError
         Where the file of a ledger cannot be reached now.
     """
-    yield from _Reader(storage, columns, damage or Damage(storage.name)).read(start, stop)
+    yield from _PieceReader(storage, columns, damage or Damage(storage.name)).read(start, stop)
 
 
 def positioned(chunk: Chunk, columns: Sequence[str], *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
@@ -116,7 +116,7 @@ def check_position(position: Position, name: str) -> Position:
     return position
 
 
-class _Reader:
+class _PieceReader:
     """Reads on from piece to piece, and decides with its `Damage` about those that it cannot read."""
 
     def __init__(self, storage: Storage, columns: Collection[str], damage: Damage) -> None:

@@ -51,13 +51,13 @@ class NotBefore(NamedTuple):
 def create(storage: Storage, name: str, place: Place) -> bool:
     """Make a subscription; False where there is one of this name already, which stays as it is."""
 
-    def work(connection: sa.Connection) -> None:
+    def insert_subscription(connection: sa.Connection) -> None:
         _, now = storage.lock(connection)
         values = {"topic_id": storage.topic_id, "name": name, "created_at": now, "reader_epoch": 0}
         connection.execute(sa.insert(subscriptions), {**values, **_place_columns(place)})
 
     try:
-        storage.backend.transact(work)
+        storage.backend.transact(insert_subscription)
     except ConstraintError:
         return False
     return True
@@ -101,7 +101,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
         Where another reader holds it; the text says which, and until when.
     """
 
-    def work(connection: sa.Connection) -> sa.RowMapping:
+    def take_lease(connection: sa.Connection) -> sa.RowMapping:
         row, now = _lock(storage, connection, name)
         values: dict[str, object] = {"holder": holder, "held_until": now + lease}
         if row["holder"] != holder:
@@ -114,7 +114,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
         return connection.execute(sa.select(subscriptions).where(*_key(storage, name))).mappings().one()
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(take_lease)
 
 
 def release(storage: Storage, name: str, holder: str) -> None:
@@ -133,7 +133,7 @@ def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: 
         Where the subscription was moved, or taken by another reader, after this one last looked.
     """
 
-    def work(connection: sa.Connection) -> None:
+    def write_position(connection: sa.Connection) -> None:
         row, now = _lock(storage, connection, name)
         if row["reader_epoch"] != reader_epoch:
             raise LeaseLostError(
@@ -145,13 +145,13 @@ def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: 
             sa.update(subscriptions).where(*_key(storage, name)).values(**_forward(row, place), held_until=now + lease)
         )
 
-    storage.backend.transact(work)
+    storage.backend.transact(write_position)
 
 
 def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None) -> None:
     """Move a subscription anywhere, and refuse commits of what was read before, in one transaction."""
 
-    def work(connection: sa.Connection) -> None:
+    def move_reader(connection: sa.Connection) -> None:
         row, _ = _lock(storage, connection, name)
         limit = {"not_before": None, "not_before_by": None}
         if not_before is not None:
@@ -159,18 +159,18 @@ def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None
         values = {**_place_columns(place), "reader_epoch": row["reader_epoch"] + 1, **limit}
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
 
-    storage.backend.transact(work)
+    storage.backend.transact(move_reader)
 
 
 def advance(storage: Storage, name: str, place: Place) -> int:
     """Move a subscription forward, whichever reader holds it; never backwards. Give by how many messages."""
 
-    def work(connection: sa.Connection) -> int:
+    def move_forward(connection: sa.Connection) -> int:
         row, _ = _lock(storage, connection, name)
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(_forward(row, place)))
         return max(place.ordinal - row["ordinal"], 0)
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(move_forward)
 
 
 def position_of_row(row: sa.RowMapping) -> Position:

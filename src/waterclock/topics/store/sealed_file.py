@@ -281,7 +281,7 @@ class SealedFile:
         """How many row groups it has."""
         return self.metadata.num_row_groups
 
-    def _read(self, group: int, wanted: list[str]) -> tuple[pa.Table, list[tuple[_Place, memoryview]]]:
+    def _read(self, group: int, wanted: list[str]) -> tuple[pa.Table, list[tuple[_ChunkRange, memoryview]]]:
         places = self._places(group, wanted)
         start, stop = min(place.start for place in places), max(place.stop for place in places)
         data = self._files.read_range(self._path, self._size, start, stop - start)
@@ -297,7 +297,7 @@ class SealedFile:
             raise self._damaged(f"row group {group}", error) from error
         return table, chunks
 
-    def _check(self, group: int, chunks: Iterable[tuple[_Place, memoryview]]) -> None:
+    def _check(self, group: int, chunks: Iterable[tuple[_ChunkRange, memoryview]]) -> None:
         if self._chunks is None:
             return
         expected = self._chunks.get(group, ())
@@ -305,14 +305,14 @@ class SealedFile:
             if place.number >= len(expected) or checksum(data) != expected[place.number]:
                 raise self._damaged(f"row group {group}", f"column {place.column} does not match its checksum")
 
-    def _places(self, group: int, wanted: Collection[str]) -> list[_Place]:
+    def _places(self, group: int, wanted: Collection[str]) -> list[_ChunkRange]:
         try:
             row_group = self.metadata.row_group(group)
             chunks = [row_group.column(i) for i in range(row_group.num_columns)]
             starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
             # Headers are two columns of the file, keys and values, so columns go by name and not by number.
             places = [
-                _Place(number, chunk.path_in_schema.split(".")[0], start, start + chunk.total_compressed_size)
+                _ChunkRange(number, chunk.path_in_schema.split(".")[0], start, start + chunk.total_compressed_size)
                 for number, (chunk, start) in enumerate(zip(chunks, starts, strict=True))
             ]
         except _DECODING as error:
@@ -333,7 +333,7 @@ def footer_bytes(metadata: Any) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-class _Place(NamedTuple):
+class _ChunkRange(NamedTuple):
     """Where a column chunk lies: its number in the row group, its column, and from and to which byte of the file."""
 
     number: int

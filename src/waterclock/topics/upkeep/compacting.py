@@ -62,7 +62,7 @@ class Run(NamedTuple):
     paths: tuple[str, ...]
 
 
-class _Written(NamedTuple):
+class _CompactedFile(NamedTuple):
     groups: dict[int, list[RowGroup]]
     size: int
     footer: bytes
@@ -175,7 +175,7 @@ def _compact(storage: Storage, run: Run) -> int:
 def _begin(storage: Storage, run: Run) -> Pending | None:
     pending = new_file(storage, run.numbers[0], run.numbers[-1])
 
-    def work(connection: sa.Connection) -> Pending | None:
+    def record_file(connection: sa.Connection) -> Pending | None:
         _, now = storage.lock(connection)
         return (
             pending
@@ -183,7 +183,7 @@ def _begin(storage: Storage, run: Run) -> Pending | None:
             else None
         )
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(record_file)
 
 
 def _paths(storage: Storage, connection: sa.Connection, run: Run) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def _chosen(storage: Storage, run: Run) -> tuple[sa.ColumnElement[bool], ...]:
     return ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.between(run.numbers[0], run.numbers[-1])
 
 
-def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
+def _write(storage: Storage, pending: Pending, run: Run) -> _CompactedFile:
     groups: dict[int, list[RowGroup]] = {number: [] for number in run.numbers}
     fingerprints: list[int] = []
     rows: list[sa.RowMapping] = []
@@ -213,7 +213,7 @@ def _write(storage: Storage, pending: Pending, run: Run) -> _Written:
     found, chunks = _measured(written, groups)
     if found != groups:
         raise reads_differently(storage.files, pending.path)
-    return _Written(groups, size, footer, chunks)
+    return _CompactedFile(groups, size, footer, chunks)
 
 
 def _pieces(
@@ -309,11 +309,11 @@ def _imported_files(storage: Storage, connection: sa.Connection, run: Run) -> se
     return set(connection.execute(statement).scalars())
 
 
-def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int:
+def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) -> int:
     """Turn the ledgers over to the new file; give how many files nothing needs any more."""
     total_messages = sum(group.messages for groups in file.groups.values() for group in groups)
 
-    def work(connection: sa.Connection) -> int:
+    def replace_files(connection: sa.Connection) -> int:
         _, now = storage.lock(connection)
         paths = _paths(storage, connection, run)
         former = dict(zip(run.paths, run.numbers, strict=True))
@@ -348,4 +348,4 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _Written) -> int
         leave_for_sweep(storage, connection, {p: n for p, n in former.items() if p not in kept}, now + retention.GRACE)
         return len(former)
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(replace_files)

@@ -201,7 +201,7 @@ def _commit(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts], chun
     footer = read_footer(storage.files, offer.path)
     total = sum(facts.messages for facts in offer.ledgers)
 
-    def work(connection: sa.Connection) -> list[int]:
+    def insert_ledgers(connection: sa.Connection) -> list[int]:
         topic, now = storage.lock(connection)
         chosen = _missing(storage, connection, wanted)
         counter = Counter.of_row(topic)
@@ -219,7 +219,7 @@ def _commit(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts], chun
             connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(begin))
         return [facts.ledger for facts in chosen]
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(insert_ledgers)
 
 
 def _row(

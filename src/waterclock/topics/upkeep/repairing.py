@@ -81,7 +81,7 @@ def _record_loss(storage: Storage, fault: Fault) -> int:
         return 0
     ledger, entry = fault.ledger, fault.entry
 
-    def work(connection: sa.Connection) -> int:
+    def write_tombstones(connection: sa.Connection) -> int:
         counter = Counter.of_row(storage.lock(connection)[0])
         key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
         row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
@@ -99,7 +99,7 @@ def _record_loss(storage: Storage, fault: Fault) -> int:
         connection.execute(sa.update(ledgers).where(*key).values(_values(row, left) | lost))
         return fault.messages
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(write_tombstones)
 
 
 def _missing(storage: Storage, connection: sa.Connection, first: int) -> range:
@@ -168,10 +168,10 @@ def _measure_anew(storage: Storage, ledger: int) -> bool:
 def _carry_peaks(storage: Storage) -> None:
     """Carry the running maxima over all ledgers again."""
 
-    def work(connection: sa.Connection) -> None:
+    def raise_running_max(connection: sa.Connection) -> None:
         counter = Counter.of_row(storage.lock(connection)[0])
         note = sa.update(topics).where(topics.c.id == storage.topic_id).values(stale_peaks=counter.ledger)
         connection.execute(note)
 
-    storage.backend.transact(work)
+    storage.backend.transact(raise_running_max)
     lower_peaks(storage)

@@ -126,7 +126,7 @@ def _has_files(storage: Storage, position: Position) -> bool:
 
 
 def _delete_some(storage: Storage, position: Position, *, force: bool, grace: int) -> _Deleted | None:
-    def work(connection: sa.Connection) -> _Deleted | None:
+    def delete_chunk(connection: sa.Connection) -> _Deleted | None:
         row, now = storage.lock(connection)
         counter = Counter.of_row(row)
         end = position
@@ -158,7 +158,7 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
         leave_for_sweep(storage, connection, paths, now + grace)
         return _Deleted(rows[0].ledger, rows[-1].ledger, len(rows))
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(delete_chunk)
 
 
 def _slowest(storage: Storage, connection: sa.Connection) -> int | None:

@@ -39,7 +39,7 @@ from waterclock.topics.upkeep.sweeping import delete_rows, sweep
 from waterclock.topics.upkeep.verified_file import HashedSink, read_back, reads_differently
 
 
-class _Written(NamedTuple):
+class _WrittenLedger(NamedTuple):
     groups: list[RowGroup]
     size: int
     footer: bytes
@@ -124,13 +124,13 @@ def _begin(storage: Storage, ledger: int) -> Pending | None:
     """Record the pending file; None where the ledger is not closed any more or another sealer has it."""
     pending = new_file(storage, ledger, ledger)
 
-    def work(connection: sa.Connection) -> Pending | None:
+    def record_file(connection: sa.Connection) -> Pending | None:
         _, now = storage.lock(connection)
         state = sa.select(ledgers.c.state).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
         closed = connection.execute(state).scalar() == "closed"
         return pending if closed and record(storage, connection, pending, now) else None
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(record_file)
 
 
 def _lose_if_empty(storage: Storage, ledger: int) -> bool:
@@ -142,7 +142,7 @@ def _lose_if_empty(storage: Storage, ledger: int) -> bool:
     if not count or largest > len(LOST):
         return False
 
-    def work(connection: sa.Connection) -> bool:
+    def record_if_empty(connection: sa.Connection) -> bool:
         storage.lock(connection)
         key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
         row = connection.execute(sa.select(ledgers.c.state, ledgers.c.entries).where(*key)).one_or_none()
@@ -151,10 +151,10 @@ def _lose_if_empty(storage: Storage, ledger: int) -> bool:
         record_lost_ledger(storage, connection, ledger)
         return True
 
-    return storage.backend.transact(work)
+    return storage.backend.transact(record_if_empty)
 
 
-def _write(storage: Storage, pending: Pending) -> _Written:
+def _write(storage: Storage, pending: Pending) -> _WrittenLedger:
     row = _row(storage, pending)
 
     def facts(groups: list[RowGroup]) -> Mapping[str, str]:
@@ -172,7 +172,7 @@ def _write(storage: Storage, pending: Pending) -> _Written:
         chunks[number] = sums
     if found != groups:
         raise reads_differently(storage.files, pending.path)
-    return _Written(groups, size, footer, chunks)
+    return _WrittenLedger(groups, size, footer, chunks)
 
 
 def _entries(storage: Storage, pending: Pending, following: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -194,7 +194,7 @@ def _row(storage: Storage, pending: Pending) -> sa.RowMapping:
     return row
 
 
-def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
+def _commit(storage: Storage, pending: Pending, file: _WrittenLedger) -> None:
     row_groups = row_groups_to_json(file.groups)
     values: dict[str, Any] = {
         "state": "sealed",
@@ -213,7 +213,7 @@ def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == pending.first, sa.not_(KEPT))
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == pending.first)
 
-    def work(connection: sa.Connection) -> None:
+    def mark_sealed(connection: sa.Connection) -> None:
         _, now = storage.lock(connection)
         row = connection.execute(
             sa.select(ledgers.c.state, ledgers.c.messages, ledgers.c.path).where(*key)
@@ -233,4 +233,4 @@ def _commit(storage: Storage, pending: Pending, file: _Written) -> None:
         with resizing(storage, connection, pending.first, pending.first):
             connection.execute(sa.update(ledgers).where(*key).values(**values, sealed_at=now))
 
-    storage.backend.transact(work)
+    storage.backend.transact(mark_sealed)

@@ -75,7 +75,7 @@ def delete_rows(storage: Storage, first: int, last: int | None = None) -> None:
     """Delete the entries of a ledger, or of several up to ``last``, that are sealed or deleted."""
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger.between(first, first if last is None else last))
 
-    def work(connection: sa.Connection) -> int:
+    def delete_chunk(connection: sa.Connection) -> int:
         sizes = sa.select(entries.c.ledger, entries.c.entry, entries.c.bytes).where(*here)
         rows = connection.execute(sizes.order_by(entries.c.ledger, entries.c.entry).limit(_CHUNK)).all()
         if not rows:
@@ -86,7 +86,7 @@ def delete_rows(storage: Storage, first: int, last: int | None = None) -> None:
         until = sa.or_(entries.c.ledger < ledger, sa.and_(entries.c.ledger == ledger, entries.c.entry <= entry))
         return connection.execute(sa.delete(entries).where(*here, until)).rowcount
 
-    while storage.backend.transact(work):
+    while storage.backend.transact(delete_chunk):
         pass
     storage.backend.give_back_space()
 

@@ -110,22 +110,22 @@ def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str)
         yield Fault("catalogue", text, row["ledger"], file=name)
 
 
-class _Piece(NamedTuple):
+class _RowGroupPart(NamedTuple):
     ledger: SealedLedger
     group: RowGroup
     at: int
 
 
-def _by_row_group(opened: Iterable[tuple[Any, SealedLedger]]) -> Iterator[tuple[int, list[_Piece]]]:
+def _by_row_group(opened: Iterable[tuple[Any, SealedLedger]]) -> Iterator[tuple[int, list[_RowGroupPart]]]:
     """Give each row group of the file once, with the pieces of all ledgers that lie in it."""
-    pieces: dict[int, list[_Piece]] = {}
+    pieces: dict[int, list[_RowGroupPart]] = {}
     for _, ledger in opened:
         for at, group in enumerate(ledger.groups):
-            pieces.setdefault(at if group.number is None else group.number, []).append(_Piece(ledger, group, at))
+            pieces.setdefault(at if group.number is None else group.number, []).append(_RowGroupPart(ledger, group, at))
     yield from sorted(pieces.items())
 
 
-def _check_row_group(number: int, pieces: list[_Piece], name: str) -> Iterator[Fault]:
+def _check_row_group(number: int, pieces: list[_RowGroupPart], name: str) -> Iterator[Fault]:
     try:
         table = pieces[0].ledger.read_whole(number)
     except DamagedError as error:

@@ -15,7 +15,7 @@ from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
-from waterclock.tables.consumers.subscription import Subscription
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
@@ -64,7 +64,7 @@ class Intake:
         self,
         table: MessageTable,
         handlers: Handlers,
-        subscription: Subscription,
+        subscription: TableSubscription,
         lanes: Lanes,
         recorder: Recorder,
         counter: WorkCounts,

@@ -12,7 +12,7 @@ from waterclock.message import Message
 _SECOND = 1_000_000_000
 
 
-class _Watch:
+class _StallHeap:
     """The batchers that share a clock: when each of them may stall, in a heap, and what the clock last showed."""
 
     __slots__ = ("clock", "due", "seen")
@@ -38,7 +38,7 @@ class RateLanes:
 
     def __init__(self) -> None:
         self.batchers: dict[str, RateAwareBatcher] = {}
-        self._watches: dict[object, _Watch] = {}  # by clock, or by its id where it cannot be a key
+        self._watches: dict[object, _StallHeap] = {}  # by clock, or by its id where it cannot be a key
         self._watched: set[str] = set()
         self._silences: list[tuple[int, str]] = []  # kept as a heap
         self._heard: set[str] = set()  # those in it
@@ -144,6 +144,6 @@ class RateLanes:
         key = batcher.clock if isinstance(batcher.clock, Hashable) else id(batcher.clock)  # pyright: ignore[reportUnnecessaryIsInstance]  # a dataclass with __call__ is not
         watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[key] = _Watch(batcher.clock)
+            watch = self._watches[key] = _StallHeap(batcher.clock)
         heappush(watch.due, (stalls_at, source))
         self._watched.add(source)

@@ -61,7 +61,7 @@ class _Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _RoundTrip:
     """What a round trip gave.
 
     Attributes
@@ -138,7 +138,7 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
         asking = further
 
 
-def _may_route(context: TableContext, seen: _Seen) -> bool:
+def _may_route(context: TableContext, seen: _RoundTrip) -> bool:
     return not seen.top.is_much_new and not context.refused_groups.some and context.options.ack_order != "hold"
 
 
@@ -148,7 +148,7 @@ def _joined(claimed: Sequence[Claimed], given: Sequence[Any]) -> list[Claimed]:
     return [*(one for one in claimed if one.row.seq not in again), *(Claimed(row, row[-1]) for row in given)]
 
 
-def _next(context: TableContext, asking: _Asking, seen: _Seen) -> _Asking | None:
+def _next(context: TableContext, asking: _Asking, seen: _RoundTrip) -> _Asking | None:
     """Say what to ask for where there was not enough; None where all was looked at."""
     per_group = context.reached.per_group
     if len(seen.free) == seen.count:
@@ -162,7 +162,7 @@ def _next(context: TableContext, asking: _Asking, seen: _Seen) -> _Asking | None
 
 def _ask(
     context: TableContext, wanted: Wanted, asking: _Asking, claimed: Sequence[Claimed], taken: int
-) -> _Seen | TakenBefore:
+) -> _RoundTrip | TakenBefore:
     left = wanted.limit - len(claimed)
     count = count_of(left, asking.per_group)
     anyhow = asking.known or asking.new is not None
@@ -199,7 +199,7 @@ def _ask(
     [top, *_] = rows = seen.all()
     free = [row for row in rows if row.group_id is not None]
     in_order = sorted(given, key=lambda row: (row[-2], row.position))
-    return _Seen(top, free, count, in_order, top.first_new is not None and not anyhow)
+    return _RoundTrip(top, free, count, in_order, top.first_new is not None and not anyhow)
 
 
 def _per_group(free: Sequence[Any], most: int) -> int:

@@ -83,13 +83,13 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     durable = context.options.max_attempts is not None
     is_again = False
 
-    def work(own: SqlConnection) -> tuple[list[Claimed], bool]:
+    def take_step(own: SqlConnection) -> tuple[list[Claimed], bool]:
         return claim_some(context, own, wanted)
 
     while True:
         try:
             found = context.backend.transact(
-                trying(context, wanted, before, work) if context.options.groups == "exclusive" else work,
+                trying(context, wanted, before, take_step) if context.options.groups == "exclusive" else take_step,
                 indexed=True,
                 durable=durable,
             )

@@ -86,7 +86,7 @@ def peek(context: TableContext, connection: sa.Connection, limit: int, group: st
     """
     if group is not None and context.options.groups is None:
         raise InvalidArgumentError(f"group: {quoted(group)} is for a table with groups, and {context.name!r} has none")
-    look = _Look(context, connection, limit)
+    look = _Peek(context, connection, limit)
     if context.options.groups is None:
         look.at_each()
     elif group is None:
@@ -107,7 +107,7 @@ def payloads_of(context: TableContext, ids: Sequence[Any]) -> dict[Any, Any]:
         return {_read(row.id): _read(row.message) for row in found}
 
 
-class _Look:
+class _Peek:
     """A look under way.
 
     Attributes

@@ -118,7 +118,7 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
     }
     name = check_name(name, _LONGEST_NAME_IN_ID if context.options.id_type == "text" else _LONGEST_NAME)
 
-    def work(own: SqlConnection) -> None:
+    def write_schedule(own: SqlConnection) -> None:
         known = own.execute(_of_name(context).with_for_update(), {"name": name}).first()
         if known is not None and _is_as_given(known, values):
             return
@@ -134,7 +134,7 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
             )
         _tell(context, own)
 
-    context.backend.transact(work)
+    context.backend.transact(write_schedule)
 
 
 def _is_as_given(known: Any, values: Mapping[str, Any]) -> bool:
@@ -159,7 +159,7 @@ def keep_schedules(context: TableContext, names: Collection[str]) -> list[str]:
 
 
 def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
-    def work(own: SqlConnection) -> list[str]:
+    def delete_schedules(own: SqlConnection) -> list[str]:
         removed = [row.name for row in own.execute(_all(context)) if which(row.name)]
         for name in removed:
             own.execute(sa.delete(schedules).where(*_this(context, name)))
@@ -167,13 +167,13 @@ def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
             _tell(context, own)
         return removed
 
-    return context.backend.transact(work)
+    return context.backend.transact(delete_schedules)
 
 
 def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
     """Pause or resume a schedule; NotFoundError where there is none of this name."""
 
-    def work(own: SqlConnection) -> None:
+    def write_pause(own: SqlConnection) -> None:
         row = _locked(context, own, name)
         if bool(row.paused) == paused:
             return
@@ -182,32 +182,32 @@ def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
         own.execute(_changing(context, name, paused=int(paused), seen_until=now, next_tick=following))
         _tell(context, own)
 
-    context.backend.transact(work)
+    context.backend.transact(write_pause)
 
 
 def reset_schedule(context: TableContext, name: str) -> None:
     """Begin again with the next tick after now, for one that saw a clock that was ahead; NotFoundError if missing."""
 
-    def work(own: SqlConnection) -> None:
+    def write_next_run(own: SqlConnection) -> None:
         row = _locked(context, own, name)
         now = context.backend.now(own)
         following = None if row.paused else next_tick(row.cron, row.timezone, now)
         own.execute(_changing(context, name, seen_until=now, next_tick=following))
         _tell(context, own)
 
-    context.backend.transact(work)
+    context.backend.transact(write_next_run)
 
 
 def run_schedule(context: TableContext, name: str) -> MessageId:
     """Put a schedule's message now, beside its ticks; return its id. NotFoundError where there is none of this name."""
 
-    def work(own: SqlConnection) -> MessageId:
+    def put_now(own: SqlConnection) -> MessageId:
         row = _locked(context, own, name)
         message_id = _put(context, own, row, [Tick(context.backend.now(own), False)], f"/{secrets.token_hex(4)}")[-1]
         own.execute(_changing(context, name, last_id=str(message_id)))
         return message_id
 
-    return context.backend.transact(work)
+    return context.backend.transact(put_now)
 
 
 def list_schedules(context: TableContext) -> list[Schedule]:

@@ -50,7 +50,7 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
         return  # it is done in the transaction that puts, beside which there is no other
     names = _names(keys)
 
-    def work(own: SqlConnection) -> None:
+    def insert_keys(own: SqlConnection) -> None:
         now = context.backend.now(own)
         used = {row.unique_key: row.used_at for row in own.execute(_used(context), {"names": names})}
         _insert_missing(context, own, [name for name in names if name not in used], now)
@@ -60,7 +60,7 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
         if free:
             own.execute(_using(context), [{"key": name, "now": now} for name in sorted(free)])
 
-    context.backend.transact(work)
+    context.backend.transact(insert_keys)
 
 
 def put_keyed(context: TableContext, connection: SqlConnection, prepared: PreparedRows, *, locks: bool) -> PutIds:

@@ -47,7 +47,7 @@ def delete_acked(context: TableContext, acked: Mapping[Any, int]) -> int:
     these = context.sql.any_of(rows.c.id, "ids") & rows.c.time_acked.is_not(None)
     wanted = {check_id(context, given): at for given, at in acked.items()}
 
-    def work(connection: sa.Connection) -> int:
+    def delete_unchanged(connection: sa.Connection) -> int:
         statement = sa.select(rows.c.id, rows.c.time_acked, rows.c.epoch).where(these).with_for_update()
         found = [
             row for row in connection.execute(statement, {"ids": list(wanted)}) if wanted[row.id] == row.time_acked
@@ -56,7 +56,7 @@ def delete_acked(context: TableContext, acked: Mapping[Any, int]) -> int:
         add_totals(connection, context.table_id, purged=len(found), sent=times_sent(row.epoch for row in found))
         return len(found)
 
-    return context.backend.transact(work)
+    return context.backend.transact(delete_unchanged)
 
 
 def further_columns(context: TableContext) -> tuple[str, ...]:

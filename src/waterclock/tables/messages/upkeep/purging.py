@@ -126,12 +126,12 @@ def _purge_days(context: TableContext, days: Days) -> int:
 
 
 def _dropping(context: TableContext, days: Days, day: int) -> Callable[[sa.Connection], Gone]:
-    def work(connection: sa.Connection) -> Gone:
+    def drop_and_count(connection: sa.Connection) -> Gone:
         gone = days.drop_day(connection, context.name, day)
         add_totals(connection, context.table_id, purged=gone.messages, sent=gone.sent)
         return gone
 
-    return work
+    return drop_and_count
 
 
 def _change(
