@@ -114,7 +114,7 @@ def _checksums(file: MessageFile, lasts: set[int]) -> dict[int, int]:
 
 
 def _agrees(append: AppendMetadata, checksums: dict[int, int]) -> bool:
-    return append.checksum is not None and checksums.get(append.last) == append.checksum
+    return checksums.get(append.last) == append.checksum
 
 
 def _refuse_changed(topic: Topic, file: MessageFile, numbering: Numbering, checksums: dict[int, int]) -> None:
