@@ -46,7 +46,7 @@ def batch_id(source: str, start: int) -> str:
 
 
 def short_source(source: str) -> str:
-    """Give a source's name as ids and groups of message tables hold it: not too long for them, and without NUL."""
+    """Return a source's name as ids and groups of message tables hold it: not too long for them, and without NUL."""
     if len(source) <= LONGEST_SOURCE and NUL not in source:
         return source
     beginning = source[:SOURCE_BEGINNING].replace(NUL, "")
@@ -124,9 +124,9 @@ class Batch:
         Raises
         ------
         DamagedError
-            Where the bytes are those of a batch, but not as they were written.
+            If the bytes are those of a batch, but not as they were written.
         SchemaError
-            Where they are something else, or from a newer version.
+            If they are something else, or from a newer version.
         """
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # drivers give other buffers
             data = _as_bytes(data)

@@ -78,7 +78,7 @@ class BySource:
         ------
         InvalidArgumentError
             For a message that its batcher does not take. Those before it in the list are in, it and those after it
-            are not, and the next call returns the batches that have closed. Where the batchers go by rate, none of
+            are not, and the next call returns the batches that have closed. If the batchers go by rate, none of
             them is in.
         """
         clock = None if now is None else to_time(now, "now")
@@ -107,7 +107,7 @@ class BySource:
         return self._take_closed()
 
     def flush(self) -> list[Batch]:
-        """Give out every open window of every source at once."""
+        """Emit every open window of every source at once."""
         for source, lane in self._lanes.items():
             if lane.deadline is not None:
                 self._closed += lane.batcher.flush()
@@ -118,7 +118,7 @@ class BySource:
     def reset(self, source: str | None = None) -> list[Batch]:
         """Forget how far the clock of a source has come, as after one message with a wrong clock far ahead.
 
-        What is open there is given out, and the next message sets the clock anew, though not behind what the last
+        What is open there is given out, and the next message sets the clock again, though not behind what the last
         `advance` promised; see ``EventTimeBatcher.reset`` and ``RateAwareBatcher.reset``.
 
         Parameters
@@ -129,7 +129,7 @@ class BySource:
         Raises
         ------
         NotFoundError
-            Where nothing of this source has come.
+            If nothing of this source has come.
         InvalidArgumentError
             For what is no text.
         """
@@ -157,11 +157,11 @@ class BySource:
 
         By event time, a source counts as silent by the receive clock: its own stands at least ``idle`` before ``now``,
         and nothing that it has given out could come in time again. While `advance` is called, this changes no
-        batch: what a forgotten source sends later is judged by what `advance` promised. Where it is not called, a
+        batch: what a forgotten source sends later is judged by what `advance` promised. If it is not called, a
         message received at least ``idle`` ago is judged as if nothing had come before, so that a batch may have the
         identity of an earlier one.
 
-        By rate, a source counts as silent by its batcher's clock. What comes later begins anew: its first call is a
+        By rate, a source counts as silent by its batcher's clock. What comes later begins again: its first call is a
         batch, and its streams' rates are learned again. A batch may have the identity of an earlier one where event
         times that were batched come again. A replay does not know of it; the batcher's ``forget_after`` is a rule that
         holds there too.
@@ -201,7 +201,7 @@ class BySource:
 
     @property
     def next_deadline(self) -> int | None:
-        """The earliest ``now`` for which `advance` closes a window of any source, ns; None where nothing is open."""
+        """The earliest ``now`` for which `advance` closes a window of any source, ns; None if nothing is open."""
         while (earliest := self._earliest()) is not None:
             source = self._deadlines[0][1]
             lane = self._lanes[source]
@@ -212,7 +212,7 @@ class BySource:
         return None
 
     def _earliest(self) -> int | None:
-        """Find a time, ns, before which no window of any source closes; None where nothing is open."""
+        """Find a time, ns, before which no window of any source closes; None if nothing is open."""
         while self._deadlines:
             deadline, source = self._deadlines[0]
             lane = self._lanes.get(source)
@@ -251,7 +251,7 @@ class BySource:
         self._note_touched(source, lane)
 
     def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _Lane | None:
-        """Make the batcher of a new source; None where it batches by rate, and is known once the list is checked."""
+        """Make the batcher of a new source; None if it batches by rate, and is known once the list is checked."""
         if source in self._by_rate or source in met:
             return None
         batcher = self._factory()

@@ -24,7 +24,7 @@ def read_as(name: str) -> Generator[None]:
     Raises
     ------
     DamagedError
-        Where the facts are not such as are written.
+        If the facts are not such as are written.
     """
     try:
         yield

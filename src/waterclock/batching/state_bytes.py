@@ -46,11 +46,11 @@ class StateForm(NamedTuple):
         Raises
         ------
         DamagedError
-            Where the bytes are those of such a state, but not as they were written.
+            If the bytes are those of such a state, but not as they were written.
         SchemaError
-            Where they are something else.
+            If they are something else.
         InvalidArgumentError
-            Where they are no bytes.
+            If they are no bytes.
         """
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not check types
             raise InvalidArgumentError(f"state must be the bytes of {self.name}, got {quoted(data)}")

@@ -13,10 +13,10 @@ class BatcherStats(NamedTuple):
     source
         Whose messages it batches; None before the first.
     clock
-        How far its clock has come, ns; None where it has not begun. By event time, the receive clock: the least receive
+        How far its clock has come, ns; None if it has not begun. By event time, the receive clock: the least receive
         time that it still takes. By rate, the high-water mark.
     ahead
-        How far the clock stood ahead of the newest arrival, ns; 0 where that one moved it. Far more than the messages'
+        How far the clock stood ahead of the newest arrival, ns; 0 if that one moved it. Far more than the messages'
         disorder says that one message with a wrong clock makes the good ones late: ``reset`` is the remedy.
     buffered
         How many messages are in no batch yet.

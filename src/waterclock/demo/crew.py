@@ -50,7 +50,7 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
     Raises
     ------
     UnavailableError
-        Where a worker that was not killed ends with an error, or none could be killed midway.
+        If a worker that was not killed ends with an error, or none could be killed midway.
     """
     said: queue.SimpleQueue[tuple[_Worker, dict[str, int] | None]] = queue.SimpleQueue()
     crew = [_start(url, table, name, said) for name in ("worker-1", "worker-2")]

@@ -68,14 +68,14 @@ class Report(Protocol):
 
 
 def run_main_job(folder: Path, report: Report) -> Reconciliation:
-    """Run the whole flow on the recording, in ``folder``, which is made anew.
+    """Run the whole flow on the recording, in ``folder``, which is made again.
 
     Raises
     ------
     AlreadyExistsError
-        Where ``folder`` holds something else than an earlier demo.
+        If ``folder`` holds something else than an earlier demo.
     UnavailableError
-        Where there is no Java for Spark.
+        If there is no Java for Spark.
     """
     _make_fresh(folder)
     with connect(f"sqlite:///{folder / 'factory.db'}") as database:

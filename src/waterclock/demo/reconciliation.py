@@ -55,7 +55,7 @@ class Reconciliation:
         )
 
     def facts(self) -> dict[str, object]:
-        """Give the books for programs."""
+        """Return the books for programs."""
         return {**asdict(self), "rejected": dict(self.rejected), "balances": self.balances}
 
     def lines(self) -> list[str]:

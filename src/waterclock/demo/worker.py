@@ -24,7 +24,7 @@ def check_batch(batch: Batch, group: str | None) -> None:
     Raises
     ------
     SchemaError
-        Where a message is of another source or outside the window.
+        If a message is of another source or outside the window.
     """
     if batch.source != group or not batch.messages:
         raise SchemaError(f"batch {batch.id} came in group {group!r} with {len(batch.messages)} messages")

@@ -48,7 +48,7 @@ class Lane:
 
 
 def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tuple[int, int] | None:
-    """Find the stretch of event time (ns) that shows all windows and the messages about them; None where all is empty.
+    """Find the stretch of event time (ns) that shows all windows and the messages about them; None if all is empty.
 
     A message further away than ten times the windows' own stretch is left out: one wild clock would squeeze all the
     rest into a pixel.

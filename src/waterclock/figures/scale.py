@@ -45,7 +45,7 @@ class Scale:
         return self.left + (self.right - self.left) * inside / (self.end - self.start)
 
     def holds(self, time: int) -> bool:
-        """Say whether ``time`` (ns) lies within the edges, both included."""
+        """Return whether ``time`` (ns) lies within the edges, both included."""
         return self.start <= time <= self.end
 
 

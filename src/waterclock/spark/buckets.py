@@ -52,7 +52,7 @@ def checked_buckets(buckets: int) -> int:
 
 
 def bucketed_schema(buckets: int) -> StructType:
-    """Give `BUCKETED_SCHEMA` as Spark's types, with the number of buckets beside their column."""
+    """Return `BUCKETED_SCHEMA` as Spark's types, with the number of buckets beside their column."""
     return StructType(
         [
             StructField("bucket", IntegerType(), metadata={_METADATA: buckets}),
@@ -63,7 +63,7 @@ def bucketed_schema(buckets: int) -> StructType:
 
 
 def buckets_of(schema: StructType) -> int | None:
-    """Say into how many buckets the rows of a DataFrame were gathered where they were read; None where not."""
+    """Say into how many buckets the rows of a DataFrame were gathered where they were read; None if not."""
     if schema.names != bucketed_schema(1).names:
         return None
     return schema["bucket"].metadata.get(_METADATA)
@@ -124,7 +124,7 @@ def to_buckets(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], buckets
 
 @cache
 def bucket_keys(buckets: int) -> npt.NDArray[np.int32]:
-    """Give the numbers by which Spark knows the buckets.
+    """Return the numbers by which Spark knows the buckets.
 
     Spark puts a key into the partition that its hash gives modulo their number. By chance some partitions would get
     three times as many buckets as others, so each bucket takes the least key whose hash is its own number modulo
@@ -136,7 +136,7 @@ def bucket_keys(buckets: int) -> npt.NDArray[np.int32]:
 
 
 def _spark_hash(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """Give what Spark's function ``hash`` gives for INTs: Murmur3 of one block of four bytes."""
+    """Return what Spark's function ``hash`` gives for INTs: Murmur3 of one block of four bytes."""
     mixed = _rotated(keys * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     mixed = _rotated(mixed ^ np.uint32(_SEED), 13) * np.uint32(5) + np.uint32(0xE6546B64)
     mixed ^= np.uint32(4)

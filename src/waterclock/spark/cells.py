@@ -18,7 +18,7 @@ def from_cell(cell: bytes | memoryview, columns: pa.Schema, name: str = "a cell"
     Raises
     ------
     DamagedError
-        Where it is something else.
+        If it is something else.
     """
     try:
         rows = pa.ipc.read_record_batch(pa.py_buffer(cell), columns)

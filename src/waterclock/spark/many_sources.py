@@ -87,7 +87,7 @@ class ManySources(NamedTuple):
 
 
 def nothing(record: np.dtype[Any]) -> ManySources:
-    """Give no messages."""
+    """Return no messages."""
     none = np.empty(0, np.int32)
     return ManySources(pa.array([], pa.string()), pa.array([], pa.string()), np.empty(0, record), none, none)
 
@@ -98,9 +98,9 @@ def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
     Raises
     ------
     SchemaError
-        Where a cell does not hold as many messages as its row says, or others than ``record``.
+        If a cell does not hold as many messages as its row says, or others than ``record``.
     DamagedError
-        Where a message is of a stream that its row does not name.
+        If a message is of a stream that its row does not name.
     """
     source_names, row_sources = encoded(packed.column("source"))
     counts = row_counts(packed)
@@ -121,7 +121,7 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
     Raises
     ------
     DamagedError
-        Where it is something else.
+        If it is something else.
     """
     rows = from_cell(cell, _CELL, name)
     if rows.num_rows != 1 or any(column.null_count for column in rows.columns):
@@ -166,7 +166,7 @@ def joined(parts: Sequence[ManySources], record: np.dtype[Any]) -> ManySources:
 
 
 def _numbered(names: list[pa.Array]) -> tuple[pa.Array, list[npt.NDArray[np.int32]]]:
-    """Give each text once, in the order in which they occur, and of each array the numbers of its texts."""
+    """Return each text once, in the order in which they occur, and of each array the numbers of its texts."""
     every = pa.concat_arrays(names).dictionary_encode()
     return every.dictionary, np.split(every.indices.to_numpy(), np.cumsum([len(some) for some in names])[:-1])
 

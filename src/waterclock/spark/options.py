@@ -20,7 +20,7 @@ class Opening:
     Attributes
     ----------
     url, ledgers
-        As `connect` takes them; ``ledgers`` is None where its default is meant.
+        As `connect` takes them; ``ledgers`` is None if its default is meant.
     """
 
     url: str
@@ -35,14 +35,14 @@ class Opening:
 
 
 def needed(options: Mapping[str, str], name: str) -> str:
-    """Give an option that has to be there."""
+    """Return an option that has to be there."""
     if name not in options:
         raise InvalidArgumentError(f'option {quoted(name)} is missing. Add .option("{name}", …)')
     return options[name]
 
 
 def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """Give options by names in small letters; refuse unknown ones: a typing error must not change what is done."""
+    """Return options by names in small letters; refuse unknown ones: a typing error must not change what is done."""
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:
@@ -51,7 +51,7 @@ def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, st
 
 
 def number(options: Mapping[str, str], name: str) -> int | None:
-    """Read an option that is a count of at least 1; None where it is not given."""
+    """Read an option that is a count of at least 1; None if it is not given."""
     given = options.get(name.lower())
     if given is None:
         return None

@@ -141,12 +141,12 @@ def _parts(cells: pa.BinaryArray, counts: npt.NDArray[np.int64]) -> list[Records
 
 
 def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
-    """Give how many messages each packed row holds.
+    """Return how many messages each packed row holds.
 
     Raises
     ------
     SchemaError
-        Where a row lacks something, or has a count below 0.
+        If a row lacks something, or has a count below 0.
     """
     if any(packed.column(name).null_count for name in ("source", "streams", "count", "messages")):
         raise SchemaError("a packed row lacks its source, streams, count or messages")
@@ -159,7 +159,7 @@ def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
 def stream_numbers(
     streams: pa.ListArray, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32]
 ) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Give the streams of many packed rows common numbers.
+    """Return the streams of many packed rows common numbers.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def stream_numbers(
 def local_streams(
     rows: npt.NDArray[Any], row_count: int, numbers: npt.NDArray[Any], names: pa.Array
 ) -> tuple[pa.ListArray, npt.NDArray[np.uint32]]:
-    """Give the streams of each row numbers from 0; the inverse of `stream_numbers`.
+    """Return the streams of each row numbers from 0; the inverse of `stream_numbers`.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def local_streams(
 
 
 def _distinct(values: npt.NDArray[np.int64], bound: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Give the values from 0 to below ``bound`` that occur, in order, and the index of each into them."""
+    """Return the values from 0 to below ``bound`` that occur, in order, and the index of each into them."""
     if bound <= len(values):
         met = np.zeros(bound, np.bool_)
         met[values] = True
@@ -278,7 +278,7 @@ def _field(messages: Records, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def columns_of(table: pa.Table, record: np.dtype[Any]) -> dict[str, pa.ChunkedArray]:
-    """Give the columns of messages that `pack` takes, times as nanoseconds.
+    """Return the columns of messages that `pack` takes, times as nanoseconds.
 
     Raises
     ------
@@ -290,7 +290,7 @@ def columns_of(table: pa.Table, record: np.dtype[Any]) -> dict[str, pa.ChunkedAr
 
 
 def clock_of(messages: Records) -> int:
-    """Give how far the receive clock of some messages has come, in microseconds."""
+    """Return how far the receive clock of some messages has come, in microseconds."""
     return int(messages["receive_time"].max()) // _NS_PER_US
 
 
@@ -302,7 +302,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Give each text of a column once, in the order in which they occur, and the number of its text to each row.
+    """Return each text of a column once, in the order in which they occur, and the number of its text to each row.
 
     Raises
     ------
@@ -338,7 +338,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _rows(counts: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Cut each source's run of messages into rows of ``most`` at the most: their bounds, and the source of each."""
+    """Cut each source's run of messages into rows of ``most`` at most: their bounds, and the source of each."""
     rows_of = -(-counts // most)
     row_sources = np.repeat(np.arange(len(counts)), rows_of)
     place = np.arange(len(row_sources)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of)

@@ -135,7 +135,7 @@ def _value(words: Words, row: Any, at: Any, is_wide: Any) -> Any:
 
 @_inlined
 def _unsigned(difference: Any) -> Any:
-    """Give small numbers for differences near zero of either sign."""
+    """Return small numbers for differences near zero of either sign."""
     return np.uint64((difference << 1) ^ (difference >> 63))
 
 

@@ -40,9 +40,9 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
     Raises
     ------
     SchemaError
-        Where there is no cell, or its length is not that of ``count`` messages.
+        If there is no cell, or its length is not that of ``count`` messages.
     DamagedError
-        Where it should be one of differences, and is not.
+        If it should be one of differences, and is not.
     """
     if cell is None or count is None:  # pyright: ignore[reportUnnecessaryComparison]  # as a DataFrame may have it
         raise SchemaError("a packed row lacks its count or its messages")
@@ -62,9 +62,9 @@ def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.
     Raises
     ------
     SchemaError
-        Where cells hold other messages than ``record``.
+        If cells hold other messages than ``record``.
     DamagedError
-        Where cells of differences are damaged.
+        If cells of differences are damaged.
     """
     _, offsets, data = cells.cast(pa.binary()).buffers()
     bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
@@ -117,7 +117,7 @@ def compiled(kernel: str = "packing_kernel") -> Any:
     Raises
     ------
     UnavailableError
-        Where no folder can be written in which Numba could keep them.
+        If no folder can be written in which Numba could keep them.
     """
     try:
         # Importing Numba takes several times as long as all else; planning a read does not need it.

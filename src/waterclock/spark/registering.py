@@ -42,11 +42,11 @@ class WaterclockSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name after ``format``."""
+        """Return the name after ``format``."""
         return "waterclock"
 
     def schema(self) -> str | StructType:
-        """Check what a read was asked for, since this is called by ``load``, and give its columns."""
+        """Check what a read was asked for, since this is called by ``load``, and return its columns."""
         with plainly():
             if self._reads_a_table:
                 return TableReadOptions.checked(self.options).schema()
@@ -93,7 +93,7 @@ def register(spark: SparkSession) -> None:
     Raises
     ------
     UnavailableError
-        Where Waterclock itself is in a zip file, as ``--py-files`` brings it.
+        If Waterclock itself is in a zip file, as ``--py-files`` brings it.
     """
     _refuse_zip()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
@@ -132,7 +132,7 @@ def portable_source() -> type[DataSource]:
 
 
 def _refuse_zip() -> None:
-    """Insist that Waterclock is installed: the process in which Spark plans a stream sees no ``--py-files``.
+    """Check that Waterclock is installed: the process in which Spark plans a stream sees no ``--py-files``.
 
     Nor do migrations of the catalogue and Java's settings come out of a zip. Refused here, the mistake is seen before
     a query that runs in replays ends as a stream.

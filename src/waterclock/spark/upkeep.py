@@ -51,7 +51,7 @@ class _TopicPlace(NamedTuple):
 
 
 def seal_topic(spark: SparkSession, topic: Topic) -> int:
-    """Turn every closed ledger of a topic into a Parquet file, a ledger a task; give how many.
+    """Turn every closed ledger of a topic into a Parquet file, a ledger a task; return how many.
 
     The driver first puts the topic in order, as ``Topic.seal`` does. Every executor must reach the database and the
     folder of ledgers under the names that the driver has for them: no SQLite on a cluster of several machines.
@@ -59,9 +59,9 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
     Raises
     ------
     DamagedError
-        Where ledgers are damaged; those stay as they are, and all others are sealed. Each is logged by its task.
+        If ledgers are damaged; those stay as they are, and all others are sealed. Each is logged by its task.
     pyspark.errors.PySparkException
-        Where a task failed each time it was tried; the ledgers of the others are sealed.
+        If a task failed each time it was tried; the ledgers of the others are sealed.
     """
     ledgers = ledgers_to_seal(topic.storage)
     return total(
@@ -70,7 +70,7 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
 
 
 def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTES) -> int:
-    """Join small files of adjacent ledgers into larger ones, a new file a task; give how many files are saved.
+    """Join small files of adjacent ledgers into larger ones, a new file a task; return how many files are saved.
 
     What ``Topic.compact`` says holds here: positions stay, readers read on, and ledgers that are damaged or lost are
     named in the end. Executors need what `seal_topic` needs.
@@ -86,7 +86,7 @@ def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTE
 def archive_tables(
     spark: SparkSession, tables: Sequence[MessageTable], topic: Topic, older_than: Duration = "0s"
 ) -> int:
-    """Move acked messages of some tables into a topic, each exactly once, a table a task; give how many.
+    """Move acked messages of some tables into a topic, each exactly once, a table a task; return how many.
 
     The tables may be the shards of one, in several databases. `waterclock.archive_to_topic.archive_table` says what an
     archived message looks like. Appends to one topic take turns, so it is the reading and deleting that gains.
@@ -102,7 +102,7 @@ def archive_tables(
 
 
 def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R], what: str) -> list[_R]:
-    """Do some work for each of some pieces in a task of its own, and give what they gave in the order of the pieces.
+    """Do some work for each of some pieces in a task of its own, and return what they gave in the order of the pieces.
 
     A DataFrame rather than an RDD, which Spark Connect does not have.
     """

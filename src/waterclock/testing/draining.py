@@ -60,7 +60,7 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
     Raises
     ------
     InvalidArgumentError
-        Where more are due than ``limit``; for an ``async def`` where an event loop runs in this thread.
+        If more are due than ``limit``; for an ``async def`` where an event loop runs in this thread.
     """
     if not isinstance(table, MessageTable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers need no types
         raise InvalidArgumentError(f"table must be a message table, got {quoted(table)}")
@@ -76,7 +76,7 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
 
 
 def _is_asynchronous(given: Any) -> bool:
-    """Say whether something is an asynchronous context manager, or makes one."""
+    """Return whether something is an asynchronous context manager, or makes one."""
     return is_factory(given) and (
         isinstance(given, AbstractAsyncContextManager) or inspect.isasyncgenfunction(inspect.unwrap(given))
     )

@@ -13,12 +13,12 @@ from waterclock.testing.clock import Clock
 
 @pytest.fixture
 def waterclock_clock() -> Clock:
-    """Give a clock that the test moves."""
+    """Return a clock that the test moves."""
     return Clock()
 
 
 @pytest.fixture
 def waterclock_database(tmp_path: Path, waterclock_clock: Clock) -> Generator[Database]:
-    """Give an empty database in a file of the test's own, by that clock."""
+    """Return an empty database in a file of the test's own, by that clock."""
     with connect(f"sqlite:///{tmp_path / 'waterclock.db'}", clock=waterclock_clock) as database:
         yield database

@@ -38,7 +38,7 @@ class Backlog(NamedTuple):
     messages
         How many messages.
     age
-        How long ago the first of them was received, ns; 0 where there is none.
+        How long ago the first of them was received, ns; 0 if there is none.
     """
 
     messages: int
@@ -91,9 +91,9 @@ class Subscription(Closing):
         Raises
         ------
         DamagedError
-            Where a message is not what was written, or is missing though it was not deleted.
+            If a message is not what was written, or is missing though it was not deleted.
         UnavailableError
-            Where another reader holds the subscription (the text says which), or a ledger's file cannot be read.
+            If another reader holds the subscription (the text says which), or a ledger's file cannot be read.
         """
         check_limit(limit)
         with self._lock:
@@ -120,7 +120,7 @@ class Subscription(Closing):
         Raises
         ------
         LeaseLostError
-            Where the subscription was moved by `seek`, or taken over after the lease, since it was last read. What
+            If the subscription was moved by `seek`, or taken over after the lease, since it was last read. What
             was read is then delivered again.
         """
         with self._lock:
@@ -163,7 +163,7 @@ class Subscription(Closing):
         Raises
         ------
         UnavailableError
-            Where an expiry of the topic is running already.
+            If an expiry of the topic is running already.
         """
         return expire_subscription(self._storage, self.name, to_duration(ttl, "ttl"))
 
@@ -223,7 +223,7 @@ class Subscription(Closing):
                     ordinal += piece.num_rows
 
     def _next_piece(self) -> _ReadAhead | None:
-        """Give the next piece; looks once whether more was appended since the last look."""
+        """Return the next piece; looks once whether more was appended since the last look."""
         piece = next(self._pieces, None)
         if piece is None:
             self._open()
@@ -266,7 +266,7 @@ class Subscription(Closing):
         try:
             self._rest = next(self._pieces, None)
         except WaterclockError:
-            return  # the next read looks anew, and meets it there
+            return  # the next read looks again, and meets it there
         self._at = self._stop if self._rest is None else _place(self._rest)
 
     def __repr__(self) -> str:

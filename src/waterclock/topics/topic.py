@@ -1,4 +1,4 @@
-"""The topic: a log of messages that can be searched by time. It is the way in; the work is in the files beside it."""
+"""The topic: a log of messages that can be searched by time. Its methods call the files of the folders here."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Topic:
     Parameters
     ----------
     storage
-        Where it lies.
+        Its row in the catalogue, and its store..
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -80,13 +80,13 @@ class Topic:
         *,
         exist_ok: bool = False,
     ) -> Self:
-        """Make a topic; `Database.create_topic` says what can be wrong."""
+        """Create a topic; `Database.create_topic` explains the options."""
         create_topic(backend, ledgers, name, options, exist_ok=exist_ok)
         return cls.open(backend, ledgers, name)
 
     @classmethod
     def open(cls, backend: Backend, ledgers: str | LedgerRoot | None, name: str) -> Self:
-        """Open a topic; `Database.topic` says what can be wrong."""
+        """Open a topic; `Database.topic` lists the errors."""
         return cls(open_topic(backend, ledgers, name))
 
     @property
@@ -96,12 +96,12 @@ class Topic:
 
     @property
     def info(self) -> TopicInfo:
-        """What the catalogue says about it: what it holds, its options; the same work for a topic of any size."""
+        """Its contents and options, from the catalogue; equally fast for a topic of any size."""
         return topic_info(self.storage)
 
     @property
     def bounds(self) -> Bounds | None:
-        """Smallest and largest times of what remains; None where nothing does. The same work for any size."""
+        """Smallest and largest times of the remaining messages; None if there are none. Equally fast for any size."""
         return bounds_of_topic(self.storage)
 
     @property
@@ -119,10 +119,10 @@ class Topic:
     ) -> Appended:
         """Write messages as one entry at the end; durable and readable when this returns.
 
-        publish_time and receive_time are filled in with the database's clock where they are None, as it is before the
-        messages are encoded, to within a round trip. (SQLite has no clock of its own: there it is the machine's.)
-        In a topic with ``max_ahead``, messages that are too far ahead of that clock are left out and named in the
-        answer. Threads that append to one topic at a time share transactions, each with its own entry and answer.
+        If publish_time or receive_time is None, it is set to the database's clock, read before the messages are
+        encoded. (SQLite has no clock of its own: there it is the machine's.) In a topic with ``max_ahead``, messages
+        that are too far ahead of that clock are left out and listed in the result. Threads that append to one topic at
+        a time share transactions, each with its own entry and result.
 
         Parameters
         ----------
@@ -130,27 +130,26 @@ class Topic:
             At least one message, or a table with the columns source, stream, event_time and, where you have them,
             publish_time, receive_time (int64 ns), headers and payload.
         producer
-            Name of the producer, which numbers its messages. Then a repeat of an append writes nothing and gives
-            the position of the first time, as long as it is one of the producer's last 5 appends.
+            Name of a producer that numbers its messages. Then a repeated append writes nothing and returns the first
+            position, if it is one of the producer's last 5 appends.
         sequence
-            Number of the first of the messages, from 0; the others count on from it, also those that are rejected, and
-            a producer's numbers only grow. Needed with ``producer``.
+            Number of the first of the messages, from 0; the others follow, including rejected ones. A producer's
+            numbers only grow. Needed with ``producer``.
         epoch
-            Which instance of the producer this is: a lower one than the topic knows is refused. None: not compared.
+            Number of the producer's instance: one lower than the topic knows is refused. None: not compared.
 
         Raises
         ------
         InvalidArgumentError
-            Where there is no message, where they are too large for the database to take at once (MariaDB takes half
-            of its max_allowed_packet), where some but not exactly the messages of an earlier append are repeated, where
-            their numbers were appended with other messages, or where they lie before the producer's last without having
-            been appended, or so far before it that this is not known any more.
+            If there is no message, if they are too large for the database (MariaDB takes half of its
+            max_allowed_packet), or if their numbers are invalid: used for other messages, repeated only in part, or
+            before the producer's last without having been appended, or so far before it that this is unknown.
         SchemaError
-            Where a table lacks a column.
+            If a table lacks a column.
         ProducerFencedError
-            Where a newer instance of the producer has taken over.
+            If a newer instance of the producer has taken over.
         UnavailableError
-            Where the database stays busy or away.
+            If the database stays busy or away.
         """
         storage = self.storage
         clock = storage.backend.now_about
@@ -168,34 +167,34 @@ class Topic:
         limit: int | None = None,
         on_damage: OnDamage = "raise",
     ) -> Iterator[Message]:
-        """Read messages in the order of their positions, up to where the topic ends when reading begins.
+        """Read messages in the order of their positions, up to the topic's end when reading begins.
 
         Parameters
         ----------
         start
-            Position to begin at; None: the first message that is left.
+            Position to begin at; None: the first remaining message.
         stop
             Position to stop before.
         since, until
             Instead of those: begin at, and stop before, the first message at or after that time (what `find` gives).
-            Where the times are disordered, later messages of a smaller time are not read behind ``until``, and messages
-            of a smaller time that stand behind ``since`` are.
+            If the times are disordered, later messages of a smaller time are not read behind ``until``, but messages of
+            a smaller time that follow ``since`` are.
         by
             Which time that is, as for `find`. One message of a producer whose clock is far ahead is found for every
             publish_time up to its own; "effective_time" is not misled by it.
         limit
             Messages to read at most.
         on_damage
-            ``"raise"``: what is damaged, lost or missing is an error. ``"skip"``: the reader passes over it, and logs
-            a warning that says where, and how many messages that are.
+            ``"raise"``: damaged, lost or missing messages are an error. ``"skip"``: the reader skips them and logs a
+            warning with the place and the number of messages.
 
         Raises
         ------
         DamagedError
-            Where a message is not what was written, or is missing though it was not deleted; it names the ledger and,
+            If a message is not what was written, or is missing though it was not deleted; it names the ledger and,
             where there is one, the entry.
         UnavailableError
-            Where the file of a ledger is gone, or cannot be reached now; the text names it.
+            If the file of a ledger is gone, or cannot be reached now; the text names it.
         """
         batches = self.read_arrow(start, stop, since=since, until=until, by=by, limit=limit, on_damage=on_damage)
         for batch in batches:
@@ -219,7 +218,7 @@ class Topic:
         Parameters
         ----------
         columns
-            The columns wanted, in this order; None: all. What is not asked for is neither read nor checked.
+            The columns to read, in this order; None: all. Other columns are neither read nor checked.
         """
         wanted = check_columns(columns)
         left = check_limit(limit)
@@ -234,7 +233,7 @@ class Topic:
                         return
 
     def find(self, time: Time, by: str = "publish_time") -> Found:
-        """Find the first message that is left at or after a time, exact to the message, however disordered they are.
+        """Find the first remaining message at or after a time, exactly, even if times are out of order.
 
         One catalogue query and at most one ranged read of a file, for a topic of any size.
 
@@ -249,17 +248,16 @@ class Topic:
         Raises
         ------
         DamagedError
-            Where the message is in something that is damaged.
-        UnavailableError
-            Where a file cannot be read now. A file that is lost is passed over, with a warning in the log.
+            If the message is in a damaged part. UnavailableError If a file cannot be read now. A lost file is skipped,
+            with a warning in the log.
         """
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 
     def newest(self, by: str = "event_time") -> Found:
-        """Find the message with the largest time; of several, the first. It need not be the last of the topic.
+        """Find the message with the largest time; of several, the first. It may be anywhere in the topic.
 
         Two catalogue queries and at most one ranged read of a file, for a topic of any size. After ledgers were deleted
-        or lost, until upkeep has seen to it, also one query over all ledgers.
+        or lost, until the next upkeep, also one query over all ledgers.
 
         Parameters
         ----------
@@ -274,7 +272,7 @@ class Topic:
         Raises
         ------
         DamagedError, UnavailableError
-            As in `find`. A file that is lost is passed over, with a warning in the log.
+            As in `find`. A lost file is skipped, with a warning in the log.
         """
         return find_newest(self.storage, check_by(by))
 
@@ -287,7 +285,7 @@ class Topic:
         Parameters
         ----------
         position
-            Position of the message. If no message is there, the next message that is left counts instead, or the head.
+            Position of the message. If no message is there, the next remaining message counts instead, or the head.
 
         Raises
         ------
@@ -302,8 +300,8 @@ class Topic:
         Parameters
         ----------
         index
-            Number of the message, from 0. If that message was deleted, the position is that of the next one that is
-            left; if it is not written yet, the position is the topic's head.
+            Number of the message, from 0. If that message was deleted, the next remaining one counts; if it is not
+            written yet, the topic's head.
 
         Raises
         ------
@@ -313,14 +311,14 @@ class Topic:
         return position_of(self.storage, check_integer(index, "index"))
 
     def ledgers(self, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
-        """Give what the catalogue says about each ledger that is left; the open one is the last.
+        """Return the remaining ledgers, as the catalogue describes them; the open one is last.
 
         Parameters
         ----------
         start
-            Number of the ledger to begin at, or the next that is left.
+            Number of the ledger to begin at, or the next remaining one.
         limit
-            How many at the most; what is not listed is not read. Go on with the last one's number and one.
+            How many at most; others are not read. For the next page, start at the last number plus one.
         """
         return list_ledgers(self.storage, check_integer(start, "start"), check_limit(limit))
 
@@ -349,9 +347,8 @@ class Topic:
     def rename(self, name: str) -> None:
         """Rename the topic; its messages, files, subscriptions and producers stay.
 
-        Topics that are open in other processes go on under the name by which they were opened, and their errors and
-        logs show that name. Programs that open the topic by its former name no longer find it, among them pipelines,
-        streams on Spark and commands.
+        Topics that are open in other processes keep working, and their errors and logs show the former name. Programs
+        that open the topic by its former name no longer find it, among them pipelines, streams on Spark and commands.
 
         Parameters
         ----------
@@ -368,38 +365,38 @@ class Topic:
         self.storage = rename_topic(self.storage, name)
 
     def roll(self) -> None:
-        """Close the open ledger and open the next one; nothing to do while it is empty."""
+        """Close the open ledger and open the next one; do nothing if it is empty."""
         roll(self.storage)
 
     def seal(self) -> int:
-        """Turn every closed ledger that no other process is sealing into a file; give how many.
+        """Write every closed ledger that no other process is sealing to a file; return how many.
 
-        First the open ledger is closed where its age or size says so, what a killed sealer left is removed, and
-        ledgers older than the topic's retention are deleted: called now and then, this is all the care a topic needs.
+        First it closes the open ledger if its age or size requires it, removes files of killed sealers, and deletes
+        ledgers older than the topic's retention. Call it regularly.
 
         Raises
         ------
         DamagedError
-            Where ledgers are damaged; those stay as they are, and all others are sealed first.
+            If ledgers are damaged; those stay as they are, and all others are sealed first.
         UnavailableError
-            Where a file cannot be written or reads back differently; the ledger stays as it was.
+            If a file cannot be written or reads back differently; the ledger stays as it was.
         """
         return seal_ledgers(self.storage)
 
     def compact(self, file_bytes: int = FILE_BYTES) -> int:
-        """Join small files of adjacent sealed ledgers into files of about ``file_bytes``; give how many are saved.
+        """Join small files of adjacent sealed ledgers into files of about ``file_bytes``; return how many were saved.
 
-        No message changes its position, and readers read on: the former files stay for an hour. Ledgers
-        that are damaged or lost stay as they are, all others are compacted around them, and a DamagedError or
-        LostFileError at the end names them. Where a store cannot be reached, an UnavailableError says so at once.
+        No message changes its position, and readers continue: the old files stay for an hour. Ledgers that are
+        damaged or lost stay as they are, all others are compacted around them, and a DamagedError or LostFileError at
+        the end names them. If a store cannot be reached, an UnavailableError is raised at once.
         """
         return compact_topic(self.storage, check_size(file_bytes, "file_bytes"))
 
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> Verified:
-        """Check whether everything is there that the catalogue says, while the topic is in use.
+        """Check that everything in the catalogue exists and is intact. The topic may be in use.
 
-        Rows against one another: numbers without holes, bounds, running maxima. Files against rows: that they are
-        there, as long as they were, with a whole footer, and that there are no others beside them.
+        Rows against one another: numbers without holes, bounds, running maxima. Files against rows: they exist with
+        their length and an intact footer, and there are no others.
 
         Parameters
         ----------
@@ -411,18 +408,18 @@ class Topic:
         Raises
         ------
         UnavailableError
-            Where the store or the database cannot be reached, or another store lies there: that is no fault of the
+            If the store or the database cannot be reached, or another store lies there: that is not a fault of the
             topic.
         """
         return verify_topic(self.storage, deep=deep, progress=progress)
 
     def repair(self, *, progress: Progress | None = None) -> Repaired:
-        """Let the catalogue say again what is there, and record what is gone for good.
+        """Correct the catalogue from the files, and record lost messages.
 
         Ledger files of the store that the catalogue has lost are imported; where the topic is empty, all that are the
-        topic's, so that a lost catalogue can be rebuilt from its files. Bounds are measured anew. What a deep
-        verification cannot read is recorded as lost: from then on readers pass over it without an error, and all other
-        messages keep their positions and numbers. No file is removed or changed.
+        topic's, so that a lost catalogue can be rebuilt from its files. Bounds are measured again. Messages that a deep
+        verification cannot read are recorded as lost: readers then skip them without an error, and all other messages
+        keep their positions and numbers. No file is removed or changed.
 
         Parameters
         ----------
@@ -432,7 +429,7 @@ class Topic:
         Raises
         ------
         UnavailableError
-            Where the store or the database cannot be reached, or another store lies there: nothing is recorded then.
+            If the store or the database cannot be reached, or another store lies there: nothing is recorded then.
         """
         return repair_topic(self.storage, progress)
 
@@ -445,7 +442,7 @@ class Topic:
         lease: Duration = "30s",
         on_damage: OnDamage = "raise",
     ) -> Subscription:
-        """Open a subscription, a named, durable reading position; make it where there is none of this name.
+        """Open a subscription, a named, durable reading position; create it if missing.
 
         Parameters
         ----------
@@ -459,8 +456,8 @@ class Topic:
         lease
             How long the subscription stays with a reader that neither reads nor commits.
         on_damage
-            What this reader does where messages are damaged, lost or missing, as of `read`. What it passes over counts
-            as read once it commits.
+            What this reader does if messages are damaged, lost or missing, as for `read`. Skipped messages count as
+            read once it commits.
         """
         check_by(by)
         check_on_damage(on_damage)
@@ -469,11 +466,11 @@ class Topic:
         return Subscription(self.storage, name, to_duration(lease, "lease"), on_damage)
 
     def subscriptions(self) -> list[SubscriptionInfo]:
-        """Give what the catalogue says about each subscription, in alphabetical order."""
+        """Describe each subscription, in alphabetical order."""
         return subscription_rows.list_infos(self.storage)
 
     def unsubscribe(self, name: str) -> None:
-        """Remove a subscription; NotFoundError where there is none of this name."""
+        """Remove a subscription; NotFoundError if missing."""
         subscription_rows.remove(self.storage, check_name(name))
 
     def producer(self, name: str, *, linger: Duration = "5ms", max_bytes: int = 1 << 20) -> Producer:
@@ -495,56 +492,56 @@ class Topic:
         )
 
     def expire(self, ttl: Duration) -> Expired:
-        """Pass over messages that are older than ``ttl``, and delete the ledgers of which nothing is left.
+        """Pass over messages that are older than ``ttl``, and delete ledgers that have expired as a whole.
 
-        A message is as old as the smaller of its publish_time and its receive_time says, so that a producer whose
-        clock is ahead does not keep messages for ever. Older than ``ttl`` on the database's clock is expired, exactly
-        as old is not. Every subscription moves to the first message that is not expired, never backwards.
+        A message's age follows from the smaller of its publish_time and its receive_time, so that a producer whose
+        clock is ahead does not keep messages forever. A message is expired if it is older than ``ttl`` by the
+        database's clock. Every subscription moves to the first message that is not expired, never backwards.
 
         Raises
         ------
         UnavailableError
-            Where an expiry of the topic is running already; the text says whose. Where there are files to delete, and
-            their store is absent, is another one or cannot be reached.
+            If another expiry of the topic is running, or if files must be deleted and their store is missing, is
+            another one or cannot be reached.
         """
         return expire_topic(self.storage, to_duration(ttl, "ttl"))
 
     def truncate(self, before: Position | Time, *, force: bool = False) -> int:
         """Delete the ledgers that lie wholly before a position, or before the first message published at a time.
 
-        Where that is all there is, the open ledger is closed and deleted too.
+        If nothing remains after that, the open ledger is closed and deleted too.
 
         Parameters
         ----------
         before
-            A position, a time, or how long ago: ``"30d"``. A ledger is deleted whole or not at all, so messages before
-            a position in the middle of a ledger stay until the rest of their ledger may go too.
+            A position, a time, or how long ago: ``"30d"``. A ledger is deleted whole or not at all, so a position in
+            the middle of a ledger keeps that ledger.
         force
-            Also what a subscription has not read yet: it goes on with the first message that is left.
+            Also delete messages that a subscription has not read: it continues with the first remaining message.
 
         Returns
         -------
         int
-            How many ledgers were deleted. Their files stay for an hour, for those who are reading them.
+            How many ledgers were deleted. Their files stay for an hour for current readers.
 
         Raises
         ------
         UnavailableError
-            Where there are files to delete, and their store is absent, is another one or cannot be reached.
+            If there are files to delete, and their store is absent, is another one or cannot be reached.
         """
         if not isinstance(before, Position):
             before = end_of_older(self.storage, "publish_time", self.storage.time(before, "before"))
         return delete_before(self.storage, check_position(before, "before"), force=force)
 
     def enforce_retention(self, *, force: bool = False) -> int:
-        """Delete the ledgers of which all messages are older than the topic's ``retention``; give how many.
+        """Delete the ledgers of which all messages are older than the topic's ``retention``; return how many.
 
-        As with `truncate`, ``force`` deletes also what a subscription has not read yet.
+        As in `truncate`, ``force`` also deletes messages that a subscription has not read.
         """
         return enforce_retention(self.storage, force=force)
 
     def sweep(self) -> int:
-        """Remove files of deleted ledgers and of killed sealers whose time has come, as `seal` does; give how many."""
+        """Remove due files of deleted ledgers and killed sealers, as `seal` does; return how many."""
         return sweep(self.storage)
 
     def files(self) -> list[str]:
@@ -552,21 +549,21 @@ class Topic:
         return list_files(self.storage)
 
     def relocate(self, root: str | Path, *, filesystem: Any = None, progress: Progress | None = None) -> Relocated:
-        """Let the topic's files lie somewhere else from now on.
+        """Move the topic's files to another store, or record where its store was moved to.
 
-        Where ``root`` holds the marker of the topic's store, since the folder was renamed or is mounted elsewhere, the
-        topic's files are looked for there, each with its size, and the catalogue gets the new place. Other topics of
-        that store move along. Otherwise the files are copied to the store at ``root``, which is made where there is
-        none, read back and compared, and then given to the topic in one transaction. The former files stay for an hour,
-        for those who are reading them. Killed at any point, nothing is lost; called again, it goes on.
+        If ``root`` holds the marker of the topic's store, because the folder was renamed or is mounted elsewhere, each
+        of the topic's files must exist there with its size, and the catalogue gets the new place. Other topics of that
+        store move with it. Otherwise the files are copied to the store at ``root``, which is created if missing, read
+        back and compared. One transaction then switches the topic to it. The old files stay for an hour for current
+        readers. If it is killed at any point, no message is lost; call it again to continue.
 
-        Topics that are open in other processes have to be opened again: their sealing, compaction and, when the hour is
-        over, reading fail with an `UnavailableError` that says so.
+        Topics that are open in other processes must be opened again: an `UnavailableError` says so when they seal,
+        compact or, after the hour, read.
 
         Parameters
         ----------
         root
-            Folder or filesystem URL, with what credentials it needs.
+            Folder or filesystem URL, with any credentials it needs.
         filesystem
             A filesystem of pyarrow or fsspec; ``root`` is then a path on it.
         progress
@@ -575,7 +572,7 @@ class Topic:
         Raises
         ------
         UnavailableError
-            Where a file is missing or reads back differently, or a store cannot be reached; nothing has moved then.
+            If a file is missing or reads back differently, or a store cannot be reached; nothing has moved then.
         """
         files, relocated = relocate_topic(self.storage, str(root), filesystem, progress)
         self.storage = replace(self.storage, files=files)
@@ -596,34 +593,34 @@ class Topic:
     ) -> list[Slice]:
         """Cut a range into slices that other processes can read, each on its own, with `slicing.read_slice`.
 
-        The list is one snapshot of the topic, in the order of positions.
+        The list is a snapshot of the topic, in the order of positions.
 
         Parameters
         ----------
         start, stop
-            First position and the one to stop before; None: all that is there.
+            First position, and the one to stop before; None: the whole topic.
         max_messages
-            Size of a slice: it holds more only where a single row group or entry does.
+            Size of a slice: it is exceeded only by a single row group or entry.
         wanted
-            What is looked for. What the catalogue knows not to hold it is left out; the rest holds other messages
-            too.
+            The wanted messages. Parts that cannot hold any, as far as the catalogue knows, are left out; the rest holds
+            other messages too.
         on_damage
-            What to do about ledgers that are missing or cannot be set apart, as of `read`. Entries and files are
-            looked at when slices are read.
+            What to do about missing or unreadable ledgers, as for `read`. Entries and files are checked when slices are
+            read.
 
         Raises
         ------
         DamagedError
-            Where there are such ledgers.
+            If there are such ledgers.
         """
         first = Position(0, 0, 0) if start is None else check_position(start, "start")
         damage = Damage(self.name, check_on_damage(on_damage))
         return plan_slices(self.storage, first, stop, max_messages, wanted, damage)
 
     def advance(self, position: Position, messages: int) -> Position:
-        """Give the position after about so many messages: at the end of an entry, of at least one, never past the end.
+        """Return the position after about so many messages: the end of an entry, never past the end of the topic.
 
-        An entry is not cut, because a batcher takes what arrived together together.
+        An entry is not cut, because messages that arrived together must reach a batcher together.
         """
         return entry_boundary(self.storage, check_position(position, "position"), messages)
 
@@ -634,25 +631,25 @@ class Topic:
         *,
         pass_over: tuple[type[WaterclockError], ...] = (),
     ) -> pa.Table:
-        """Read the messages at some positions, a row each, in the order in which the positions are given.
+        """Read the messages at some positions, one row each, in the order of the positions.
 
         Parameters
         ----------
         positions
             Positions, or a table with the columns ledger, entry and index.
         columns
-            The columns wanted; None: all of `waterclock.arrow.POSITIONED_SCHEMA`.
+            The columns to read; None: all of `waterclock.arrow.POSITIONED_SCHEMA`.
         pass_over
-            Those of the errors below for which the messages that cannot be read are left out: their rows are null.
+            Errors for which messages that cannot be read get null rows instead.
 
         Raises
         ------
         NotFoundError
-            Where no message stands at a position (any more).
+            If no message is at a position (any more).
         DamagedError
-            Where a message is not what was written, or is missing though it was not deleted.
+            If a message is not what was written, or is missing though it was not deleted.
         LostFileError
-            Where the file of a ledger is gone.
+            If the file of a ledger is gone.
         """
         return look_up(self.storage, positions, check_columns(columns), pass_over)
 

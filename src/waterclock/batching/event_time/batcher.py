@@ -89,7 +89,7 @@ class EventTimeBatcher:
         self._rejected: list[Rejection] = []
 
     def add(self, message: Message, now: Time | None = None) -> list[Batch]:
-        """Take a message in, and give out the batches that close.
+        """Add a message, and return the batches that it closes.
 
         Parameters
         ----------
@@ -156,7 +156,7 @@ class EventTimeBatcher:
         return batches
 
     def flush(self) -> list[Batch]:
-        """Give out every open window at once, as at the end of the data; the receive clock stays.
+        """Close every open window at once, as at the end of the data; the receive clock stays.
 
         A message that comes later and belongs to a window given out is rejected, as a duplicate or late.
         """
@@ -167,7 +167,7 @@ class EventTimeBatcher:
     def reset(self, source: str | None = None) -> list[Batch]:
         """Forget how far the receive clock has come, as after a message that was received by a clock far ahead.
 
-        What is open is given out, as by `flush`, and the next message sets the clock anew. The event times given out
+        What is open is given out, as by `flush`, and the next message sets the clock again. The event times given out
         are still known, so that no message is in two batches and no batch has the identity of an earlier one: what
         comes for a window given out, also for one that the leap of the clock closed too early, is rejected. Of traffic
         scattered in time, the gaps between such windows may count as given out too.
@@ -227,12 +227,12 @@ class EventTimeBatcher:
 
     @property
     def next_deadline(self) -> int | None:
-        """The earliest ``now`` for which `advance` closes a window, ns; None where nothing is open."""
+        """The earliest ``now`` for which `advance` closes a window, ns; None if nothing is open."""
         return min(self._open.first_end() + self._rule.max_delay, MAX_NS) if self._open else None
 
     @property
     def sleeps_until(self) -> int | None:
-        """At or before `next_deadline`, ns, and found without a look at the messages; None where nothing is open."""
+        """At or before `next_deadline`, ns, and found without a look at the messages; None if nothing is open."""
         return min(self._open.ends_from + self._rule.max_delay, MAX_NS) if self._open else None
 
     def take_rejected(self) -> list[Rejection]:
@@ -259,7 +259,7 @@ class EventTimeBatcher:
         Raises
         ------
         SchemaError
-            Where ``state`` is something else or of another version.
+            If ``state`` is something else or of another version.
         """
         known = EventTimeState.from_bytes(state)
         batcher = cls(*known.rule, known.newest)

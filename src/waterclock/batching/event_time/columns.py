@@ -33,7 +33,7 @@ class Assignment(NamedTuple):
     Attributes
     ----------
     starts, ends
-        Its batch's window, int64 ns; 0 where the row is in no batch. Duplicates and replaced rows have the start of the
+        Its batch's window, int64 ns; 0 if the row is in no batch. Duplicates and replaced rows have the start of the
         window that they fell into. Where `assign_judged` finds the window open still, only its start, as far as
         messages have come.
     conflicts
@@ -73,7 +73,7 @@ def assign_batches(
     table
         With columns ``source`` and ``stream`` (text, or dictionary of text, which is faster) and ``event_time`` and
         ``receive_time`` (whole numbers of ns, or timestamps of any unit with a time zone), none with nulls. Other
-        columns are kept. Where there is no row, columns may be of type null.
+        columns are kept. If there is no row, columns may be of type null.
     window, max_delay, max_lead, on_conflict
         As of `EventTimeBatcher`.
     now
@@ -160,7 +160,7 @@ def assign_arrays(
     TypeError
         For arrays that cannot become the types above without loss.
     UnavailableError
-        Where no folder can be written in which Numba could keep the compiled code.
+        If no folder can be written in which Numba could keep the compiled code.
     """
     count = _checked_length(sources, streams, event_times, receive_times)
     verdicts = np.empty(count, np.uint8)
@@ -228,7 +228,7 @@ def assign_judged(
 def read_clocks(
     sources: npt.NDArray[np.int32], receive_times: npt.NDArray[np.int64], clocks: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Give what the receive clock of its source showed at each message, in the order in which they are read.
+    """Return what the receive clock of its source showed at each message, in the order in which they are read.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ def _times(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
 
 
 def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
-    """Give every text of a column a number."""
+    """Return every text of a column a number."""
     column = _column(table, name)
     if pa.types.is_null(column.type):
         column = column.cast(pa.string())

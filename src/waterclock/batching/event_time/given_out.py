@@ -15,7 +15,7 @@ class GivenOut:
     """The event times of windows given out.
 
     Windows are given out in order, and what comes for an event time before the newest one is refused. Only where the
-    receive clock was set anew do earlier times come again; then the stretches of time given out are distinguished.
+    receive clock was set again do earlier times come again; then the stretches of time given out are distinguished.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class GivenOut:
     spans
         First and last event time, ns, of the stretches of windows given out, in order.
     begun_anew
-        The clock was set anew, so that the times between the spans may come.
+        The clock was set again, so that the times between the spans may come.
     """
 
     __slots__ = ("_near", "begun_anew", "early", "newest", "spans")
@@ -45,7 +45,7 @@ class GivenOut:
         return not self.begun_anew or any(start <= event_time <= last for start, last in self.spans)
 
     def add(self, start: int, last: int) -> None:
-        """Give out a window, from its first to its last event time (ns)."""
+        """Emit a window, from its first to its last event time (ns)."""
         self.newest = max(self.newest, last)
         spans = self.spans
         if spans and spans[-1][0] <= start <= spans[-1][1] + self._near:

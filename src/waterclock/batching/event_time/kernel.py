@@ -53,7 +53,7 @@ class _LastSeen(NamedTuple):
     kept: Codes
 
 
-# Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
+# Arrow's memory is read-only, and Numba compiles for that only if the signature says so.
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
 _codes_out = types.Array(types.uint32, 1, "C")
@@ -204,7 +204,7 @@ def _mark_duplicates(
 
 @_inlined
 def _enter(rows: Codes, first: int, stop: int, streams: Codes, number: int, last_window: Times) -> bool:
-    """Put the rows of one event time into a window, or tell that one of their streams is there already."""
+    """Put the rows of one event time into a window, or tell that one of their streams exists already."""
     for k in range(first, stop):
         if last_window[streams[rows[k]]] == number:
             return False

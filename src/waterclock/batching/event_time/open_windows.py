@@ -1,9 +1,9 @@
 """The accepted messages of one source that are in no batch yet, of which only the first window is ever cut.
 
 What a window holds depends on its start and on what follows it, never on what came before. So a message out of order
-may move every window after its own, and cutting them all anew for each message would cost the square of a backlog. Here
-the later messages merely wait, in order of event time. The first window takes them in one by one, as far as its time
-has come; what a conflict or an older message puts out of it waits again.
+may move every window after its own, and cutting them all again for each message would cost the square of a backlog.
+Here the later messages merely wait, in order of event time. The first window takes them in one by one, as far as its
+time has come; what a conflict or an older message puts out of it waits again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OpenWindows:
         return sum(len(group) if isinstance(group, dict) else 1 for group in self._at.values())
 
     def put(self, message: Message) -> bool:
-        """Take an accepted message in; False where one of its stream and event time is here."""
+        """Take an accepted message in; False if one of its stream and event time is here."""
         event_time = message.event_time
         group = self._at.get(event_time)
         if group is None:

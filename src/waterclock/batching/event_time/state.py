@@ -33,7 +33,7 @@ class EventTimeState:
     rule
         Its options.
     newest
-        Newest event time of each declared stream, ns; None where none were declared.
+        Newest event time of each declared stream, ns; None if none were declared.
     source
         Whose messages it batches; None before the first.
     floor
@@ -84,9 +84,9 @@ class EventTimeState:
         Raises
         ------
         DamagedError
-            Where the bytes are those of a state, but not as they were written.
+            If the bytes are those of a state, but not as they were written.
         SchemaError
-            Where they are something else, or of another version.
+            If they are something else, or of another version.
         """
         written, columns = _FORM.read(data)
         with read_as(_FORM.name):

@@ -48,7 +48,7 @@ class StreamPeriodEstimator:
         event_time
             Of the message, ns.
         set_back
-            Where a message is further behind the newest than this (ns), the newest was wild or the stream's clock was
+            If a message is further behind the newest than this (ns), the newest was wild or the stream's clock was
             set back, and differences count from this message on. Else one wild time would silence the estimator until
             the stream has caught up with it.
         """
@@ -60,7 +60,7 @@ class StreamPeriodEstimator:
             self.newest = event_time
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.newest = NEVER
         self.differences.clear()
 

@@ -11,7 +11,7 @@ _SECOND = 1_000_000_000
 
 
 class PulseGrid(NamedTuple):
-    """The pulses of one stream, equally far apart for ever.
+    """The pulses of one stream, equally far apart forever.
 
     A message belongs to the pulse nearest to it, so that it may be half a period early or late. A pulse belongs to the
     window in which it is due. Every pulse thus belongs to exactly one of the windows that follow each other.
@@ -25,7 +25,7 @@ class PulseGrid(NamedTuple):
 
     Notes
     -----
-    Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". Where a batch length is no whole number of
+    Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". If a batch length is no whole number of
     periods, its windows hold one pulse more or less by turns; its ``slots_per_batch`` is then their mean.
     """
 
@@ -33,7 +33,7 @@ class PulseGrid(NamedTuple):
     rate: int
 
     def first_pulse(self, start: int) -> int:
-        """Give the number of the first pulse of a window that begins at ``start`` (ns)."""
+        """Return the number of the first pulse of a window that begins at ``start`` (ns)."""
         number, past = divmod((start - self.origin) * self.rate, _SECOND)
         on_a_pulse = past <= min(DRIFT_TOLERANCE * self.rate, _SECOND // 2)
         return number if on_a_pulse else number + 1

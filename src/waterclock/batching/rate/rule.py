@@ -22,10 +22,10 @@ ERA = 1000
 """A message more batch lengths than this from the window is in another era."""
 
 STALLED = 10
-"""After so many batch lengths in which nothing closed, the window is placed anew."""
+"""After so many batch lengths in which nothing closed, the window is placed again."""
 
 MOVING = 5
-"""Batch lengths. Where a window is placed anew, traffic that covers so many comes before what is only numerous: a clock
+"""Batch lengths. If a window is placed again, traffic that covers so many comes before what is only numerous: a clock
 that stands still."""
 
 MOST_ERAS = 16
@@ -116,7 +116,7 @@ class RateWindow(NamedTuple):
     cap
         The high-water mark goes no further than this.
     timeout_at
-        Where the high-water mark closes the window; infinity for never.
+        The high-water mark at which the window closes; infinity for never.
     near_from
         A message before this is as implausible as one after ``held_until``.
     held_until

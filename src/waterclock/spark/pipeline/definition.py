@@ -23,7 +23,7 @@ class PipelineSource:
     Attributes
     ----------
     url, ledgers, topic
-        The topic's place; ``ledgers`` is None where the default of `connect` is meant.
+        The topic's place; ``ledgers`` is None if the default of `connect` is meant.
     start
         Options of the format that say where to begin.
     max_messages_per_trigger
@@ -108,5 +108,5 @@ class Pipeline:
 def place_options(
     url: str, ledgers: str | None, url_name: str = "url", ledgers_name: str = "ledgers"
 ) -> dict[str, str]:
-    """Give the options of the format ``waterclock`` that name a database."""
+    """Return the options of the format ``waterclock`` that name a database."""
     return {url_name: url} | ({} if ledgers is None else {ledgers_name: ledgers})

@@ -21,7 +21,7 @@ from waterclock.spark.runtime.filesystem import file_names
 _FOLDER = "waterclock-runs"
 
 _MOST_ENTRIES = 50
-"""With more, the next run writes the list anew: reading it stays fast where a run is started every minute."""
+"""With more, the next run writes the list again: reading it stays fast where a run is started every minute."""
 
 _Number = tuple[int, str]
 

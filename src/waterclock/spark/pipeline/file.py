@@ -58,9 +58,9 @@ class PipelineFile:
         Raises
         ------
         NotFoundError
-            Where there is none.
+            If there is none.
         UnavailableError
-            Where it cannot be read.
+            If it cannot be read.
         InvalidArgumentError
             Naming the file, the line, the key and what is wrong with its value.
         """
@@ -116,7 +116,7 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
 
 
 def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
-    """Insist that no folder lies within another: an output would replace what another wrote, or a checkpoint."""
+    """Check that no folder lies within another: an output would replace what another wrote, or a checkpoint."""
     folders: list[str] = []
     for number, pipeline in enumerate(pipelines):
         places = [("run", "checkpoint", 0, pipeline.checkpoint)]
@@ -134,7 +134,7 @@ def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pip
 
 
 def _refuse_shared_ids(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
-    """Insist that no two pipelines batch one topic into one message table: their batches would have the same ids."""
+    """Check that no two pipelines batch one topic into one message table: their batches would have the same ids."""
     known: set[tuple[str | None, ...]] = set()
     for number, pipeline in enumerate(pipelines):
         for place, output in enumerate(pipeline.outputs):

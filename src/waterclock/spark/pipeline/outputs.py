@@ -90,7 +90,7 @@ def write_outcomes(
 
 
 def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batch: int) -> None:
-    """Insist that a micro-batch has written no Parquet yet: else the checkpoint is older than that.
+    """Check that a micro-batch has written no Parquet yet: else the checkpoint is older than that.
 
     Its messages would come again in other micro-batches, and lie there twice.
     """

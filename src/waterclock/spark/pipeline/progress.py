@@ -52,9 +52,9 @@ class Progress:
     rate
         Messages a second, of the newest micro-batch.
     lag
-        Messages of the topic that are not read yet; None where that is not known yet.
+        Messages of the topic that are not read yet; None if that is not known yet.
     position
-        Where the first of these stands; None where that is not known yet.
+        The place of the first of these; None if unknown.
     open_batches
         Windows with messages that are not closed yet; None in a replay.
     rejections
@@ -144,7 +144,7 @@ class Progress:
             self.state_bytes = state.memoryUsedBytes
 
     def lag_seconds(self, source: PipelineSource) -> float | None:
-        """Say how long the first message that is not read has been in the topic; None where that is not known yet."""
+        """Return how long the first message that is not read has been in the topic; None if that is not known yet."""
         if not self.lag or self.position is None:
             return None if self.lag is None else 0.0
         with connect(source.url, source.ledgers) as database:
@@ -166,7 +166,7 @@ def observed(outcomes: DataFrame) -> DataFrame:
 
 
 def counts() -> list[Column]:
-    """Give what counts batches, and rejected messages by reason, of outcomes."""
+    """Return what counts batches, and rejected messages by reason, of outcomes."""
     batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
     return [batches.alias(_BATCHES), *by_reason]
@@ -188,7 +188,7 @@ def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:
 
 
 def _observed(row: Row) -> dict[str, Any]:
-    """Give what was observed by its names; through Spark Connect values and names come apart."""
+    """Return what was observed by its names; through Spark Connect values and names come apart."""
     observed = row.asDict()
     if not is_remote():
         return observed

@@ -56,7 +56,7 @@ class Reporter:
 
     @contextmanager
     def shown(self, metrics: str | None) -> Generator[str | None]:
-        """Show progress meanwhile, and answer Prometheus at an address, if one is given; give that address.
+        """Show progress meanwhile, and answer Prometheus at an address, if one is given; return that address.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Reporter:
 
 
 def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
-    """Give all that is known of a pipeline's progress, as JSON takes it."""
+    """Return all that is known of a pipeline's progress, as JSON takes it."""
     return {
         "pipeline": progress.pipeline,
         "micro_batches": progress.micro_batches,
@@ -155,7 +155,7 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
 
 
 def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]) -> prometheus.Families:
-    """Give what Prometheus is answered."""
+    """Return what Prometheus is answered."""
     counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
         ("messages", "Messages read since the start.", lambda one: one.messages),
         ("batches", "Batches given since the start.", lambda one: one.batches),

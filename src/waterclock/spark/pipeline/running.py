@@ -53,7 +53,7 @@ def run_pipelines(
 ) -> list[Progress]:
     """Run pipelines as streams beside each other, each from where its checkpoint says.
 
-    Where one ends with an error, the others are stopped as well.
+    If one ends with an error, the others are stopped as well.
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ def run_pipelines(
     Raises
     ------
     PipelineError
-        Where a stream ended with an error.
+        If a stream ended with an error.
     InvalidArgumentError
-        Where a checkpoint has its state in another number of partitions or buckets than the file asks for.
+        If a checkpoint has its state in another number of partitions or buckets than the file asks for.
     """
     register(spark)
     all_progress = [Progress(pipeline.name) for pipeline in pipelines]
@@ -210,12 +210,12 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
-    """Give how a pipeline's state is or will be parted: as its checkpoint has it, its file, or the cores.
+    """Return how a pipeline's state is or will be parted: as its checkpoint has it, its file, or the cores.
 
     Raises
     ------
     InvalidArgumentError
-        Where checkpoint and file differ.
+        If checkpoint and file differ.
     """
     kept = parts_in(spark, pipeline.checkpoint)
     if kept is None:
@@ -274,7 +274,7 @@ def _stopped(queries: list[StreamingQuery]) -> Generator[list[StreamingQuery]]:
 
 @contextmanager
 def _halting() -> Generator[Path]:
-    """Give a path that is free; a file there has the sources of the queries say that there are no more messages."""
+    """Return a path that is free; a file there has the sources of the queries say that there are no more messages."""
     folder = Path(tempfile.mkdtemp(prefix="waterclock-pipeline-"))
     try:
         yield folder / "halt"

@@ -60,7 +60,7 @@ class TomlTable:
         return value
 
     def optional(self, key: str) -> str | None:
-        """Take a text; None where the key is not there."""
+        """Take a text; None if the key is not there."""
         value = cast("str | None", self.take(key, (str,), "a string"))
         if value == "" or "\0" in (value or ""):
             raise self.wrong(
@@ -83,7 +83,7 @@ class TomlTable:
         return value
 
     def take(self, key: str, kinds: tuple[type, ...], wanted: str) -> object:
-        """Take a value, with the variables of a text put in; None where the key is not there."""
+        """Take a value, with the variables of a text put in; None if the key is not there."""
         self._known.append(key)
         value = self._values.pop(key, None)
         if value is None:

@@ -13,14 +13,14 @@ from waterclock.spark.runtime.session import JAVA_OPTIONS, session
 
 
 def make_class_archive() -> Path:
-    """Make the archive for this machine's Java and Spark, in a minute, and give its place.
+    """Make the archive for this machine's Java and Spark, in a minute, and return its place.
 
     For a process of its own: it starts a session and ends it.
 
     Raises
     ------
     UnavailableError
-        Where there is no Java, it writes no archive, or there is no place for one.
+        If there is no Java, it writes no archive, or there is no place for one.
     """
     return build(find_java(), run_and_dump)
 

@@ -21,7 +21,7 @@ _MOMENTS = (LongType, IntegerType, ShortType, ByteType, TimestampType)
 
 
 def time_problem(kind: DataType) -> str | None:
-    """Say what a column of times must be that has this type; None where it names moments."""
+    """Say what a column of times must be that has this type; None if it names moments."""
     if isinstance(kind, _MOMENTS):
         return None
     if isinstance(kind, TimestampNTZType):

@@ -56,7 +56,7 @@ def check_columns(given: str | None) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str]) -> str:
-    """Give the columns as Spark's DDL: times BIGINT ns, and timestamps to the microsecond beside them."""
+    """Return the columns as Spark's DDL: times BIGINT ns, and timestamps to the microsecond beside them."""
     types = {name: "TIMESTAMP" if name in TIMESTAMPS else _SPARK_TYPES[name] for name in columns}
     return ", ".join(f"`{name}` {kind}{'' if name in _OPTIONAL else ' NOT NULL'}" for name, kind in types.items())
 

@@ -70,7 +70,7 @@ def as_messages(
     Raises
     ------
     InvalidArgumentError
-        Where a time has a type that names no moment.
+        If a time has a type that names no moment.
     """
     named = {"source": source, "stream": stream, "event_time": event_time, "receive_time": receive_time, **others}
     columns = {name: F.expr(given) if isinstance(given, str) else given for name, given in named.items()}
@@ -102,7 +102,7 @@ def messages_from_kafka(
         headers.
     source, stream
         Which device or instrument a record is from, and which kind of measurement it is. The records of a source have
-        to be in one Kafka partition, as those of a key are in one Kafka topic. Where they are in several, drop ledger,
+        to be in one Kafka partition, as those of a key are in one Kafka topic. If they are in several, drop ledger,
         entry and index, which are in no common order then: messages are taken in order of receive time.
     event_time
         When it happened, BIGINT ns or TIMESTAMP, out of the value perhaps. Kafka's own timestamp, which ends at
@@ -124,7 +124,7 @@ def messages_from_kafka(
     Raises
     ------
     InvalidArgumentError
-        Where a column of Kafka's is missing, or a time has a type that names no moment.
+        If a column of Kafka's is missing, or a time has a type that names no moment.
     """
     if missing := [name for name in _KAFKAS if name not in df.columns]:
         raise InvalidArgumentError(f"df must have Kafka's column {missing[0]!r}, got columns {', '.join(df.columns)}")

@@ -49,7 +49,7 @@ class Test(NamedTuple):
 
 
 def exact_test(given: Filter) -> Test | None:
-    """Give the comparison that means what a filter of Spark's means; None where Spark has to apply it itself."""
+    """Return the comparison that means what a filter of Spark's means; None if Spark has to apply it itself."""
     column = _column(given)
     if column not in (*_NUMBERS, *_TEXTS):
         return None
@@ -94,7 +94,7 @@ def _column(given: Filter) -> str:
 
 
 def _values(given: Filter) -> list[Any]:
-    """Give what a filter compares with, without NULL, which nothing is equal to."""
+    """Return what a filter compares with, without NULL, which nothing is equal to."""
     values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
     return [value for value in values if value is not None]
 

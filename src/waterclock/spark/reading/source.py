@@ -25,7 +25,7 @@ from waterclock.topics.reading.slicing import Slice, read_slice
 from waterclock.topics.topic import Topic
 
 SLICE_MESSAGES = 500_000
-"""Messages a task reads, at the most, where a row group is no larger: some 20 MB of metadata."""
+"""Messages a task reads, at most, where a row group is no larger: some 20 MB of metadata."""
 
 
 class SlicePartition(InputPartition):
@@ -46,7 +46,7 @@ class TopicReader(DataSourceReader):
         self._wanted = ALL
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Take over what can be compared in Arrow, and find out what need not be read; give back the rest."""
+        """Take the filters that Arrow can compare, derive what need not be read, and return the others."""
         self._wanted = wanted_by(filters)
         self._start, self._stop = positions_by(filters)
         for given in filters:
@@ -97,9 +97,9 @@ def read_part(
     Raises
     ------
     NotFoundError
-        Where it was deleted since it was cut.
+        If it was deleted since it was cut.
     DamagedError
-        Where it is not what was written, or lacks entries, and the option ``onDamage`` is not ``skip``.
+        If it is not what was written, or lacks entries, and the option ``onDamage`` is not ``skip``.
     """
     part = cast("Slice | None", partition.value)
     if part is None:

@@ -35,7 +35,7 @@ class TableReadOptions(Opening):
     table
         What to read.
     max_messages
-        Messages of a micro-batch at the most; None: the default.
+        Messages of a micro-batch at most; None: the default.
     consumer
         Under which name the messages are claimed.
     tasks
@@ -67,7 +67,7 @@ class TableReadOptions(Opening):
         )
 
     def schema(self) -> str:
-        """Give the columns as Spark's DDL, for a table that exists."""
+        """Return the columns as Spark's DDL, for a table that exists."""
         with self.connect() as database:
             database.table(self.table)
         return ", ".join(f"`{name}` {kind}" for name, (kind, _) in _COLUMNS.items())
@@ -88,7 +88,7 @@ class TableReadOptions(Opening):
 
 
 def refuse_batch_read() -> None:
-    """Say how to read a message table without claiming from it."""
+    """Return how to read a message table without claiming from it."""
     raise InvalidArgumentError(
         "a message table must be read with spark.readStream, which claims and acks. To inspect it, use"
         ' format("jdbc"): it is an ordinary SQL table'

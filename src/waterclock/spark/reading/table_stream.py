@@ -2,7 +2,7 @@
 
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
 micro-batch that is run again, after a restart too, has the same messages. They are acked once Spark has noted in its
-checkpoint that the micro-batch is finished, never before; until then this process prolongs their leases. It also holds
+checkpoint that the micro-batch is finished, never before; until then this process extends their leases. It also holds
 when the table was made: the next table of that name may have other messages under these ids, and a checkpoint of the
 first is refused there.
 """
@@ -57,11 +57,11 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keeper: _LeaseKeeper | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Give the offset at which nothing has been claimed."""
+        """Return the offset at which nothing has been claimed."""
         return {"batch": 0, "messages": []}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """Give the limit that the option ``maxMessagesPerTrigger`` sets."""
+        """Return the limit that the option ``maxMessagesPerTrigger`` sets."""
         return ReadMaxRows(self._options.max_messages or MAX_MESSAGES)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
@@ -117,7 +117,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ack(end)
 
     def stop(self) -> None:
-        """Let the leases run out, and give the database's connections back."""
+        """Let the leases run out, and return the database's connections back."""
         if self._keeper is not None:
             self._keeper.stop()
         if "_database" in self.__dict__:
@@ -139,7 +139,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return connection.execute(statement).scalar_one()
 
     def _refuse_other(self, offset: Offset) -> None:
-        """Insist that an offset is of this message table, and not of one that had its name."""
+        """Check that an offset is of this message table, and not of one that had its name."""
         if offset["messages"] and offset["made"] != self._made:
             raise NotFoundError(
                 f"the checkpoint belongs to another message table named {self._table.name!r}, which was"
@@ -156,7 +156,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._table.ack([name for name, _ in offset["messages"]])
 
     def _groups(self, names: Sequence[int | str]) -> dict[int | str, str]:
-        """Give for each message what has to stay in one task: its group, or itself where it has no order."""
+        """Return for each message what has to stay in one task: its group, or itself where it has no order."""
         if self._table.options.groups is None:
             return {name: str(name) for name in names}
         rows = _rows(self._table, names)

@@ -150,7 +150,7 @@ def refuse_end(options: TopicReadOptions) -> None:
 
 
 def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> None:
-    """Insist that the messages from a position on, where one is given, have not been deleted.
+    """Check that the messages from a position on, where one is given, have not been deleted.
 
     Raises
     ------

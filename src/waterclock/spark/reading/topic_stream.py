@@ -55,18 +55,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Place | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Give where a new query begins: a function of the options alone."""
+        """Return where a new query begins: a function of the options alone."""
         if self._options.since is not None:
             return self._noted({self._options.by: self._options.since})
         return self._noted({"position": str(self._options.start or _EARLIEST)})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        """Give the limit that the option ``maxMessagesPerTrigger`` sets."""
+        """Return the limit that the option ``maxMessagesPerTrigger`` sets."""
         most = self._options.max_messages
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
-        """Give where the next micro-batch ends: at the end of an entry, of at least one, and never past the target."""
+        """Return where the next micro-batch ends: at the end of an entry, never past the target."""
         with plainly():
             if self._options.halt_file is not None and Path(self._options.halt_file).exists():
                 return start
@@ -95,7 +95,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._target = place_of(self._topic.storage, self._topic.head)
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Give the topic's head, so that the query's progress shows how far it is behind."""
+        """Return the topic's head, so that the query's progress shows how far it is behind."""
         with plainly():
             return self._written(place_of(self._topic.storage, self._topic.head))
 
@@ -119,7 +119,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_imports()
 
     def stop(self) -> None:
-        """Give the database's connections back."""
+        """Return the database's connections back."""
         if "_database" in self.__dict__:
             self._database.close()
 
@@ -135,7 +135,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._database.topic(self._options.topic)
 
     def _begin(self, offset: Offset) -> Position | None:
-        """Find the position that an offset means; None where the message that it waits for is not there yet."""
+        """Find the position that an offset means; None if the message that it waits for is not there yet."""
         for by in FINDABLE:
             if by in offset:
                 found = find_start(self._topic.storage, by, offset[by], self._options.on_damage)
@@ -155,7 +155,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return noted if rule is None else noted | {"rule": json.loads(rule)}
 
     def _refuse_other(self, offset: Offset) -> None:
-        """Insist that an offset is of this topic, and not of one that had its name or more of its messages."""
+        """Check that an offset is of this topic, and not of one that had its name or more of its messages."""
         if "ordinal" not in offset:
             return
         remedy = "Start the query with a new checkpoint, or connect to the original database"
@@ -196,5 +196,5 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _moves(offset: Offset) -> bool:
-    """Say whether an offset means another place the later it is looked up."""
+    """Return whether an offset means another place the later it is looked up."""
     return offset.get("position") == _LATEST or any(isinstance(offset.get(by), str) for by in FINDABLE)

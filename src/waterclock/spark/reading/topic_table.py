@@ -49,7 +49,7 @@ _READING = {
     # The session's settings may say otherwise, and what is missing would then be missing from the answer.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
-    # Ledger files have the checksum of every page, which Spark's reader looks at only where it is asked to.
+    # Ledger files have the checksum of every page, which Spark's reader looks at only if it is asked to.
     "parquet.page.verify-checksum.enabled": "true",
 }
 
@@ -65,7 +65,7 @@ def table(
     until: Time | None = None,
     by: By = "publish_time",
 ) -> DataFrame:
-    """Give a topic as a DataFrame for SQL, read by Spark's own Parquet reader as far as it is sealed.
+    """Return a topic as a DataFrame for SQL, read by Spark's own Parquet reader as far as it is sealed.
 
     Parameters
     ----------
@@ -76,8 +76,8 @@ def table(
     topic
         Name of the topic.
     files
-        Where Spark finds the folder or bucket that Waterclock knows as ``ledgers``, if that is not the same place under
-        Spark's own name for it (``file://`` for a folder, ``s3a://`` for ``s3://``, else the same URL).
+        The URL under which Spark finds the folder or bucket that Waterclock knows as ``ledgers``, if that is not the
+        same place under Spark's own name for it (``file://`` for a folder, ``s3a://`` for ``s3://``, else the same URL).
     since, until
         Begin at, and stop before, the first message at or after that time, as ``startingTimestamp`` and
         ``endingTimestamp`` of the format ``waterclock`` do. Ledgers outside are not opened.
@@ -90,16 +90,16 @@ def table(
         The columns that the format ``waterclock`` gives, a row for each message, in no order: what the topic held when
         this function was called, however long the DataFrame is used and ledgers are sealed meanwhile. A file that is
         replaced by a compaction or whose ledgers are deleted stays for an hour; after that a query ends with Spark's
-        error, which names it. Make the DataFrame anew then.
+        error, which names it. Make the DataFrame again then.
 
     Raises
     ------
     NotFoundError
-        Where there is no such topic.
+        If there is no such topic.
     DamagedError
-        Where ledgers are missing from the catalogue, or a file has another length than was written.
+        If ledgers are missing from the catalogue, or a file has another length than was written.
     UnavailableError
-        Where Spark cannot open a file or leaves it out, or the file is gone; the text names it.
+        If Spark cannot open a file or leaves it out, or the file is gone; the text names it.
 
     Notes
     -----
@@ -156,7 +156,7 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
             f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}. Give Spark the"
             " library and the credentials for that URL, or pass another URL of the store with files="
         ) from error
-    # Spark passes over files without a word, as below a folder of the name that its own streams give to their log.
+    # Spark skips files without a word, as below a folder of the name that its own streams give to their log.
     found = {posixpath.basename(file) for file in listed}
     for path in paths:
         if posixpath.basename(path) not in found:
@@ -168,7 +168,7 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
 
 
 def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
-    """Insist that files are as long as they were written: Spark leaves empty ones out, and takes another for this."""
+    """Check that files are as long as they were written: Spark leaves empty ones out, and takes another for this."""
     with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="lengths") as pool:
         for path, found in zip(sizes, pool.map(files.size, sizes), strict=True):
             if found != sizes[path]:
@@ -178,7 +178,7 @@ def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
 
 
 def _check_reader(spark: SparkSession) -> None:
-    """Insist on the reader of Spark's that says from which file a row is."""
+    """Check for the reader of Spark's that says from which file a row is."""
     readers = spark.conf.get(_READERS) or ""
     if "parquet" not in [name.strip().lower() for name in readers.split(",")]:
         raise InvalidArgumentError(
@@ -188,7 +188,7 @@ def _check_reader(spark: SparkSession) -> None:
 
 
 def _line(why: str) -> str:
-    """Give the line that says something: Java's errors come behind a line on who called."""
+    """Return the line that says something: Java's errors come behind a line on who called."""
     lines = [line.strip() for line in why.splitlines()]
     return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
 

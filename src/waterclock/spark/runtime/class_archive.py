@@ -34,13 +34,13 @@ _USED = f"-Xshare:auto {QUIET} -XX:SharedArchiveFile='{{}}'"
 
 
 def archive_options(java: Java) -> str:
-    """Give Java's options for the archive that fits; an empty text where there is none, or none is wanted."""
+    """Return Java's options for the archive that fits; an empty text where there is none, or none is wanted."""
     archive = find_archive(java) if is_wanted() else None
     return "" if archive is None else _USED.format(archive)
 
 
 def find_archive(java: Java) -> Path | None:
-    """Find the archive that fits; None where there is none. It counts as used."""
+    """Find the archive that fits; None if there is none. It counts as used."""
     try:
         for path in archive_folder().glob(f"{_key(java)}-*.jsa"):
             if path.stem.rpartition("-")[2] == str(path.stat().st_size):
@@ -52,7 +52,7 @@ def find_archive(java: Java) -> Path | None:
 
 
 def build(java: Java, dump: Callable[[Path], object]) -> Path:
-    """Make the archive, and give its place.
+    """Make the archive, and return its place.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def build(java: Java, dump: Callable[[Path], object]) -> Path:
     Raises
     ------
     UnavailableError
-        Where Java writes none, or there is no place for it.
+        If Java writes none, or there is no place for it.
     """
     try:
         folder = archive_folder()
@@ -85,7 +85,7 @@ def build(java: Java, dump: Callable[[Path], object]) -> Path:
 
 
 def is_wanted() -> bool:
-    """Say whether sessions may start with an archive."""
+    """Return whether sessions may start with an archive."""
     return os.environ.get(SWITCH, "").lower() != "off"
 
 

@@ -69,7 +69,7 @@ class Java:
     version
         For example ``"17.0.15"``.
     origin
-        Where it was found.
+        How it was found.
     passed_over
         What was found before it and why that could not be used, one text each.
     """
@@ -89,7 +89,7 @@ def find_java() -> Java:
     Raises
     ------
     UnavailableError
-        Where there is none; the text says what was found instead and what to install.
+        If there is none; the text says what was found instead and what to install.
     """
     passed_over: list[str] = []
     for origin, executable in _candidates():

@@ -34,7 +34,7 @@ class Parts(NamedTuple):
 
 
 def chosen_partitions(spark: SparkSession) -> int:
-    """Give what the session's setting says, where that is Spark's own, the number of cores; or the next lower number.
+    """Return what the session's setting says, where that is Spark's own, the number of cores; or the next lower number.
 
     Over others than the divisors of `MOST_BUCKETS` buckets do not spread evenly, and the fullest is waited for.
     """
@@ -44,7 +44,7 @@ def chosen_partitions(spark: SparkSession) -> int:
 
 
 def chosen_buckets(partitions: int) -> int:
-    """Give how many buckets are right for a state in so many partitions."""
+    """Return how many buckets are right for a state in so many partitions."""
     return min(_BUCKETS_A_PARTITION * partitions, MOST_BUCKETS)
 
 
@@ -62,7 +62,7 @@ def cores_of(spark: SparkSession) -> int:
 
 
 def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
-    """Read from a checkpoint of a pipeline how its state is parted; None where no query has begun it."""
+    """Read from a checkpoint of a pipeline how its state is parted; None if no query has begun it."""
     found = _offsets(spark, checkpoint, [_any_line_with(PARTITIONS), _any_line_with('"buckets"')])
     if found is None or None in found:
         return None
@@ -70,13 +70,13 @@ def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
 
 
 def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
-    """Read from a checkpoint of a pipeline by which rule it was written; None where no query has begun it."""
+    """Read from a checkpoint of a pipeline by which rule it was written; None if no query has begun it."""
     found = _offsets(spark, checkpoint, [_any_line_with('"rule"')])
     return None if found is None or found[0] is None else json.loads(found[0])["rule"]
 
 
 def _offsets(spark: SparkSession, checkpoint: str, lines: list[Column]) -> Any:
-    """Look for lines in the offsets of a checkpoint; None where there are none."""
+    """Look for lines in the offsets of a checkpoint; None if there are none."""
     try:
         return spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
     except PySparkException as error:

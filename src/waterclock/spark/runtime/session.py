@@ -46,10 +46,10 @@ _EVERYWHERE = {
     # messages, more are not faster.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1024",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Python data sources see filters only where this is on; topics prune their ledgers by them.
+    # Python data sources see filters only if this is on; topics prune their ledgers by them.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # What a micro-batch changed is written to the checkpoint, not the store's files anew.
+    # What a micro-batch changed is written to the checkpoint, not the store's files again.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -83,7 +83,7 @@ def session(
     Raises
     ------
     UnavailableError
-        Where there is no Java of version 17 or newer; the text says what to install.
+        If there is no Java of version 17 or newer; the text says what to install.
     """
     if master.startswith("sc://"):
         return SparkSession.builder.remote(master).appName(app_name).config(map=conf).getOrCreate()
@@ -126,7 +126,7 @@ def _write_local_checkpoints_plainly(spark: SparkSession) -> None:
     """
     context: Any = spark.sparkContext
     settings = context._jsc.hadoopConfiguration()  # noqa: SLF001  # no other way leads there
-    # With the first use of a filesystem Hadoop loads all that it knows, and then reads its settings anew.
+    # With the first use of a filesystem Hadoop loads all that it knows, and then reads its settings again.
     context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)  # noqa: SLF001
     settings.unset("fs.AbstractFileSystem.file.impl")
 

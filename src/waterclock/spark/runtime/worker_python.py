@@ -33,7 +33,7 @@ def make_python(launcher: Path) -> Path:
     """Make ``launcher`` run this Python, with PySpark as it is installed.
 
     Spark puts a zipped copy of it first in PYTHONPATH, which has no compiled modules: each process would compile what
-    it imports for half a second, and read the zip's directory anew at each task.
+    it imports for half a second, and read the zip's directory again at each task.
     """
     spark = Path(pyspark.__file__).parent
     text = _LAUNCHER.replace("@SPARK@", shlex.quote(str(spark))).replace("@PYTHON@", shlex.quote(sys.executable))

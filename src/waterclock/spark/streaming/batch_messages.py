@@ -66,7 +66,7 @@ def messages_of(
     ledgers: str | None = None,
     as_array: bool = False,
 ) -> DataFrame:
-    """Give what is in batches, a row for each message or an array for each batch, so that SQL can work on it.
+    """Return what is in batches, a row for each message or an array for each batch, so that SQL can work on it.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def messages_of(
         For columns that are not those of batches, for a column that has the name of one of a message, and where the
         topic's URL is missing.
     NotFoundError
-        Where there is no such topic.
+        If there is no such topic.
 
     Notes
     -----

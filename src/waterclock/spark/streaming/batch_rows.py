@@ -136,7 +136,7 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
     rows
         Batches.
     payloads
-        Where they lie; None: the messages get none.
+        The topic that holds them; None: the messages get none.
     most_bytes
         Bytes of messages at which to give up, with `TooManyBytesError`; None: no limit.
 
@@ -158,7 +158,7 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
 
 
 def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) -> pa.Table:
-    """Give what a topic has at the positions of some rows, where it is what the rows were made of.
+    """Return what a topic has at the positions of some rows, where it is what the rows were made of.
 
     Parameters
     ----------
@@ -168,9 +168,9 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
     Raises
     ------
     InvalidArgumentError
-        Where another message stands at a position: these are rows of another topic.
+        If another message stands at a position: these are rows of another topic.
     NotFoundError, DamagedError, LostFileError
-        Where it cannot be read any more, and is not to be passed over.
+        If it cannot be read any more, and is not to be skipped.
     """
     try:
         storage, names = payloads.topic.storage, POSITIONED_SCHEMA.names
@@ -198,7 +198,7 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
 
 
 def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
-    """Put in what the rows know of the messages that were passed over, and a header that says so."""
+    """Put in what the rows know of the messages that were skipped, and a header that says so."""
     lost = pc.call_function("is_null", [found.column("ledger")])
     number = pc.call_function("sum", [lost]).as_py()
     if not number:

@@ -97,7 +97,7 @@ def event_time_batches(
 
     Notes
     -----
-    The messages of one source meet in one task. Where they have positions it judges them a million at a time, so that
+    The messages of one source meet in one task. If they have positions it judges them a million at a time, so that
     its memory holds these and what is open; where they have none, about 200 bytes for each message.
     `event_time_outcomes` gives the rejected messages from the same pass.
 
@@ -105,7 +105,7 @@ def event_time_batches(
     do it: where these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
     received at or before t comes later. While the topic keeps it, the batches are those of a replay. A message that
     breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
-    Where all sources are silent nothing closes until something arrives.
+    If all sources are silent nothing closes until something arrives.
     """
     return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets))
 
@@ -197,10 +197,10 @@ def rate_aware_batches(
     later micro-batch. The part of the stall rule that looks at a clock does not apply, so that replays agree; the part
     that looks at event times does. No message is rejected.
 
-    With ``forget_after``, a call that comes after a silence begins its source anew, live and in a replay. A stream does
-    not wait for that call: where the receive times of other sources have passed the silence's end by ``max_skew``, it
-    gives out what is open of the source, and nothing of it is left in the state. While the topic keeps ``max_skew``,
-    the batches are those of a replay. Of a source that is forgotten already, a message which breaks it begins anew.
+    With ``forget_after``, a call that comes after a silence begins its source again, live and in a replay. A stream
+    does not wait for that call: where the receive times of other sources have passed the silence's end by ``max_skew``,
+    it gives out what is open of the source, and nothing of it is left in the state. While the topic keeps ``max_skew``,
+    the batches are those of a replay. Of a source that is forgotten already, a message which breaks it begins again.
     """
     return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets, forget_after, max_skew))
 
@@ -271,14 +271,14 @@ def _is_packed(df: DataFrame) -> bool:
 
 
 def _packed(df: DataFrame, record: np.dtype[Any]) -> DataFrame:
-    """Give messages as packed rows."""
+    """Return messages as packed rows."""
     if _is_packed(df):
         return df.select(*_PACKED)
     return df.mapInArrow(freezing_imports(pack, record=record), CLOCKED_SCHEMA)
 
 
 def _bucketed(df: DataFrame, record: np.dtype[Any], buckets: int) -> DataFrame:
-    """Give messages gathered by the bucket of their source."""
+    """Return messages gathered by the bucket of their source."""
     if buckets_of(df.schema) is not None:
         return df
     if _is_packed(df):
@@ -294,12 +294,12 @@ def _by_source(packed: DataFrame, record: np.dtype[Any]) -> DataFrame:
         return packed.repartition("source").sortWithinPartitions("source")
     # A column of its own, or the messages would be copied at every comparison.
     placed = packed.withColumn("first", first_place()).repartition("source")
-    # Where it stays, no row is copied once more; the functions that judge leave it aside.
+    # If it stays, no row is copied once more; the functions that judge leave it aside.
     return placed.sortWithinPartitions("source", "first")
 
 
 def first_place(parts: Sequence[str] = ("ledger", "entry", "index")) -> Column:
-    """Give the position of the first message in a row's ``messages``, or parts of it, as bytes that sort as it does."""
+    """Return the first position in a row's ``messages``, or parts of it, as bytes in the same order."""
     # The numbers are little-endian, and bytes are compared from the first on.
     fields: list[Any] = [value for name, value in (POSITIONED.fields or {}).items() if name in parts]
     turned = [offset + kind.itemsize - byte for kind, offset, *_ in fields for byte in range(kind.itemsize)]
@@ -328,7 +328,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
 
 
 def _short_source() -> Column:
-    """Give what `waterclock.batching.batch.short_source` gives of the column ``source``."""
+    """Return what `waterclock.batching.batch.short_source` gives of the column ``source``."""
     digits = F.substring(F.sha2("source", 256), 1, SOURCE_DIGITS)
     beginning = F.replace(F.substring("source", 1, SOURCE_BEGINNING), F.lit(NUL), F.lit(""))
     whole = (F.length("source") <= LONGEST_SOURCE) & ~F.contains("source", F.lit(NUL))

@@ -36,7 +36,7 @@ _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 class EventTimeStream:
     """Batches many sources, each like `waterclock.EventTimeBatcher`, from their messages.
 
-    What it remembers is each source's receive clock and its messages of open windows. The rule is run anew over them
+    What it remembers is each source's receive clock and its messages of open windows. The rule is run again over them
     and what has come: windows given out were whole, and what comes later is late for them, so the open ones begin where
     they did.
 
@@ -67,7 +67,7 @@ class EventTimeStream:
         self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
-        """Take in messages, perhaps none, and give out what is decided.
+        """Add messages, perhaps none, and return the outcomes.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class EventTimeStream:
 
     @property
     def wakes_at(self) -> int | None:
-        """The watermark, ms, at which to `take` again though nothing has come; None where nothing is remembered."""
+        """The watermark, ms, at which to `take` again though nothing has come; None if nothing is remembered."""
         if not len(self._clocks):
             return None
         if self._earliest is None:
@@ -141,11 +141,11 @@ class EventTimeStream:
         Raises
         ------
         DamagedError
-            Where ``state`` is one, but not as it was written.
+            If ``state`` is one, but not as it was written.
         SchemaError
-            Where it is something else or of another version.
+            If it is something else or of another version.
         InvalidArgumentError
-            Where it was written with other options: windows that are open would be cut by two rules.
+            If it was written with other options: windows that are open would be cut by two rules.
         """
         line, rest = state_parts(_FORM, state, _NAME)
         with read_as(_NAME):

@@ -33,7 +33,7 @@ def judge(
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages.
 
-    Where messages have positions, a source's messages are taken in that order, and one whose receive time lies behind
+    If messages have positions, a source's messages are taken in that order, and one whose receive time lies behind
     that of an earlier one is judged as received with it: so does a batcher that reads the topic message by message.
 
     Parameters

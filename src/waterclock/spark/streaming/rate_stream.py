@@ -79,7 +79,7 @@ class RateStream:
         self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int = 0, *, flush: bool = False) -> pa.RecordBatch:
-        """Take in messages in any order, all of each entry that occurs, and give out the batches that close.
+        """Take in messages in any order, all of each entry that occurs, and return the batches that close.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class RateStream:
         Raises
         ------
         InvalidArgumentError
-            Where an entry goes on that an earlier micro-batch has begun: its messages arrived together, and batches
+            If an entry goes on that an earlier micro-batch has begun: its messages arrived together, and batches
             that have closed without some of them are gone.
         """
         many = joined([self._kept, arrived.in_reading_order()], POSITIONED)
@@ -125,7 +125,7 @@ class RateStream:
 
     @property
     def wakes_at(self) -> int | None:
-        """The watermark, ms, at which to `take` again though nothing has come; None where no source is forgotten."""
+        """The watermark, ms, at which to `take` again though nothing has come; None if no source is forgotten."""
         if self._options.forget_after is None or not len(self._clocks):
             return None
         return min(int(self._clocks.min()) + self._options.forget_after, MAX_NS - 1) // _NS_PER_MS + 1
@@ -150,11 +150,11 @@ class RateStream:
         Raises
         ------
         DamagedError
-            Where ``state`` is one, but not as it was written.
+            If ``state`` is one, but not as it was written.
         SchemaError
-            Where it is something else or of another version.
+            If it is something else or of another version.
         InvalidArgumentError
-            Where it was written with other options.
+            If it was written with other options.
         """
         line, rest = state_parts(_FORM, state, _NAME)
         with read_as(_NAME):
@@ -182,7 +182,7 @@ class RateStream:
         return restored
 
     def _rows(self, ordered: ManySources) -> npt.NDArray[np.int64]:
-        """Give the row of each message's track, among those of its source."""
+        """Return the row of each message's track, among those of its source."""
         streams = max(1, len(ordered.stream_names))
         gate = gate_chooser(self._options.gated)
         return self._rules.admit(
@@ -195,7 +195,7 @@ class RateStream:
         )
 
     def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> Lives:
-        """Find the silences after which sources begin anew, and the sources from which nothing can come in time."""
+        """Find the silences after which sources begin again, and the sources from which nothing can come in time."""
         after = self._options.forget_after
         if after is None:
             return Lives.endless(ordered)

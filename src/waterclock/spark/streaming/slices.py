@@ -67,7 +67,7 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
     Raises
     ------
     InvalidArgumentError
-        Where rows of a source that is cut are not in that order.
+        If rows of a source that is cut are not in that order.
     """
     waiting: list[tuple[int, bool, bool]] = []
     # The executor's folder may lie on a larger disk than the machine's own for such files; no file is made before it
@@ -128,7 +128,7 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
 
 
 def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Table | None, pa.Table, _Position]:
-    """Part a source's messages where its last row begins; give those before, the others, and where that is."""
+    """Part a source's messages where its last row begins; return those before, the others, and where that is."""
     many = from_packed(rows, POSITIONED)
     messages = many.messages
     place = _position(messages, len(messages) - rows.column("count")[-1].as_py())

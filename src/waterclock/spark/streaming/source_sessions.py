@@ -39,7 +39,7 @@ class Lives(NamedTuple):
 
     @classmethod
     def endless(cls, many: ManySources) -> Lives:
-        """Give each source one life that goes on."""
+        """Return each source one life that goes on."""
         every = np.arange(len(many.source_names))
         return cls(many.sources.astype(np.int64), every, every, np.zeros(len(every), np.bool_))
 

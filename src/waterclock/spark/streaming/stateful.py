@@ -72,7 +72,7 @@ class Stream(Protocol):
         ...
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
-        """Take in messages, perhaps none, and give out what is decided."""
+        """Add messages, perhaps none, and return the outcomes."""
         ...
 
     def state(self) -> bytes:

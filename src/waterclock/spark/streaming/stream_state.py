@@ -10,7 +10,7 @@ REMEDY = "Start the query with a new checkpoint, from the position after its las
 
 
 def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview]:
-    """Check a state, and give its line and what follows.
+    """Check a state, and return its line and what follows.
 
     Parameters
     ----------
@@ -24,9 +24,9 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
     Raises
     ------
     DamagedError
-        Where they are not as they were written.
+        If they are not as they were written.
     SchemaError
-        Where they are something else.
+        If they are something else.
     """
     if not has_form(form, state):
         raise SchemaError(f"{len(state)} bytes are not {name}. {REMEDY}")

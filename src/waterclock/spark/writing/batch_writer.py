@@ -55,9 +55,10 @@ class BatchWriter(Writer):
 
 
 def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str, bytes]) -> None:
-    """Insist that batches which the table has already are those that were to be written, perhaps cut otherwise.
+    """Check that batches which the table has already are those that were to be written, perhaps cut otherwise.
 
-    A replay, and a stream that begins anew, may cut the first batches of a source otherwise; those that are there stay.
+    A replay, and a stream that begins again, may cut the first batches of a source otherwise; those that are there
+    stay.
     """
     if not known:
         return

@@ -72,7 +72,7 @@ class WriteOptions(Opening):
         InvalidArgumentError
             Naming the option that is missing, unknown or has a wrong value.
         NotFoundError
-            Where the table or a topic does not exist.
+            If the table or a topic does not exist.
         """
         sparks = {name.lower() for name in _SPARKS}
         given = known_only({name: value for name, value in options.items() if name.lower() not in sparks}, _KNOWN)

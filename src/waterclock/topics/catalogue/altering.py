@@ -17,7 +17,7 @@ from waterclock.topics.model.topic_options import TopicChanges, TopicOptions
 
 
 def alter_topic(storage: Storage, changes: TopicChanges) -> None:
-    """Change options of a topic, checked together with those that stay; see `Topic.alter`."""
+    """Change options of a topic, checked together with its other options; see `Topic.alter`."""
 
     def write(connection: sa.Connection) -> None:
         row, _ = storage.lock(connection)

@@ -1,4 +1,4 @@
-"""Making topics, and opening those that are there."""
+"""Creating topics, and opening existing ones."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     Raises
     ------
     NotFoundError
-        Where there is none of this name.
-    UnavailableError
-        Where its store is absent, or another one lies there.
+        If it does not exist. UnavailableError If its store is missing, or another one is there.
     """
     row = _row(backend, check_name(name))
     if row is None:

@@ -1,4 +1,4 @@
-"""What a reader does where something is damaged, lost or missing: stop with the error, or pass over it loudly."""
+"""What a reader does about damaged, lost or missing messages: stop with the error, or skip them with a warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.topics.store.ledger_files import LostFileError
 
 OnDamage = Literal["raise", "skip"]
-"""``raise``: stop with the error. ``skip``: pass over what cannot be read, with a warning that says how much it is."""
+"""``raise``: stop with the error. ``skip``: skip unreadable messages, with a warning that says how many."""
 
 _CHOICES = ("raise", "skip")
 
@@ -17,14 +17,14 @@ _log = logging.getLogger(__name__)
 
 
 def check_on_damage(on_damage: str, name: str = "on_damage") -> OnDamage:
-    """Check what is to be done about damage."""
+    """Check the choice of what to do about damage."""
     if on_damage == "raise" or on_damage == "skip":  # noqa: PLR1714  # pyright narrows this
         return on_damage
     raise InvalidArgumentError(f"{name} must be one of {', '.join(_CHOICES)}, got {on_damage!r}")
 
 
 class Damage:
-    """Decides about each piece of a topic that a reader cannot read, and counts what it passes over.
+    """Decides about each unreadable piece of a topic, and counts the messages that it skips.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class Damage:
     on_damage
         As `OnDamage` says.
     quiet
-        Without warnings: for questions about a topic, which may be asked again and again.
+        Without warnings: for queries that may be repeated often.
 
     Attributes
     ----------
     skipped
-        How many messages were passed over so far.
+        How many messages were skipped so far.
     """
 
     def __init__(self, topic: str, on_damage: OnDamage = "raise", *, quiet: bool = False) -> None:
@@ -48,12 +48,12 @@ class Damage:
         self._quiet = quiet
 
     def meet(self, error: DamagedError | LostFileError, messages: int) -> None:
-        """Raise the error, or pass over a piece of so many messages.
+        """Raise the error, or skip a piece of so many messages.
 
         Raises
         ------
         DamagedError, LostFileError
-            The error, where nothing is to be passed over.
+            The error, unless it is skipped.
         """
         if self._on_damage == "raise":
             raise error
@@ -63,7 +63,7 @@ class Damage:
 
 
 def located(error: DamagedError, topic: str, *, ledger: int, entry: int | None = None) -> DamagedError:
-    """Say where in which topic something is damaged, and what to do."""
+    """Return the error with the topic, the place of the damage, and the remedy."""
     return DamagedError(
         f"topic {topic!r}: {error}. Run 'waterclock topic verify {topic}' to list all damage",
         ledger=ledger,

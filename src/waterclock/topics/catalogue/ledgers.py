@@ -1,4 +1,4 @@
-"""The ledgers of a topic: what the catalogue says about each, and the closing of the open one."""
+"""The ledgers of a topic: their descriptions in the catalogue, and the closing of the open one."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class LedgerInfo:
     entries, messages
         How many appends and messages it holds.
     size
-        Bytes: of its file where it is sealed, of its entries before. Of a file that several ledgers share, its part.
+        Bytes: of its file if it is sealed, else of its entries. Of a file that several ledgers share, its part.
     first_ordinal
-        Number of its first message in the topic, counted from 0 without holes.
+        Number of its first message in the topic, counted from 0 without gaps.
     opened_at, closed_at, sealed_at
-        When it got its first entry, was closed and was sealed, ns; None where that has not happened.
+        When it got its first entry, was closed and was sealed, ns; None if that has not happened.
     file
-        Full name of its file, where it is sealed; after a compaction other ledgers have the same.
+        Full name of its file, if it is sealed; after a compaction other ledgers share it.
     """
 
     ledger: int
@@ -74,7 +74,7 @@ class LedgerInfo:
     closed_at: int | None = None
     sealed_at: int | None = None
     file: str | None = None
-    # Made into objects when they are asked for: of a hundred thousand ledgers that takes longer than all the rest.
+    # Converted lazily: for a hundred thousand ledgers that takes longer than everything else.
     _bounds: tuple[int | None, ...] = (None,)
     _row_groups: str | None = field(default=None, repr=False)
 
@@ -82,13 +82,13 @@ class LedgerInfo:
     def bounds(self) -> Bounds | None:
         """Smallest and largest event_time, publish_time and receive_time.
 
-        None where it is empty, or where they are missing and the next `find` will measure them.
+        None if it is empty, or if they are missing and the next `find` will measure them.
         """
         return Bounds.of_values(self._bounds)
 
     @property
     def row_groups(self) -> tuple[RowGroup, ...]:
-        """The bounds within its file, where it is sealed."""
+        """The bounds within its file, if it is sealed."""
         return tuple(row_groups_from_json(self._row_groups)) if self._row_groups else ()
 
     @property
@@ -103,7 +103,7 @@ class LedgerInfo:
 
 
 def list_ledgers(storage: Storage, start: int = 0, limit: int | None = None) -> list[LedgerInfo]:
-    """Give the ledgers that are left from number ``start`` on, in order, the open one last; ``limit`` at the most."""
+    """Return at most ``limit`` remaining ledgers from number ``start`` on, in order, the open one last."""
     chosen = _LISTED.where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= start).limit(limit)
     with storage.backend.snapshot() as connection:
         infos = [_info(storage, *row) for row in connection.execute(chosen)]
@@ -118,7 +118,7 @@ def list_files(storage: Storage) -> list[str]:
 
 
 def sealed_paths(storage: Storage) -> dict[str, int]:
-    """Give the files of the sealed ledgers by their names in the store, in order, each with its size in bytes."""
+    """Return the files of the sealed ledgers by their names in the store, in order, each with its size in bytes."""
     sealed = (ledgers.c.topic_id == storage.topic_id, ledgers.c.state == "sealed")
     statement = sa.select(ledgers.c.path, ledgers.c.file_bytes).where(*sealed).order_by(ledgers.c.ledger)
     with storage.backend.snapshot() as connection:
@@ -126,7 +126,7 @@ def sealed_paths(storage: Storage) -> dict[str, int]:
 
 
 def ledger_from(storage: Storage, connection: sa.Connection, ledger: int) -> sa.RowMapping | None:
-    """Read the row of the first ledger from number ``ledger`` on that is left; None where that is the open one."""
+    """Read the row of the first remaining ledger from number ``ledger`` on; None if that is the open one."""
     parameters = {"topic": storage.topic_id, "ledger": ledger}
     return connection.execute(_LEDGER_FROM, parameters).mappings().one_or_none()
 
@@ -139,7 +139,7 @@ def close_ledger(storage: Storage, connection: SqlConnection, counter: Counter, 
 
 
 def roll(storage: Storage, *, only_if_due: bool = False) -> None:
-    """Close the open ledger and open the next one; nothing to do while it is empty."""
+    """Close the open ledger and open the next one; do nothing if it is empty."""
 
     def close_open_ledger(connection: sa.Connection) -> None:
         row, now = storage.lock(connection)

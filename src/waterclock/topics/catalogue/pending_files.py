@@ -1,4 +1,4 @@
-"""Pending files: those that are being written for sealed ledgers, each by an owner whose lease the catalogue keeps."""
+"""Pending files: files being written for sealed ledgers, each by an owner with a lease in the catalogue."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Pending(NamedTuple):
 
 
 def new_file(storage: Storage, first: int, last: int) -> Pending:
-    """Think of a name that no file has had, in the topic's store.
+    """Generate a file name that was never used in the topic's store.
 
     Raises
     ------
     StoreError
-        Where the store is absent, is another one or cannot be reached: then no ledger need be claimed first.
+        If the store is missing, is another one or cannot be reached: checked first, so that no ledger is claimed in
+        vain.
     """
     storage.files.check()
     owner = secrets.token_hex(8)
@@ -51,18 +52,18 @@ def new_file(storage: Storage, first: int, last: int) -> Pending:
 
 
 def ledgers_named(path: str) -> range | None:
-    """Say which ledgers a file was written for, as its name says; None where `new_file` gave it no such name."""
+    """Parse a file's name into the ledgers that it was written for; None if `new_file` did not make the name."""
     found = _FILE_NAME.fullmatch(path)
     return None if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
 def record(storage: Storage, connection: sa.Connection, pending: Pending, now: int) -> bool:
-    """Record a pending file, in a transaction with the topic locked; False where another owner is at its ledgers.
+    """Record a pending file, in a transaction with the topic locked; False if another owner works on its ledgers.
 
     Raises
     ------
     StoreError
-        Where the topic's files lie in another store by now.
+        If the topic's files lie in another store by now.
     """
     storage.refuse_moved(connection)
     held = sa.select(files.c.path).where(
@@ -85,7 +86,7 @@ def record(storage: Storage, connection: sa.Connection, pending: Pending, now: i
 
 
 def renewing(storage: Storage, pending: Pending, pieces: Iterator[_T]) -> Iterator[_T]:
-    """Pass on what is being written, and prolong the lease in between."""
+    """Yield the pieces being written, and extend the lease in between."""
     renew_at = moments.monotonic_ns() + LEASE // 3
     for piece in pieces:
         if moments.monotonic_ns() >= renew_at:
@@ -104,14 +105,14 @@ def _renew(storage: Storage, pending: Pending) -> None:
 
 
 def forget_pending(storage: Storage, connection: sa.Connection, pending: Pending) -> None:
-    """Forget the pending file, in the transaction that gives it to its ledgers.
+    """Delete the row of the pending file, in the transaction that assigns it to its ledgers.
 
     Raises
     ------
     LeaseLostError
-        Where it is not ours any more.
+        If another process has taken it.
     StoreError
-        Where the topic's files lie in another store by now, in which this one is not.
+        If the topic's files lie in another store by now, in which this one is not.
     """
     storage.refuse_moved(connection)
     if connection.execute(sa.delete(files).where(*_mine(pending))).rowcount == 0:
@@ -119,14 +120,14 @@ def forget_pending(storage: Storage, connection: sa.Connection, pending: Pending
 
 
 def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None:
-    """Write and commit a pending file; where that fails, remove it and say why.
+    """Write and commit a pending file; if that fails, remove it and raise the error.
 
-    Where it cannot even be removed, because the store is down, it stays pending for a sweep to remove.
+    If it cannot even be removed, because the store is down, it stays pending for a sweep to remove.
 
     Raises
     ------
     LeaseLostError
-        Where another process was faster, or took this one for dead.
+        If another process was faster, or considered this one dead.
     """
     try:
         work()
@@ -142,7 +143,7 @@ def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None
 
 
 def _abandon(storage: Storage, pending: Pending) -> bool:
-    """Remove our file, unless it was committed after all and only the answer got lost; say whether it was ours."""
+    """Remove our file, unless it was committed and only the answer was lost; return whether it was ours."""
     committed = sa.select(ledgers.c.path).where(
         ledgers.c.topic_id == storage.topic_id,
         ledgers.c.ledger.between(pending.first, pending.last),
@@ -164,7 +165,7 @@ def _abandon(storage: Storage, pending: Pending) -> bool:
 
 
 def taken(storage: Storage, pending: Pending) -> LeaseLostError:
-    """Say that another process has the ledgers by now."""
+    """Return the error that another process has the ledgers."""
     which = f"ledger {pending.first}" if pending.first == pending.last else f"ledgers {pending.first}-{pending.last}"
     return LeaseLostError(f"{which} of topic {storage.name!r} was sealed, compacted or deleted by another process")
 

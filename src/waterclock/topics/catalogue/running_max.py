@@ -1,13 +1,13 @@
-"""Running maxima across ledgers: raised where a ledger turns out to reach further, lowered where one is deleted.
+"""Running maxima across ledgers: raised if a ledger reaches further, lowered if one is deleted.
 
-A search for a time goes down them, so they must never be too low, and never fall from one ledger to the next. A
+A search for a time descends through them, so they must never be too low, and never fall from one ledger to the next. A
 running maximum that is too high, because it is that of a ledger that was deleted, leads a search to a ledger too early:
-the answer is the same, but it then has to walk from ledger to ledger. So deletion notes that running maxima may be
-stale, and `lower_peaks` brings them down from the first ledger that is left, a piece in each transaction, until they
-agree with what the ledgers say themselves.
+the result is the same, but the search walks from ledger to ledger. So a deletion records that running maxima may be
+stale, and `lower_peaks` lowers them from the first remaining ledger, a piece per transaction, until they match the
+ledgers' own bounds.
 
-Killed at any point, the pieces that are done are right, those that follow are too high, and the note says how far the
-work had come: before that ledger, agreement says nothing about what follows.
+If it is killed at any point, the finished pieces are right, later ones are too high, and the record says how far the
+work had come: before that ledger, a match says nothing about later ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS = [
 
 
 def peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Mapping[str, int] | None:
-    """Give the running maximum up to a ledger, without it; None where no ledger before it has one."""
+    """Return the running maximum before a ledger; None if no earlier ledger has one."""
     known = [ledgers.c[f"peak_{time}"].is_not(None) for time in BOUNDED]
     statement = (
         sa.select(ledgers.c.ledger, *(ledgers.c[f"peak_{time}"] for time in BOUNDED))
@@ -48,7 +48,7 @@ def peak_before(storage: Storage, connection: sa.Connection, ledger: int) -> Map
 
 
 def raise_later(storage: Storage, connection: sa.Connection, ledger: int, peak: Mapping[str, int]) -> None:
-    """Carry a ledger's running maximum over those that follow it; the transaction holds the topic's lock."""
+    """Apply a ledger's running maximum to the ledgers after it; the transaction holds the topic's lock."""
     for time, value in peak.items():
         column = ledgers.c[f"peak_{time}"]
         later = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > ledger, column < value)
@@ -56,7 +56,7 @@ def raise_later(storage: Storage, connection: sa.Connection, ledger: int, peak: 
 
 
 def note_deletion(storage: Storage, connection: sa.Connection, topic: sa.RowMapping) -> None:
-    """Note that ledgers were deleted from the start of a topic, in their transaction, which holds the topic's lock.
+    """Record in the deleting transaction that ledgers were deleted from the start of a topic.
 
     Parameters
     ----------
@@ -65,13 +65,13 @@ def note_deletion(storage: Storage, connection: sa.Connection, topic: sa.RowMapp
     """
     first = next(iter(_ledgers_from(storage, connection, 0, 1)), None)
     if first is not None and all(first[f"peak_{time}"] == first[f"end_{time}"] is not None for time in BOUNDED):
-        return  # it reaches all that those before it reached
+        return  # it includes all earlier ledgers
     stale = max(topic["stale_peaks"] or 0, 0 if first is None else first["ledger"])
     _write(storage, connection, {"stale_peaks": stale})
 
 
 def lower_peaks(storage: Storage) -> None:
-    """Bring running maxima down to what the ledgers that are left reach, where deleted ones had raised them."""
+    """Lower running maxima that deleted ledgers had raised to those of the remaining ledgers."""
     with storage.backend.snapshot() as connection:
         if storage.row(connection)["stale_peaks"] is None:
             return
@@ -81,7 +81,7 @@ def lower_peaks(storage: Storage) -> None:
 
 
 def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int | None:
-    """Lower the running maxima of some ledgers from ``start`` on; give where to go on, None at the end."""
+    """Lower the running maxima of some ledgers from ``start`` on; return where to continue, None at the end."""
     topic, _ = storage.lock(connection)
     stale: int = topic["stale_peaks"] or 0
     before = peak_before(storage, connection, start)
@@ -92,7 +92,7 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
     for row in rows:
         known = {time: row[f"peak_{time}"] for time in BOUNDED}
         right = {time: _carried(peak, row, time) for time in BOUNDED}
-        # What holds nothing, or was not measured, agrees with anything.
+        # A ledger that is empty or was not measured matches anything.
         agreed = right == known and row["ledger"] >= stale and None not in known.values() and row["messages"] > 0
         if agreed:
             break
@@ -113,7 +113,7 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
 
 @cache
 def _lowering(times: tuple[str, ...]) -> sa.Update:
-    """Build what writes the running maxima of some times; each that is named costs an entry of an index."""
+    """Build the statement that writes the running maxima of some times; each one costs an index entry."""
     return (
         sa.update(ledgers)
         .where(ledgers.c.topic_id == sa.bindparam("topic"), ledgers.c.ledger == sa.bindparam("number"))
@@ -122,14 +122,14 @@ def _lowering(times: tuple[str, ...]) -> sa.Update:
 
 
 def _carried(peak: _Peak, row: sa.RowMapping, time: str) -> int | None:
-    """Carry the running maximum of one time over one more ledger; give what that ledger's has to be."""
+    """Apply the running maximum of one time to one more ledger; return that ledger's."""
     end, known = row[f"end_{time}"], row[f"peak_{time}"]
     if row["messages"] == 0:
         return peak[time]
-    if row["state"] == "lost":  # no search ends there; without a running maximum it would seem to wait to be measured
+    if row["state"] == "lost":  # no search ends there; without a running maximum it would be measured
         return MIN_NS if peak[time] is None else peak[time]
     if end is None:
-        end = known  # it was not measured, so what it reaches is not known better
+        end = known  # it was not measured, so nothing better is known
     if end is None:
         return None
     before = peak[time]

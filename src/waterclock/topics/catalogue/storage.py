@@ -1,4 +1,4 @@
-"""Where a topic lies: its row in the catalogue, and the folder of its sealed ledgers."""
+"""A topic's storage: its row in the catalogue, and the store of its sealed ledgers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STORE = (
 
 @dataclass(frozen=True)
 class Storage:
-    """One topic's place. Every part of the package works on it.
+    """One topic's storage. Every part of the package works on it.
 
     Attributes
     ----------
@@ -52,19 +52,19 @@ class Storage:
     known_limit: KnownLimit = field(default_factory=KnownLimit, repr=False, compare=False)
 
     def lock(self, connection: sa.Connection) -> tuple[sa.RowMapping, int]:
-        """Take the topic's row for this transaction, so that writers take turns; give it, and the time, ns.
+        """Lock the topic's row for this transaction, so that writers take turns; return it, and the time, ns.
 
         Raises
         ------
         NotFoundError
-            Where the topic was removed meanwhile.
+            If the topic was removed meanwhile.
         """
         row = connection.execute(self._locking).mappings().one_or_none()
         present = self.present(row)
         return present, present["now"]
 
     def row(self, connection: sa.Connection) -> sa.RowMapping:
-        """Read the topic's row; NotFoundError where the topic was removed meanwhile."""
+        """Read the topic's row; NotFoundError if the topic was removed meanwhile."""
         row = connection.execute(_ROW, {"topic": self.topic_id}).mappings().one_or_none()
         return self.present(row)
 
@@ -84,7 +84,7 @@ class Storage:
         return statement.with_for_update(key_share=True)
 
     def refuse_moved(self, connection: sa.Connection) -> None:
-        """Insist that the topic's files lie where this says; StoreError where it was relocated meanwhile."""
+        """Check that the topic's files are still in this store; StoreError if it was relocated meanwhile."""
         if self.files.identity is None:
             return
         row = connection.execute(_STORE, {"topic": self.topic_id}).one_or_none()
@@ -103,13 +103,13 @@ class Storage:
             return Counter.of_row(self.row(connection)).position
 
     def time(self, time: Time, name: str) -> int:
-        """Understand a point in time, ns, also where it is written as how long ago."""
-        # Only a text can be counted back from now, and only then is the clock asked.
+        """Parse a point in time, ns, including one written as how long ago."""
+        # Only a string can be relative to now, and only then the clock is read.
         now = self.backend.now() if isinstance(time, str) else None
         return to_time(time, name, now=now)
 
     def present(self, row: sa.RowMapping | None) -> sa.RowMapping:
-        """Insist that the topic's row is there; NotFoundError where it is not."""
+        """Raise NotFoundError if the topic's row is missing."""
         if row is None:
             raise NotFoundError(f"topic {self.name!r} was removed")
         return row

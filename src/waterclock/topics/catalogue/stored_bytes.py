@@ -1,4 +1,4 @@
-"""Sizes: a total of its ledgers' bytes in each topic's row, so that no reader has to add them up."""
+"""The total of a topic's ledger bytes, stored in its row, so that readers need not add them up."""
 
 from __future__ import annotations
 

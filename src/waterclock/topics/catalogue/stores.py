@@ -1,7 +1,7 @@
-"""Which store a topic's ledger files lie in: its identity, how it is made and adopted, and how it is found again.
+"""The store of a topic's ledger files: its identity, how it is created and adopted, and how it is found again.
 
-A store is known by its identity and never by its name: a folder may be renamed, mounted elsewhere or spelled otherwise,
-and another folder may come to have its name.
+A store is identified by its identity, never by its name: a folder may be renamed, mounted elsewhere or spelled
+differently, and another folder may get its name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _log = logging.getLogger(__name__)
 
 
 def new_store(backend: Backend, place: LedgerRoot) -> LedgerFiles:
-    """Give the store of a new topic, which is made where none lies there yet.
+    """Return the store of a new topic; create it if missing.
 
     Raises
     ------
     StoreError
-        Where a store that topics use should lie there, and does not: it may be mounted later, and be two stores then.
+        If a store that other topics use should be there and is not: it may be mounted later, which would make two
+        stores.
     UnavailableError
-        Where it cannot be reached or written.
+        If it cannot be reached or written.
     """
     files = place.needed(backend)
     identity = files.marker()
@@ -48,7 +49,7 @@ def new_store(backend: Backend, place: LedgerRoot) -> LedgerFiles:
 
 
 def record_store(backend: Backend, files: LedgerFiles) -> int:
-    """Give the catalogue's key of a store, which is written down where it is new."""
+    """Return the catalogue's key of a store; record the store if it is new."""
     statement = sa.select(stores.c.id).where(stores.c.identity == files.identity)
 
     def insert_if_unknown(connection: sa.Connection) -> int:
@@ -66,17 +67,17 @@ def record_store(backend: Backend, files: LedgerFiles) -> int:
 
 
 def place_columns(files: LedgerFiles) -> dict[str, object]:
-    """Write down where a store lies, without what is secret."""
+    """Record the location of a store, without secrets."""
     return {"root": files.place, "is_complete": int(files.is_complete)}
 
 
 def recorded_store(identity: str, root: str, is_complete: int, what: str) -> LedgerFiles:
-    """Give a store where the catalogue says that it lies.
+    """Return a store at its recorded location.
 
     Raises
     ------
     InvalidArgumentError
-        Where the catalogue does not know enough to open it.
+        If the catalogue does not know enough to open it.
     """
     if not is_complete:
         raise InvalidArgumentError(
@@ -87,10 +88,10 @@ def recorded_store(identity: str, root: str, is_complete: int, what: str) -> Led
 
 
 def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles:
-    """Give the store of a topic, where the caller or else the catalogue says that it lies.
+    """Return the store of a topic, at the caller's location or else the recorded one.
 
-    A store that cannot be reached now keeps no caller from opening the topic, so that producers can append: what
-    needs the store fails until it is back.
+    A topic opens even if its store cannot be reached, so that producers can append: operations on the store fail until
+    it is back.
 
     Parameters
     ----------
@@ -100,9 +101,9 @@ def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) 
     Raises
     ------
     StoreError
-        Where no store or another one lies there; the text names both places.
+        If no store or another one is there; the text names both places.
     InvalidArgumentError
-        Where no place is given and the catalogue does not know enough.
+        If no place is given and the catalogue does not know enough to open it.
     """
     if place.root is not None:
         files = LedgerFiles(place.root, place.filesystem, identity=row.identity, recorded=row.root)
@@ -115,7 +116,7 @@ def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) 
 
 
 def _beside(row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles | None:
-    """Give the folder beside the database where that is the topic's store: the two may have been moved together."""
+    """Return the folder next to the database if that is the topic's store: the two may have been moved together."""
     if place.default is None:
         return None
     files = LedgerFiles(place.default, identity=row.identity, recorded=row.root)
@@ -133,5 +134,5 @@ def _look(files: LedgerFiles) -> None:
     except UnreachableStoreError as error:
         _log.warning("%s; appends continue, but operations on the store fail until it can be reached", error)
         return
-    if not files.is_local:  # looking there again costs a request, and here next to nothing
+    if not files.is_local:  # looking there again costs a request; this is nearly free
         _found.add(files)

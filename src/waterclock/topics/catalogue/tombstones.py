@@ -1,9 +1,8 @@
-"""Recorded losses: messages that are gone for good, and of which the catalogue says so, so that ordinals add up.
+"""Recorded losses: messages that the catalogue marks as gone for good, so that ordinals still add up.
 
 A ledger that is lost keeps its row, in the state ``lost``, without a file. An entry that is lost keeps its row, too;
-its data is `LOST`, which is shorter than any entry. Both count the messages that they held: every reader passes over
-them, and finds what follows under the number that it always had. What is damaged or missing but not recorded as lost
-is a fault, and readers say so.
+its data is `LOST`, which is shorter than any entry. Both count the messages that they held: every reader skips them,
+and later messages keep their numbers. Damage that is not recorded as lost is a fault that readers report.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ _NO_BOUNDS = {f"begin_{time}": None for time in TIMES} | {f"end_{time}": None fo
 
 
 def is_lost(data: bytes) -> bool:
-    """Say whether this is the data of an entry that is recorded as lost; one flipped bit more, and it is damaged."""
+    """Return whether this is the data of an entry that is recorded as lost; one flipped bit more, and it is damaged."""
     return data == LOST
 
 
 def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int) -> int:
-    """Record that the messages of a ledger are gone for good; give how many.
+    """Record that the messages of a ledger are gone for good; return how many.
 
-    A ledger without a row gets one, with the messages that are missing up to the next ledger: of several that are
-    missing side by side, the first counts those of all. The file of a sealed ledger is left to the caller, and so are
-    the rows of its entries, which the next sweep removes.
+    A ledger without a row gets one, with the messages that are missing up to the next ledger: of several missing
+    neighbours, the first counts those of all. The file of a sealed ledger, and the rows of its entries, are left to the
+    caller and the next sweep.
 
     Parameters
     ----------
@@ -51,7 +50,7 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
     Raises
     ------
     InvalidArgumentError
-        Where it is the open one, which loses entries, or was deleted on purpose.
+        If it is the open one, which loses entries, or was deleted on purpose.
     """
     topic = storage.row(connection)
     counter = Counter.of_row(topic)
@@ -76,11 +75,11 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
 
 
 def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int, numbers: Collection[int]) -> int:
-    """Record that the messages of some entries of a ledger that is not sealed are gone for good; give how many.
+    """Record that the messages of some entries of a ledger that is not sealed are gone for good; return how many.
 
-    Entries without a row get one, with the messages that are missing up to the next entry: of several that are missing
-    side by side, the first counts those of all. The bounds of the ledger become those of what remains, unless nothing
-    does: then they stay.
+    Entries without a row get one, with the messages that are missing up to the next entry: of several missing
+    neighbours, the first counts those of all. The bounds of the ledger become those of the remaining messages; if none
+    remain, they stay.
 
     Parameters
     ----------
@@ -94,7 +93,7 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     Raises
     ------
     InvalidArgumentError
-        Where the ledger is not there or is sealed, or has not had so many entries.
+        If the ledger is not there or is sealed, or has not had so many entries.
     """
     counter = Counter.of_row(storage.row(connection))
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
@@ -143,7 +142,7 @@ def _write_lost(
 
 
 def _measured_anew(storage: Storage, connection: sa.Connection, ledger: int) -> dict[str, int]:
-    """Carry the running maximum over the entries that are left, and give the ledger's bounds and size."""
+    """Apply the running maximum to the remaining entries, and return the ledger's bounds and size."""
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
     columns = [column for column in entries.c if column is not entries.c.data]
     rows = connection.execute(sa.select(*columns).where(*here).order_by(entries.c.entry)).mappings().all()
@@ -164,7 +163,7 @@ def _measured_anew(storage: Storage, connection: sa.Connection, ledger: int) -> 
 def standing_in(
     storage: Storage, connection: sa.Connection, ledger: int, row: sa.RowMapping | None
 ) -> dict[str, int | None]:
-    """Give a lost ledger that was never measured the times of its neighbours, so that it expires with them."""
+    """Copy its neighbours' times to a lost ledger that was never measured, so that it expires with them."""
     known = [ledgers.c.topic_id == storage.topic_id, *(ledgers.c[f"peak_{time}"].is_not(None) for time in BOUNDED)]
     before = sa.select(ledgers).where(*known, ledgers.c.ledger < ledger).order_by(ledgers.c.ledger.desc()).limit(1)
     after = sa.select(ledgers).where(*known, ledgers.c.ledger > ledger).order_by(ledgers.c.ledger).limit(1)
@@ -184,7 +183,7 @@ def standing_in(
 def _gap(
     storage: Storage, connection: sa.Connection, ledger: int, topic: sa.RowMapping, counter: Counter
 ) -> tuple[int, int]:
-    """Give the numbers of the first message that is missing where a ledger was, and of the one after the last."""
+    """Return the numbers of a missing ledger's first message, and of the one after its last."""
     here = ledgers.c.topic_id == storage.topic_id
     ending = (ledgers.c.first_ordinal + ledgers.c.messages).label("end")
     before = sa.select(ending).where(here, ledgers.c.ledger < ledger).order_by(ledgers.c.ledger.desc()).limit(1)

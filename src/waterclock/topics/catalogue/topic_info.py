@@ -1,4 +1,4 @@
-"""What the catalogue says about a topic as a whole: read from its row and the ends of indexes, at any size."""
+"""The description of a whole topic, read from its row and the ends of indexes; equally fast at any size."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from waterclock.topics.model.counter import Counter
 
 
 class TopicInfo(NamedTuple):
-    """What the catalogue says about a topic.
+    """The description of a topic in the catalogue.
 
     Attributes
     ----------
     name
         Its name.
     ledgers, messages, size
-        What remains of it, the open ledger included: how many ledgers and messages, and the bytes of the ledgers' files
-        and of the entries that are not sealed.
+        The remaining ledgers and messages, including the open ledger, and the bytes of ledger files and unsealed
+        entries.
     head
         Position of the next message to be written.
     roll_after, roll_size
         When the open ledger is closed: ns (None: no limit), bytes.
     retention
-        How long messages are kept, ns; None: for ever.
+        How long messages are kept, ns; None: forever.
     max_ahead, on_ahead
         How far ahead of the database's clock a publish_time or receive_time may be, ns (None: any), and what happens to
         a message that is further ahead: "reject" or "keep".
@@ -52,7 +52,7 @@ class TopicInfo(NamedTuple):
 
 
 def topic_info(storage: Storage) -> TopicInfo:
-    """Describe one topic; NotFoundError where it was removed."""
+    """Describe one topic; NotFoundError if it was removed."""
     with storage.backend.snapshot() as connection:
         return _info(storage.row(connection))
 
@@ -66,7 +66,7 @@ def list_topics(backend: Backend) -> list[TopicInfo]:
 
 
 def bounds_of_topic(storage: Storage) -> Bounds | None:
-    """Give the smallest and the largest times of what remains; None where there is nothing, or nothing was measured."""
+    """Return the smallest and largest times of the remaining messages; None if none were measured."""
     with storage.backend.snapshot(indexed=True) as connection:
         counter = Counter.of_row(storage.row(connection))
         begin = [connection.execute(smallest(time), {"topic": storage.topic_id}).scalar() for time in TIMES]
@@ -78,8 +78,8 @@ def bounds_of_topic(storage: Storage) -> Bounds | None:
 
 @cache
 def smallest(time: str) -> sa.Select[*tuple[Any, ...]]:
-    """Build what gives the smallest of a time: the first entry of an index."""
-    # In this form, because a database that believes a table to be small takes any index for a min(), and walks it.
+    """Build the statement for the smallest of a time: the first entry of an index."""
+    # In this form, because a database that expects a small table scans any index for a min().
     begin = ledgers.c[f"begin_{time}"]
     statement = sa.select(begin).where(ledgers.c.topic_id == sa.bindparam("topic"), begin.is_not(None))
     return statement.order_by(begin).limit(1)

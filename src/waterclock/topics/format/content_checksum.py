@@ -37,7 +37,7 @@ def checksum_of_columns(batch: pa.RecordBatch) -> int:
 
 
 def pairs_of_headers(batch: pa.RecordBatch) -> pa.StructArray:
-    """Give the headers of all messages, one after another, as pairs of a key and a value."""
+    """Return the headers of all messages, one after another, as pairs of a key and a value."""
     return batch.column("headers").cast(_PAIRS).flatten()
 
 

@@ -110,9 +110,9 @@ def encode_entry(
     Raises
     ------
     InvalidArgumentError
-        Where there is no message, or something that is not a message.
+        If there is no message, or something that is not a message.
     SchemaError
-        Where a table lacks a column.
+        If a table lacks a column.
     """
     given = _checked(messages)
     clock = cache(now)
@@ -180,7 +180,7 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
     Raises
     ------
     DamagedError
-        Where an entry is not what was written; it names ledger and entry.
+        If an entry is not what was written; it names ledger and entry.
     """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
     unpacked = _unpack_all(ledger, [row for row in rows if has_form(packed_entries.FORM, row[1])], columns)
@@ -244,7 +244,7 @@ def _unpack_all(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collect
 
 
 def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) -> pa.RecordBatch | None:
-    """Check and decode one entry of columns; None where it is recorded as lost."""
+    """Check and decode one entry of columns; None if it is recorded as lost."""
     name = f"entry {entry} of ledger {ledger}"
     try:
         if has_form(_LOST, data):
@@ -274,7 +274,7 @@ def _of_stream(data: memoryview, wanted: Sequence[pa.Field]) -> pa.RecordBatch:
 
 
 def _as_few(given: list[Message] | pa.RecordBatch) -> list[Message] | None:
-    """Give the messages one by one, where they are few and lose nothing by it."""
+    """Return the messages one by one, where they are few and lose nothing by it."""
     if isinstance(given, list):
         return given if len(given) <= _FEW else None
     if given.num_rows > _FEW:
@@ -321,7 +321,7 @@ def _filled_one_by_one(messages: Sequence[Message], time: int) -> list[Message]:
 
 
 def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Message] | pa.RecordBatch:
-    """Give at least one message, as a list or as one batch of `MESSAGE_SCHEMA`."""
+    """Return at least one message, as a list or as one batch of `MESSAGE_SCHEMA`."""
     if isinstance(messages, pa.Table | pa.RecordBatch):
         batches = as_message_columns(messages).combine_chunks().to_batches()
         if len(batches) > 1:

@@ -67,7 +67,7 @@ class FileChecksums:
         Raises
         ------
         DamagedError
-            Where the bytes are not those that were written.
+            If the bytes are not those that were written.
         """
         numbers = np.frombuffer(unframed(_FORM, data, f"the catalogue's checksums of {name}"), dtype="<u4").tolist()
         footer, row_groups, count, columns = numbers[:_HEAD]
@@ -85,7 +85,7 @@ class FileChecksums:
         return framed(_FORM, np.array(numbers, dtype="<u4").tobytes())
 
     def of_text(self, row_groups: str) -> FileChecksums:
-        """Give the same with another text of row groups."""
+        """Return the same with another text of row groups."""
         return replace(self, row_groups=checksum(row_groups.encode()))
 
 
@@ -97,7 +97,7 @@ def joined(parts: Iterable[FileChecksums]) -> FileChecksums:
 
 
 def footer_checksum(footer: bytes) -> int:
-    """Give the checksum of a copy of a footer, which begins with a magic of its own."""
+    """Return the checksum of a copy of a footer, which begins with a magic of its own."""
     return checksum(memoryview(footer)[len(MAGIC) :])
 
 
@@ -112,7 +112,7 @@ def check_text(checksums: FileChecksums, row_groups: str, name: str) -> None:
     Raises
     ------
     DamagedError
-        Where they do not match.
+        If they do not match.
     """
     if checksum(row_groups.encode()) != checksums.row_groups:
         raise DamagedError(f"{name} is damaged: its row groups in the catalogue do not match their checksum")

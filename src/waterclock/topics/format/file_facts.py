@@ -1,4 +1,4 @@
-"""What a ledger file says of itself, so that a lost catalogue can be made anew from the files.
+"""What a ledger file says of itself, so that a lost catalogue can be made again from the files.
 
 Under the key `KEY` of its Parquet metadata, a file names its topic and has, for each ledger in it, what the catalogue's
 row has that the messages do not tell. The footer's checksum guards it, and the messages are compared with it before a
@@ -29,9 +29,9 @@ class LedgerFacts(NamedTuple):
     ledger, first_ordinal, entries, messages, closed_at
         Of the ledger, messages that are recorded as lost included.
     opened_at
-        When it got its first entry, ns; None where that is not known.
+        When it got its first entry, ns; None if that is not known.
     row_groups
-        Where its messages lie, and their bounds.
+        The place of its messages, and their bounds.
     """
 
     ledger: int
@@ -71,12 +71,12 @@ def facts_metadata(topic: str, origin: str, facts: Sequence[LedgerFacts]) -> dic
 
 
 def facts_in(metadata: pq.FileMetaData) -> FileFacts | None:
-    """Read what a file says of itself; None where it says nothing.
+    """Read what a file says of itself; None if it says nothing.
 
     Raises
     ------
     DamagedError
-        Where it says something that no ledger file says.
+        If it says something that no ledger file says.
     """
     text = (metadata.metadata or {}).get(KEY.encode())
     if text is None:

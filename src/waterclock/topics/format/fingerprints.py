@@ -14,7 +14,7 @@ from waterclock.checksum import checksum
 
 
 def fingerprint(table: pa.Table) -> int:
-    """Give a checksum of the values of all columns, however these are cut into chunks and laid out in memory."""
+    """Return a checksum of the values of all columns, however these are cut into chunks and laid out in memory."""
     result = 0
     for column in table.columns:
         streams: list[int] = []
@@ -49,7 +49,7 @@ def _bytes(numbers: npt.NDArray[Any]) -> memoryview:
 
 
 def _ends(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Give where each value ends in what holds them all, behind where the first begins."""
+    """Return where each value ends in what holds them all, behind where the first begins."""
     offsets = array.buffers()[1]
     if offsets is None or not len(array):
         return np.zeros(1, np.int32)

@@ -61,7 +61,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 def pack(messages: Sequence[Message]) -> bytes | None:
-    """Pack messages whose times are all filled in; None where they are too many or too large for this form."""
+    """Pack messages whose times are all filled in; None if they are too many or too large for this form."""
     if len(messages) > _MOST_MESSAGES:
         return None
     fixed: list[bytes] = []
@@ -112,7 +112,7 @@ def unpack(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[s
     Raises
     ------
     DamagedError
-        Where an entry is not what was written; it names ledger and entry.
+        If an entry is not what was written; it names ledger and entry.
     """
     layout = _Layout([_checked(ledger, *row) for row in rows])
     if layout.broken is not None:
@@ -225,7 +225,7 @@ def _first(found: npt.NDArray[np.bool_]) -> int | None:
 
 
 def _places(begins: _Numbers, counts: _Numbers, size: int) -> _Numbers:
-    """Give where each of the records begins that lie behind one another, some from each beginning."""
+    """Return where each of the records begins that lie behind one another, some from each beginning."""
     before = np.cumsum(counts) - counts
     return np.repeat(begins - before * size, counts) + np.arange(int(counts.sum())) * size
 
@@ -238,7 +238,7 @@ def _sums(values: npt.NDArray[Any], counts: _Numbers) -> _Numbers:
 
 
 def _ends(begins: _Numbers, sizes: _Numbers, counts: _Numbers) -> _Numbers:
-    """Give where each of the pieces ends that lie behind one another, some rows of them from each beginning."""
+    """Return where each of the pieces ends that lie behind one another, some rows of them from each beginning."""
     ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
     before = np.concatenate([[0], ends[:, -1]])[np.cumsum(counts) - counts]
     return ends + np.repeat(begins - before, counts)[:, None]

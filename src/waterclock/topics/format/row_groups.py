@@ -31,7 +31,7 @@ class RowGroup:
     peak
         Running maximum of each time from the start of the ledger to the end of this row group, ns.
     number, row
-        Where several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
+        If several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
         the ledger has the file to itself, None: the file's row groups are the ledger's.
     skipped
         How many messages are recorded as lost right before its first: those have numbers, and lie nowhere.
@@ -55,7 +55,7 @@ class RowGroup:
         return cls(table.num_rows, entry, index, bounds, peak, skipped=skipped)
 
     def is_in(self, table: pa.Table, ledger: int) -> bool:
-        """Say whether a row group of a file, which was read whole, holds these messages of a ledger where it should."""
+        """Return whether a row group, read whole, holds these messages of a ledger in the right place."""
         part = table.slice(self.row, self.messages)
         if part.num_rows < self.messages or (self.number is None and table.num_rows > self.messages):
             return False
@@ -91,7 +91,7 @@ def row_groups_from_json(text: str) -> list[RowGroup]:
     Raises
     ------
     DamagedError
-        Where it is something else.
+        If it is something else.
     """
     try:
         return _row_groups(json.loads(text))
@@ -114,7 +114,7 @@ def _row_groups(lists: Any) -> list[RowGroup]:
 
 
 def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
-    """Bound the messages of all row groups; None where there are none."""
+    """Bound the messages of all row groups; None if there are none."""
     bounds: Bounds | None = None
     for group in groups:
         bounds = group.bounds.joined(bounds)
@@ -122,7 +122,7 @@ def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
 
 
 def starts_of(groups: Iterable[RowGroup], first: int = 0) -> list[int]:
-    """Give the number of each row group's first message, where ``first`` is that of the ledger's first."""
+    """Return the number of each row group's first message, where ``first`` is that of the ledger's first."""
     starts: list[int] = []
     for group in groups:
         starts.append(first + group.skipped)

@@ -49,12 +49,12 @@ class Bounds:
 
     @classmethod
     def of_row(cls, row: Mapping[Any, Any]) -> Self | None:
-        """Read bounds from a catalogue row; None where it has none, or lacks one of them."""
+        """Read bounds from a catalogue row; None if it has none, or lacks one of them."""
         return cls.of_values([*(row[f"begin_{time}"] for time in TIMES), *(row[f"end_{time}"] for time in BOUNDED)])
 
     @classmethod
     def of_values(cls, values: Sequence[int | None]) -> Self | None:
-        """Take the values of ``begin_*`` and ``end_*`` in the catalogue's order; None where one is missing."""
+        """Take the values of ``begin_*`` and ``end_*`` in the catalogue's order; None if one is missing."""
         if None in values:
             return None
         known = cast("Sequence[int]", values)
@@ -82,7 +82,7 @@ def raised(peak: Mapping[str, int] | None, end: Mapping[str, int]) -> Mapping[st
 
 
 def peak_of_row(row: Mapping[Any, Any]) -> Mapping[str, int] | None:
-    """Read a running maximum from a catalogue row; None where nothing came before."""
+    """Read a running maximum from a catalogue row; None if nothing came before."""
     peak = {time: row[f"peak_{time}"] for time in BOUNDED}
     return None if None in peak.values() else peak
 
@@ -93,10 +93,10 @@ def peak_columns(peak: Mapping[str, int] | None) -> dict[str, int | None]:
 
 
 def effective_time(batch: pa.RecordBatch | pa.Table) -> pa.ChunkedArray | pa.Array:
-    """Give the time by which messages expire: a producer whose clock is ahead must not keep them for ever."""
+    """Return the time by which messages expire: a producer whose clock is ahead must not keep them forever."""
     return pc.call_function("min_element_wise", [batch.column("publish_time"), batch.column("receive_time")])
 
 
 def time_column(batch: pa.RecordBatch | pa.Table, time: str) -> pa.ChunkedArray | pa.Array:
-    """Give one of the bounded times of some messages."""
+    """Return one of the bounded times of some messages."""
     return effective_time(batch) if time == "effective_time" else batch.column(time)

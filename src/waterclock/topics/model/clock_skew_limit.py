@@ -70,13 +70,13 @@ class AheadLimit:
 
     @classmethod
     def of_row(cls, row: sa.RowMapping) -> AheadLimit | None:
-        """Read a topic's row; None where there is no limit."""
+        """Read a topic's row; None if there is no limit."""
         if row["max_ahead"] is None:
             return None
         return cls(row["name"], row["max_ahead"], row["on_ahead"] or "reject")
 
     def rejected(self, times: ClockTimes, now: Callable[[], int]) -> tuple[Rejected, ...]:
-        """Say which messages of an append are not to be written; where they are all the same, say so in the log."""
+        """Return which messages of an append are not to be written; where they are all the same, say so in the log."""
         rejected = self.too_far(times, now())
         if rejected and self.on_ahead == "keep":
             _log.warning(

@@ -82,7 +82,7 @@ class Counter:
         return Position(self.ledger, self.entries, 0)
 
     def is_due(self, now: int) -> bool:
-        """Say whether the open ledger has to be closed before the next append."""
+        """Return whether the open ledger has to be closed before the next append."""
         if self.opened_at is None:
             return False
         return self.bytes >= self.roll_size or (self.roll_after is not None and now - self.opened_at >= self.roll_after)
@@ -120,7 +120,7 @@ class Counter:
         }
 
     def closed_ledger(self, now: int) -> dict[str, int | str | None]:
-        """Give the row of the ledger that `rolled` leaves behind."""
+        """Return the row of the ledger that `rolled` leaves behind."""
         return {
             "ledger": self.ledger,
             "state": "closed",

@@ -75,7 +75,7 @@ class Repeat(NamedTuple):
     Attributes
     ----------
     first
-        Its position; None where that is forgotten, or where all of its messages were rejected.
+        Its position; None if that is forgotten, or where all of its messages were rejected.
     verdict
         None if no message was rejected, or if that is forgotten.
     """
@@ -92,7 +92,7 @@ class AppendMetadata(NamedTuple):
     first, last
         Numbers of its first and its last message.
     ledger, entry
-        Where it stands; None where all of its messages were rejected.
+        Where it stands; None if all of its messages were rejected.
     checksum
         Of the messages that were given.
     verdict
@@ -134,7 +134,7 @@ class Numbering:
     producer_epoch
         Its newest instance.
     last
-        Number of its last message; None where it has none.
+        Number of its last message; None if it has none.
     recent
         Its last appends, oldest first, at most `REMEMBERED`.
     covered
@@ -162,21 +162,21 @@ class Numbering:
         }
 
     def holds(self, number: int) -> bool | None:
-        """Say whether a message of this number was appended; None where that is not known any more."""
+        """Return whether a message of this number was appended; None if that is not known any more."""
         for each in self.covered:
             if number <= each.last:
                 return None if each.first is None else number >= each.first
         return False
 
     def find_repeat(self, append: ProducerAppend, topic: str) -> Repeat | None:
-        """Look whether the topic holds an append already; None where it is to be written.
+        """Look whether the topic holds an append already; None if it is to be written.
 
         Raises
         ------
         ProducerFencedError
-            Where a newer instance of the producer has taken over.
+            If a newer instance of the producer has taken over.
         NumbersUsedError
-            Where its numbers were used for other messages, were appended in part, or lie before the last without
+            If its numbers were used for other messages, were appended in part, or lie before the last without
             having been appended.
         """
         if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
@@ -240,7 +240,7 @@ def check_sequence(sequence: object, messages: int) -> int:
     Raises
     ------
     InvalidArgumentError
-        Where it is no int from 0 on, or the last message's number were larger than `LARGEST`.
+        If it is no int from 0 on, or the last message's number were larger than `LARGEST`.
     """
     if not isinstance(sequence, int) or isinstance(sequence, bool):
         raise InvalidArgumentError(f"sequence must be an int, the number of the first message, got {sequence!r}")

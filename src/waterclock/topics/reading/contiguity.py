@@ -90,7 +90,7 @@ def look(storage: Storage, position: Position, stop: Position, ordinal: int | No
     Parameters
     ----------
     stop
-        Where the reader stops: what is missing behind that does not matter.
+        Where the reader stops; gaps behind it do not matter.
     ordinal
         The number of the message at ``position``, where that is known.
     """
@@ -165,7 +165,7 @@ def ledgers_gap_before(
 def missing_ledgers(
     storage: Storage, connection: sa.Connection, start: Position, stop: Position, topic: sa.RowMapping
 ) -> list[Gap]:
-    """Say which ledgers of a range are missing, with one statement that reads no more than their numbers."""
+    """Return which ledgers of a range are missing, with one statement that reads no more than their numbers."""
     first = max(start.ledger, topic["first_ledger"])
     last = stop.ledger if stop[1:] != (0, 0) else stop.ledger - 1
     end = (ledgers.c.first_ordinal + ledgers.c.messages).label("end")

@@ -67,11 +67,11 @@ def find_first(
     *,
     at_lost: bool = False,
 ) -> Found:
-    """Find the first message that is left with ``by`` at or after ``time``.
+    """Find the first remaining message with ``by`` at or after ``time``.
 
     After *PIP-345: Optimize finding message by timestamp* ('Detailed Design'), where it is step 12.
 
-    A ledger whose file is lost is passed over, with a warning in the log: the answer is the first readable message.
+    A ledger whose file is lost is skipped, with a warning in the log: the answer is the first readable message.
 
     Parameters
     ----------
@@ -83,16 +83,16 @@ def find_first(
         Number of a ledger that is not open: only those that follow it are searched.
     on_damage
         ``skip``: where the message is in an entry or a row group that is damaged, give where that begins, for a reader
-        who passes over it. Of a ledger of which everything is damaged, where the ledger begins.
+        who skips it. Of a ledger of which everything is damaged, where the ledger begins.
     at_lost
-        Do not pass over a ledger whose file is lost, but give where it begins, where it may hold the message.
+        Do not skip a ledger whose file is lost, but give where it begins, where it may hold the message.
 
     Raises
     ------
     DamagedError
-        Where the message is in something that is damaged.
+        If the message is in something that is damaged.
     UnavailableError
-        Where a file cannot be read now, but may be later.
+        If a file cannot be read now, but may be later.
     """
     lost = -1 if after is None else after  # up to this one, ledgers without bounds are out of the question
     while True:

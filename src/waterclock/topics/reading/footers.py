@@ -49,9 +49,9 @@ def parsed_footer(
     Raises
     ------
     DamagedError
-        Where no copy is whole.
+        If no copy is whole.
     LostFileError
-        Where the file's own is needed, and the file is gone.
+        If the file's own is needed, and the file is gone.
     """
     name = files.name(path)
     if copy is not None:
@@ -79,7 +79,7 @@ def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
 
 @lru_cache(maxsize=16)
 def _own(files: LedgerFiles, path: str, expected: int) -> pq.FileMetaData:
-    # A file never changes under its name, so what was read once is right for ever.
+    # A file never changes under its name, so what was read once is right forever.
     return _parsed(read_footer(files, path), expected, f"the footer of {files.name(path)}")
 
 
@@ -89,11 +89,11 @@ def read_footer(files: LedgerFiles, path: str) -> bytes:
     Raises
     ------
     DamagedError
-        Where the file does not end as a file of Parquet does.
+        If the file does not end as a file of Parquet does.
     LostFileError
-        Where it is gone.
+        If it is gone.
     UnavailableError
-        Where it cannot be reached now.
+        If it cannot be reached now.
     """
     return MAGIC + _end_of_file(files, path)[MARK_BYTES:]
 

@@ -65,11 +65,11 @@ def look_up(
     TooManyBytesError
         If the messages have more than ``most_bytes``.
     NotFoundError
-        Where no message stands at a position (any more), also where it is recorded as lost.
+        If no message stands at a position (any more), even if it is recorded as lost.
     DamagedError
-        Where it is not what was written, or is missing though it was not deleted.
+        If it is not what was written, or is missing though it was not deleted.
     LostFileError
-        Where the file of a ledger is gone.
+        If the file of a ledger is gone.
     """
     wanted = _as_array(positions)
     ordered = np.column_stack([wanted, np.arange(len(wanted))])[np.lexsort((wanted[:, 2], wanted[:, 1], wanted[:, 0]))]
@@ -121,7 +121,7 @@ class _Lookup:
     def pieces(self, places: _Places) -> Iterator[_LookedUp]:
         left = places
         while len(left):
-            # Looked at anew for each piece: the ledger may be sealed at any time.
+            # Looked at again for each piece: the ledger may be sealed at any time.
             with self._storage.backend.snapshot() as connection:
                 row = ledger_from(self._storage, connection, self._ledger)
                 if row is not None and row["ledger"] == self._ledger and row["state"] == "lost":
@@ -210,7 +210,7 @@ class _Lookup:
 
 
 def _rows(table: pa.Table | pa.RecordBatch, places: _Places) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Say which of the places are in a table, and in which of its rows."""
+    """Return which of the places are in a table, and in which of its rows."""
     there = _keys(np.stack([table.column("entry").to_numpy(), table.column("index").to_numpy()], axis=1))
     wanted = _keys(places)
     rows = np.searchsorted(there, wanted)

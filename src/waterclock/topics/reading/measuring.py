@@ -23,9 +23,9 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
     Raises
     ------
     LostFileError
-        Where its file is gone.
+        If its file is gone.
     DamagedError
-        Where that, or an entry, is damaged.
+        If that, or an entry, is damaged.
     """
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:

@@ -45,7 +45,7 @@ def plan_slices(
     Raises
     ------
     DamagedError
-        Where there are such.
+        If there are such.
     """
     damage = damage or Damage(storage.name)
     statement = (
@@ -106,7 +106,7 @@ def _ledgers_of(storage: Storage, wanted: ReadFilter) -> sa.Select[*tuple[Any, .
 class _Plan:
     """Joins pieces of one ledger or of one file that follow one another into slices.
 
-    It looks into a ledger only where that has to be cut: where it holds more than a slice may, where the range begins
+    It looks into a ledger only if that has to be cut: where it holds more than a slice may, where the range begins
     or ends in it, where not all of it is wanted, and where a slice begins or ends in a file that ledgers share.
     """
 
@@ -161,13 +161,13 @@ class _Plan:
                 self._join(_Unit(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), messages))
 
     def _within(self, ledger: int, entry: int, count: int) -> int:
-        """Say how many messages of an entry are in the range, so that a reader knows when some are gone."""
+        """Return how many messages of an entry are in the range, so that a reader knows when some are gone."""
         first = self._start.index if self._start[:2] == (ledger, entry) else 0
         behind = min(self._stop.index, count) if self._stop[:2] == (ledger, entry) else count
         return max(behind - first, 0)
 
     def _meet_missing(self, ledger: int, numbers: Sequence[int], count: int) -> None:
-        """Say which entries are missing: they lie in no slice, so no reader would come across them later."""
+        """Return which entries are missing: they lie in no slice, so no reader would come across them later."""
         for before, behind in pairwise([-1, *numbers, count]):
             first, end = Position(ledger, before + 1, 0), Position(ledger, behind, 0)
             if behind > before + 1 and first < self._stop and end > self._start:
@@ -176,7 +176,7 @@ class _Plan:
                     self._damage.meet(gap.error, gap.messages)
 
     def slices(self) -> list[Slice]:
-        """Give what was joined."""
+        """Return what was joined."""
         self._end_run()
         return self._slices
 
@@ -280,7 +280,7 @@ class _Plan:
         self._slices.append(Slice(*where, start, stop, messages, path, groups, size, checksums))
 
     def _held_by(self, piece: _Unit) -> tuple[int, int]:
-        """Say which row groups of the file hold a piece: the first and the last."""
+        """Return which row groups of the file hold a piece: the first and the last."""
         if piece.numbers is not None:
             return piece.numbers
         numbers = _numbers(self._look_up(piece.start.ledger))
@@ -288,5 +288,5 @@ class _Plan:
 
 
 def _numbers(groups: Sequence[RowGroup]) -> list[int]:
-    """Say which row groups of the file those of a ledger are."""
+    """Return which row groups of the file those of a ledger are."""
     return [number if group.number is None else group.number for number, group in enumerate(groups)]

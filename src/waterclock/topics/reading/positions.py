@@ -29,26 +29,26 @@ class Place(NamedTuple):
 
 
 def beginning(storage: Storage) -> Place:
-    """Give where the topic begins: what lay before was deleted on purpose."""
+    """Return where the topic begins: what lay before was deleted on purpose."""
     with storage.backend.snapshot() as connection:
         row = storage.row(connection)
     return Place(Position(row["first_ledger"], 0, 0), row["first_ordinal"])
 
 
 def place_of(storage: Storage, position: Position, damage: Damage | None = None) -> Place:
-    """Find the first message that is left at or after a position; the topic's head where there is none.
+    """Find the first remaining message at or after a position; the topic's head if there is none.
 
-    Where a ledger is missing in front of it, the place is where that one began, so that the reader meets the hole.
+    If a ledger is missing in front of it, the place is where that one began, so that the reader meets the hole.
 
     Parameters
     ----------
     damage
-        Decides about what cannot be read; where that is to be passed over, the place is behind it. None: an error.
+        Decides about what cannot be read; where that is to be skipped, the place is behind it. None: an error.
 
     Raises
     ------
     UnavailableError, DamagedError
-        Where the position is in a sealed ledger whose file cannot be read.
+        If the position is in a sealed ledger whose file cannot be read.
     """
     with storage.backend.snapshot() as connection:
         row = ledger_from(storage, connection, position.ledger)
@@ -73,7 +73,7 @@ def place_of(storage: Storage, position: Position, damage: Damage | None = None)
 
 
 def _hole(storage: Storage, connection: sa.Connection, position: Position, row: sa.RowMapping | None) -> Place | None:
-    """Give where ledgers that are missing between a position and the next one that is there began, if there are."""
+    """Return where ledgers that are missing between a position and the next one that is there began, if there are."""
     topic = storage.row(connection)
     ledger = max(position.ledger, topic["first_ledger"])
     if ledger >= (topic["ledger"] if row is None else row["ledger"]):
@@ -86,14 +86,14 @@ def _hole(storage: Storage, connection: sa.Connection, position: Position, row: 
 
 
 def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) -> Position:
-    """Find the position of a message by its number in the topic; the topic's head where there is none.
+    """Find the position of a message by its number in the topic; the topic's head if there is none.
 
-    Where the message was deleted or is recorded as lost, the answer is where the messages behind it begin.
+    If the message was deleted or is recorded as lost, the answer is where the messages behind it begin.
 
     Raises
     ------
     UnavailableError, DamagedError
-        Where it is in a sealed ledger whose file cannot be read, or where its ledger is missing; see `place_of`.
+        If it is in a sealed ledger whose file cannot be read, or where its ledger is missing; see `place_of`.
     """
     damage = damage or Damage(storage.name)
     with storage.backend.snapshot() as connection:
@@ -114,12 +114,12 @@ def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) ->
 
 
 def entry_boundary(storage: Storage, start: Position, messages: int, damage: Damage | None = None) -> Position:
-    """Give the end of the last whole entry within ``messages`` from ``start``; of the first, where that holds more.
+    """Return the end of the last whole entry within ``messages`` from ``start``; of the first, where that holds more.
 
     Raises
     ------
     UnavailableError, DamagedError
-        Where that is in a sealed ledger whose file cannot be read, or in a ledger that is missing; see `place_of`.
+        If that is in a sealed ledger whose file cannot be read, or in a ledger that is missing; see `place_of`.
     """
     first = place_of(storage, start, damage)
     last = position_of(storage, first.ordinal + messages, damage)
@@ -191,7 +191,7 @@ def _ledger_holding(storage: Storage, ordinal: int) -> sa.Select[*tuple[Any, ...
 
 
 def _behind_missing(storage: Storage, connection: sa.Connection, ordinal: int, damage: Damage) -> Position:
-    """Give where the ledger begins that follows the one of a message, which is not there."""
+    """Return where the ledger begins that follows the one of a message, which is not there."""
     topic = storage.row(connection)
     statement = sa.select(ledgers.c.ledger, ledgers.c.first_ordinal).where(
         ledgers.c.topic_id == storage.topic_id, ledgers.c.first_ordinal > ordinal

@@ -37,7 +37,7 @@ class ReadFilter:
         ]
 
     def meets(self, bounds: Bounds) -> bool:
-        """Say whether messages with these bounds may hold a wanted one."""
+        """Return whether messages with these bounds may hold a wanted one."""
         return all(
             bounds.begin[time] <= last and bounds.end[time] >= first for time, (first, last) in self.times.items()
         )

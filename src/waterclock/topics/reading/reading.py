@@ -50,7 +50,7 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Read the messages from ``start`` to before ``stop`` that are left, a bounded piece at a time.
 
-    No transaction is open between two pieces: each looks anew where its ledger is by now. Each piece has to follow its
+    No transaction is open between two pieces: each looks again where its ledger is by now. Each piece has to follow its
     predecessor: a ledger or an entry that is missing, but was not deleted on purpose, is damage.
 
     Parameters
@@ -61,11 +61,11 @@ def read_chunks(
     Raises
     ------
     DamagedError
-        Where something is not what was written, or is missing; it names the ledger.
+        If something is not what was written, or is missing; it names the ledger.
     LostFileError
-        Where the file of a ledger is gone.
+        If the file of a ledger is gone.
     UnavailableError
-        Where the file of a ledger cannot be reached now.
+        If the file of a ledger cannot be reached now.
     """
     yield from _PieceReader(storage, columns, damage or Damage(storage.name)).read(start, stop)
 
@@ -216,12 +216,12 @@ def _place(ledger: int, group: RowGroup) -> Position:
 
 
 def path_now(storage: Storage, ledger: int) -> str | None:
-    """Say which file holds a sealed ledger by now; None where the ledger was deleted.
+    """Return which file holds a sealed ledger by now; None if the ledger was deleted.
 
     Raises
     ------
     StoreError
-        Where the topic's files lie in another store by now.
+        If the topic's files lie in another store by now.
     """
     statement = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
@@ -230,7 +230,7 @@ def path_now(storage: Storage, ledger: int) -> str | None:
 
 
 def cut(chunk: Chunk, start: Position, stop: Position) -> Iterator[Chunk]:
-    """Leave out of a chunk what lies before ``start`` or not before ``stop``; nothing where nothing is left."""
+    """Leave out of a chunk what lies before ``start`` or not before ``stop``; nothing if nothing is left."""
     table = chunk.table
     first, last = 0, table.num_rows
     if chunk.ledger in (start.ledger, stop.ledger):

@@ -38,9 +38,9 @@ class SealedLedger:
     Raises
     ------
     DamagedError
-        Where what the catalogue says of it is damaged, or every copy of its file's footer.
+        If what the catalogue says of it is damaged, or every copy of its file's footer.
     LostFileError
-        Where it shares its file with others and that is gone.
+        If it shares its file with others and that is gone.
     """
 
     def __init__(self, storage: Storage, row: sa.RowMapping) -> None:
@@ -77,11 +77,11 @@ class SealedLedger:
         Raises
         ------
         DamagedError
-            Where they are not what was written; it names the ledger, and the row group's first entry.
+            If they are not what was written; it names the ledger, and the row group's first entry.
         LostFileError
-            Where the file is gone.
+            If the file is gone.
         UnavailableError
-            Where it cannot be reached now.
+            If it cannot be reached now.
         """
         piece = self.groups[group]
         number = group if piece.number is None else piece.number
@@ -96,7 +96,7 @@ class SealedLedger:
         return table if piece.number is None else table.slice(piece.row, piece.messages)
 
     def read_whole(self, number: int) -> pa.Table:
-        """Read a row group of the file with all its columns, also where it holds other ledgers' messages.
+        """Read a row group of the file with all its columns, even if it holds other ledgers' messages.
 
         Raises
         ------
@@ -129,5 +129,5 @@ def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup], FileChecksum
 
 
 def ledgers_share_a_file(groups: Iterable[RowGroup]) -> bool:
-    """Say whether the file of a ledger with these row groups holds other ledgers, too."""
+    """Return whether the file of a ledger with these row groups holds other ledgers, too."""
     return any(group.number is not None for group in groups)

@@ -39,7 +39,7 @@ class Slice:
     start, stop
         First position, and the one to stop before.
     messages
-        How many messages there are at the most; exact but for the first and the last row group of a range.
+        How many messages there are at most; exact but for the first and the last row group of a range.
     path
         Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
@@ -83,11 +83,11 @@ def read_slice(
     Raises
     ------
     DamagedError
-        Where something is not what was written, or is missing; it names the ledger.
+        If something is not what was written, or is missing; it names the ledger.
     LostFileError
-        Where the ledger's file is gone.
+        If the ledger's file is gone.
     UnavailableError
-        Where it cannot be reached now.
+        If it cannot be reached now.
     """
     wanted = check_columns(columns)
     for chunk in _chunks(part, wanted, damage or Damage(part.topic), encoded=encoded):

@@ -30,7 +30,7 @@ class SubscriptionInfo(NamedTuple):
     epoch
         How often it was moved or changed hands.
     holder, held_until
-        Its reader, and until when that one holds it if it reads no more, ns; None where it has no reader.
+        Its reader, and until when that one holds it if it reads no more, ns; None if it has no reader.
     """
 
     name: str
@@ -49,7 +49,7 @@ class NotBefore(NamedTuple):
 
 
 def create(storage: Storage, name: str, place: Place) -> bool:
-    """Make a subscription; False where there is one of this name already, which stays as it is."""
+    """Make a subscription; False if there is one of this name already, which stays as it is."""
 
     def insert_subscription(connection: sa.Connection) -> None:
         _, now = storage.lock(connection)
@@ -64,13 +64,13 @@ def create(storage: Storage, name: str, place: Place) -> bool:
 
 
 def exists(storage: Storage, name: str) -> bool:
-    """Say whether there is a subscription of this name."""
+    """Return whether there is a subscription of this name."""
     with storage.backend.snapshot() as connection:
         return connection.execute(sa.select(subscriptions.c.name).where(*_key(storage, name))).scalar() is not None
 
 
 def remove(storage: Storage, name: str) -> None:
-    """Remove a subscription; NotFoundError where there is none of this name."""
+    """Remove a subscription; NotFoundError if there is none of this name."""
     statement = sa.delete(subscriptions).where(*_key(storage, name))
     if storage.backend.transact(lambda connection: connection.execute(statement).rowcount) == 0:
         raise _absent(storage, name)
@@ -93,12 +93,12 @@ def list_infos(storage: Storage, name: str | None = None) -> list[SubscriptionIn
 
 
 def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
-    """Take a subscription for its reader, or prolong that; give its row.
+    """Take a subscription for its reader, or extend that; return its row.
 
     Raises
     ------
     UnavailableError
-        Where another reader holds it; the text says which, and until when.
+        If another reader holds it; the text says which, and until when.
     """
 
     def take_lease(connection: sa.Connection) -> sa.RowMapping:
@@ -118,7 +118,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
 
 
 def release(storage: Storage, name: str, holder: str) -> None:
-    """Give a subscription back; nothing to do where another reader holds it by now."""
+    """Return a subscription back; nothing to do if another reader holds it by now."""
     mine = (*_key(storage, name), subscriptions.c.holder == holder)
     statement = sa.update(subscriptions).where(*mine).values(holder=None, held_until=None)
     storage.backend.transact(lambda connection: connection.execute(statement))
@@ -130,7 +130,7 @@ def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: 
     Raises
     ------
     LeaseLostError
-        Where the subscription was moved, or taken by another reader, after this one last looked.
+        If the subscription was moved, or taken by another reader, after this one last looked.
     """
 
     def write_position(connection: sa.Connection) -> None:
@@ -179,7 +179,7 @@ def position_of_row(row: sa.RowMapping) -> Position:
 
 
 def not_before_of_row(row: sa.RowMapping) -> NotBefore | None:
-    """Read the limit of a subscription's row; None where it has none."""
+    """Read the limit of a subscription's row; None if it has none."""
     return None if row["not_before"] is None else NotBefore(row["not_before"], row["not_before_by"])
 
 

@@ -93,18 +93,18 @@ class LedgerFiles:
         return isinstance(self._opened[0], fs.LocalFileSystem)
 
     def name(self, path: str) -> str:
-        """Give the full name of a file, as Spark or DuckDB want it, without credentials and options."""
+        """Return the full name of a file, as Spark or DuckDB want it, without credentials and options."""
         return posixpath.join(self.place, path)
 
     def marker(self) -> str | None:
-        """Read the identity of the store that lies at the root; None where there is none.
+        """Read the identity of the store that lies at the root; None if there is none.
 
         Raises
         ------
         UnreachableStoreError
-            Where the place does not answer.
+            If the place does not answer.
         StoreError
-            Where what lies there is no marker that this version can read.
+            If what lies there is no marker that this version can read.
         """
         try:
             filesystem, base = self._opened
@@ -121,12 +121,12 @@ class LedgerFiles:
         return self._identity_in(data)
 
     def check(self) -> None:
-        """Insist that the store is there and is the right one.
+        """Check that the store is there and is the right one.
 
         Raises
         ------
         StoreError
-            Where it is absent or another one, naming both places, or where it cannot be reached.
+            If it is absent or another one, naming both places, or where it cannot be reached.
         """
         if self.identity is None:
             return
@@ -153,7 +153,7 @@ class LedgerFiles:
         Raises
         ------
         UnavailableError
-            Where it cannot be written.
+            If it cannot be written.
         """
         data = json.dumps({"identity": identity, "format": FORMAT}).encode()
         base = self._opened[1]
@@ -180,9 +180,9 @@ class LedgerFiles:
         Raises
         ------
         StoreError
-            Where the store is absent or another one: nothing is written, and no folder is made in its stead.
+            If the store is absent or another one: nothing is written, and no folder is made in its stead.
         UnavailableError
-            Where the disk is full, or it cannot be written for another reason, which the text gives.
+            If the disk is full, or it cannot be written for another reason, which the text gives.
         """
         _, full = self._inside(path)
         self.check()
@@ -207,9 +207,9 @@ class LedgerFiles:
         Raises
         ------
         LostFileError
-            Where the store is there and the file is gone.
+            If the store is there and the file is gone.
         UnavailableError
-            Where it cannot be reached now.
+            If it cannot be reached now.
         """
         try:
             filesystem, full = self._inside(path)
@@ -225,11 +225,11 @@ class LedgerFiles:
         Raises
         ------
         LostFileError
-            Where the file is gone.
+            If the file is gone.
         DamagedError
-            Where it has another size.
+            If it has another size.
         UnavailableError
-            Where it cannot be reached now.
+            If it cannot be reached now.
         """
         with self.open(path) as file:
             try:
@@ -247,19 +247,19 @@ class LedgerFiles:
         return data
 
     def size(self, path: str) -> int:
-        """Give a file's length in bytes; LostFileError where the store is there and the file is gone."""
+        """Return a file's length in bytes; LostFileError if the store is there and the file is gone."""
         size = self.size_if_there(path)
         if size is None:
             raise self._gone(path)
         return size
 
     def size_if_there(self, path: str) -> int | None:
-        """Give a file's length in bytes; None where there is no such file.
+        """Return a file's length in bytes; None if there is no such file.
 
         Raises
         ------
         UnavailableError
-            Where it cannot be reached now.
+            If it cannot be reached now.
         """
         try:
             filesystem, full = self._inside(path)
@@ -274,9 +274,9 @@ class LedgerFiles:
         Raises
         ------
         StoreError
-            Where the store is absent or another one.
+            If the store is absent or another one.
         UnavailableError
-            Where it cannot be reached now.
+            If it cannot be reached now.
         """
         self.check()
         filesystem, base = self._opened
@@ -293,7 +293,7 @@ class LedgerFiles:
             yield posixpath.relpath(full, base), size
 
     def is_empty(self) -> bool:
-        """Say whether nothing is in the folder, or there is none; UnavailableError where it cannot be reached."""
+        """Return whether nothing is in the folder, or there is none; UnavailableError if it cannot be reached."""
         try:
             filesystem, base = self._opened
             return not filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True))
@@ -301,14 +301,14 @@ class LedgerFiles:
             raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
 
     def delete(self, path: str) -> None:
-        """Remove a file and what an interrupted writer left of it; nothing to do where there is none.
+        """Remove a file and what an interrupted writer left of it; nothing to do if there is none.
 
         Raises
         ------
         StoreError
-            Where the store is absent or another one.
+            If the store is absent or another one.
         UnavailableError
-            Where the file cannot be removed now.
+            If the file cannot be removed now.
         """
         filesystem, full = self._inside(path)
         self.check()
@@ -321,7 +321,7 @@ class LedgerFiles:
                 raise UnavailableError(f"cannot delete {self.name(path)}: {self._reason(error)}") from error
 
     def at_identity(self, identity: str) -> LedgerFiles:
-        """Give the same place, where a store of this identity must lie."""
+        """Return the same place, where a store of this identity must lie."""
         return LedgerFiles(self.root, self.filesystem, identity=identity, recorded=self.recorded)
 
     @cached_property

@@ -26,7 +26,7 @@ class LedgerRoot(NamedTuple):
     filesystem
         Stands in for the one that ``root`` names.
     default
-        Where the files of new topics lie, if no root is given; None: there is no such place.
+        The place of new topics if no root is given; None: no default.
     """
 
     root: str | None
@@ -44,7 +44,7 @@ class LedgerRoot(NamedTuple):
         return self._replace(root=root)
 
     def needed(self, backend: Backend) -> LedgerFiles:
-        """Give the place of a topic that has no store yet; InvalidArgumentError where none is known."""
+        """Return the place of a topic that has no store yet; InvalidArgumentError if none is known."""
         root = self.default if self.root is None else self.root
         if root is None:
             raise InvalidArgumentError(

@@ -21,7 +21,7 @@ REQUEST_TIMEOUT = 10.0
 """Seconds for which an object store may be silent in a request, where the URL has no ``request_timeout``."""
 
 ATTEMPTS = 3
-"""How often a request to S3 is made at the most."""
+"""How often a request to S3 is made at most."""
 
 RETRY_LIMIT = 30.0
 """Seconds for which a request to Google's store is repeated, where the URL has no ``retry_limit_seconds``."""
@@ -63,7 +63,7 @@ def absolute(root: str) -> str:
 
 
 def shown(root: str, filesystem: fs.FileSystem | None) -> str:
-    """Give a root as it may be shown and kept: without credentials and options."""
+    """Return a root as it may be shown and kept: without credentials and options."""
     if filesystem is None:
         return without_secrets(root).rstrip("/")
     scheme = _SCHEMES.get(filesystem.type_name)
@@ -76,7 +76,7 @@ def wrapped(filesystem: Any) -> fs.FileSystem:
     Raises
     ------
     InvalidArgumentError
-        Where it is neither.
+        If it is neither.
     """
     if isinstance(filesystem, fs.FileSystem):
         return filesystem
@@ -92,14 +92,14 @@ def wrapped(filesystem: Any) -> fs.FileSystem:
 
 @lru_cache(maxsize=64)
 def opened(root: str) -> tuple[fs.FileSystem, str]:
-    """Open the filesystem of an absolute root; give it and the path on it. Once a process, with its connections.
+    """Open the filesystem of an absolute root; return it and the path on it. Once a process, with its connections.
 
     Raises
     ------
     InvalidArgumentError
-        Where the root is no URL of a filesystem that pyarrow or fsspec knows, or where what is needed is not installed.
+        If the root is no URL of a filesystem that pyarrow or fsspec knows, or where what is needed is not installed.
     UnavailableError
-        Where the store had to be asked, and could not be reached.
+        If the store had to be asked, and could not be reached.
     """
     scheme, separator, _ = root.partition("://")
     if not separator:
@@ -128,7 +128,7 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def first_line(error: BaseException, root: str) -> str:
-    """Give the first line of what a library says, without the secrets of the root that it was handed."""
+    """Return the first line of what a library says, without the secrets of the root that it was handed."""
     return (text_without_secrets(str(error), root).splitlines() or [type(error).__name__])[0].strip()
 
 

@@ -64,7 +64,7 @@ def write_ledger(
     Parameters
     ----------
     sink
-        Where to.
+        The file to write to.
     pieces
         Batches of `PLACED_SCHEMA`, each behind the number of messages that are lost right before it.
     facts
@@ -182,7 +182,7 @@ class SealedFile:
     Parameters
     ----------
     files
-        Where it lies.
+        XXPLACE.
     path
         Its name there.
     size
@@ -198,7 +198,7 @@ class SealedFile:
     Raises
     ------
     DamagedError
-        Where the footer is not that of a ledger file.
+        If the footer is not that of a ledger file.
     """
 
     def __init__(
@@ -244,11 +244,11 @@ class SealedFile:
         Raises
         ------
         DamagedError
-            Where they are not what was written.
+            If they are not what was written.
         LostFileError
-            Where the file is gone.
+            If the file is gone.
         UnavailableError
-            Where it cannot be reached now.
+            If it cannot be reached now.
         """
         table, _ = self._read(group, [name for name in self.columns if name in columns])
         return table

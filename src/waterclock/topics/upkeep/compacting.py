@@ -1,6 +1,6 @@
 """Compaction: small files of adjacent sealed ledgers become one file, and no message changes its place.
 
-A ledger keeps its number, its entries and its bounds; only where its messages lie changes. So positions, which are
+A ledger keeps its number, its entries and its bounds; only if its messages lie changes. So positions, which are
 public and which streams and subscriptions keep, mean the same before and after, and a reader that searches a topic
 searches it in the same way. Killed at any point, nothing is lost or read twice:
 
@@ -79,7 +79,7 @@ class _BadLedgerError(Exception):
 
 
 def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
-    """Join small files of adjacent ledgers into larger ones; give how many files there are fewer.
+    """Join small files of adjacent ledgers into larger ones; return how many files there are fewer.
 
     Parameters
     ----------
@@ -91,9 +91,9 @@ def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
     Raises
     ------
     DamagedError, LostFileError
-        Where there are such ledgers, after all others are compacted; it names them.
+        If there are such ledgers, after all others are compacted; it names them.
     UnavailableError
-        Where a file cannot be reached or written, or reads back differently; its ledgers stay as they were.
+        If a file cannot be reached or written, or reads back differently; its ledgers stay as they were.
     """
     return total(storage.name, "compacted", [compact_run(storage, run) for run in runs_to_compact(storage, file_bytes)])
 
@@ -133,9 +133,9 @@ def _runs(rows: Sequence[sa.Row[tuple[int, str, int, int]]], file_bytes: int) ->
 
 
 def compact_run(storage: Storage, run: Run) -> Done:
-    """Write the ledgers of a run into one file; give how many files there are fewer, 0 where another was faster.
+    """Write the ledgers of a run into one file; return how many files there are fewer, 0 if another was faster.
 
-    Where a ledger is damaged or its file is gone, that is logged and noted, and those before and behind it are written
+    If a ledger is damaged or its file is gone, that is logged and noted, and those before and behind it are written
     into one file each.
 
     Raises
@@ -310,7 +310,7 @@ def _imported_files(storage: Storage, connection: sa.Connection, run: Run) -> se
 
 
 def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) -> int:
-    """Turn the ledgers over to the new file; give how many files nothing needs any more."""
+    """Turn the ledgers over to the new file; return how many files nothing needs any more."""
     total_messages = sum(group.messages for groups in file.groups.values() for group in groups)
 
     def replace_files(connection: sa.Connection) -> int:

@@ -1,4 +1,4 @@
-"""Expiring: passing over messages that are older than they may be, by the time that no producer's clock can forge.
+"""Expiring: skipping messages that are older than they may be, by the time that no producer's clock can forge.
 
 Which ledgers are expired follows from the catalogue's bounds. Only where exactly a subscription goes on within the
 first ledger that is not wholly expired is read, and where it cannot be read, that is at the ledger's beginning.
@@ -45,10 +45,10 @@ class Expired(NamedTuple):
     Attributes
     ----------
     position
-        The first message that is not expired; the topic's head where all are. Where its ledger cannot be read, the
+        The first message that is not expired; the topic's head if all are. If its ledger cannot be read, the
         beginning of that.
     messages
-        How many unread messages subscriptions passed over, each subscription counted.
+        How many unread messages subscriptions skipped, each subscription counted.
     ledgers
         How many whole ledgers were deleted.
     """
@@ -91,13 +91,13 @@ def _expire(storage: Storage, name: str, cutoff: int) -> Expired:
 
 
 def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
-    """Find the first message at or after ``start`` that is not expired, or the head where all are.
+    """Find the first message at or after ``start`` that is not expired, or the head if all are.
 
     Raises
     ------
     UnavailableError
-        Where a file cannot be reached now. One that is lost or damaged ends the search at its ledger's beginning, or
-        at ``start``: nothing is passed over because it could not be read.
+        If a file cannot be reached now. One that is lost or damaged ends the search at its ledger's beginning, or
+        at ``start``: nothing is skipped because it could not be read.
     """
     position = start
     while True:
@@ -114,7 +114,7 @@ def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
             place = _in_ledger(storage, ledger, begin, cutoff)
         except (LostFileError, DamagedError, SchemaError) as error:
             _log.warning("expiry of topic %r stops at %s: %s", storage.name, begin, error)
-            # Where it stands already, no ordinal is needed, since it does not move.
+            # If it stands already, no ordinal is needed, since it does not move.
             return Place(begin, ordinal)
         if place is not None:
             return place
@@ -161,7 +161,7 @@ def _in_ledger(storage: Storage, ledger: int, begin: Position, cutoff: int) -> P
 
 
 def _first_piece(storage: Storage, ledger: int, begin: Position, cutoff: int) -> Position:
-    """Give where the first row group or entry begins that may hold such a message, as the catalogue says."""
+    """Return where the first row group or entry begins that may hold such a message, as the catalogue says."""
     with storage.backend.snapshot() as connection:
         row = ledger_from(storage, connection, ledger)
         if row is not None and row["ledger"] == ledger and row["state"] == "sealed":
@@ -186,7 +186,7 @@ def _first_piece(storage: Storage, ledger: int, begin: Position, cutoff: int) ->
 
 @contextmanager
 def _alone(storage: Storage) -> Generator[Callable[[], None]]:
-    """Keep other expiries of the topic out; what is given prolongs that."""
+    """Keep other expiries of the topic out; what is given extends that."""
     owner = new_holder()
 
     def claim(connection: sa.Connection) -> None:

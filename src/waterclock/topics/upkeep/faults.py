@@ -35,7 +35,7 @@ class Fault:
     text
         What is wrong, in a sentence.
     ledger, entry
-        Where; None where it is no ledger's, or no single entry's. Of a row group, its first entry.
+        Where; None if it is no ledger's, or no single entry's. Of a row group, its first entry.
     messages
         How many messages cannot be read because of it.
     file

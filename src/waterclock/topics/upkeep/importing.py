@@ -73,12 +73,12 @@ def is_of_another(storage: Storage, path: str) -> bool:
 
 
 def import_lost(storage: Storage) -> list[int]:
-    """Import every ledger that the catalogue misses and a file of the store holds whole; give their numbers.
+    """Import every ledger that the catalogue misses and a file of the store holds whole; return their numbers.
 
     Raises
     ------
     UnavailableError
-        Where the store or the database cannot be reached.
+        If the store or the database cannot be reached.
     """
     imported: list[int] = []
     for offer in _ours(storage, list(_offers(storage))):
@@ -178,7 +178,7 @@ def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[Ledg
 
 
 def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> dict[int, list[int]]:
-    """Read the row groups of the wanted ledgers whole and compare them with what is said; give their checksums."""
+    """Read the row groups of the wanted ledgers whole and compare them with what is said; return their checksums."""
     metadata: pq.FileMetaData = parsed_by_its_mark(storage.files, offer.path)
     file = SealedFile(storage.files, offer.path, offer.size, metadata, None)
     chunks: dict[int, list[int]] = {}
@@ -225,7 +225,7 @@ def _commit(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts], chun
 def _row(
     offer: _Offer, facts: LedgerFacts, footer: bytes, chunks: dict[int, list[int]], total: int, now: int
 ) -> dict[str, Any]:
-    """Make the catalogue's row of a ledger; the running maxima follow when the topic is measured anew."""
+    """Make the catalogue's row of a ledger; the running maxima follow when the topic is measured again."""
     row_groups = row_groups_to_json(facts.row_groups)
     shared = len(offer.ledgers) > 1
     own = {number: chunks[number] for number in _numbers(facts.row_groups)}

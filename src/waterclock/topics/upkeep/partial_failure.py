@@ -39,9 +39,9 @@ def total(topic: str, verb: str, parts: Iterable[Done]) -> int:
     Raises
     ------
     DamagedError
-        Where something was left undone.
+        If something was left undone.
     LostFileError
-        Where all that was left undone lacks its file.
+        If all that was left undone lacks its file.
     """
     every = list(parts)
     count = sum(part.number for part in every)

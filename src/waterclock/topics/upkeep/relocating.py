@@ -54,9 +54,9 @@ class Relocated(NamedTuple):
     Attributes
     ----------
     root
-        Where the files lie now, without credentials and options.
+        Where the files are now, without credentials and options.
     copied
-        How many files were copied; 0 where the store itself had come there.
+        How many files were copied; 0 if the store itself had come there.
     found
         How many files were found there with the right contents, or the right size in a store that had come there.
     """
@@ -69,7 +69,7 @@ class Relocated(NamedTuple):
 def relocate_topic(
     storage: Storage, root: str, filesystem: Any, progress: Progress | None
 ) -> tuple[LedgerFiles, Relocated]:
-    """Let a topic's files lie at ``root``, as `Topic.relocate` says; give their store, and what was done."""
+    """Let a topic's files lie at ``root``, as `Topic.relocate` says; return their store, and what was done."""
     place = LedgerRoot(root, None if filesystem is None else roots.wrapped(filesystem))
     there = place.needed(storage.backend)
     identity = there.marker()
@@ -287,7 +287,7 @@ def _taken_over(copies: _Copies) -> UnavailableError:
 
 
 def _for_all(paths: Mapping[str, int], work: Callable[[str, int], int], step: Progress) -> int:
-    """Do something with each file, some at once; give the sum of what it gave."""
+    """Do something with each file, some at once; return the sum of what it gave."""
     total = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tasks = [pool.submit(work, path, size) for path, size in paths.items()]
@@ -341,7 +341,7 @@ def _pieces(files: LedgerFiles, path: str) -> Iterator[bytes]:
 
 
 def _turn_over(copies: _Copies, store: int, copied: set[str], connection: sa.Connection) -> bool:
-    """Give the topic to the store, if all of its files were copied."""
+    """Return the topic to the store, if all of its files were copied."""
     storage = copies.storage
     row, now = storage.lock(connection)
     if row["store_id"] == store:

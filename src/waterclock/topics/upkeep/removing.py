@@ -18,9 +18,9 @@ def remove_topic(storage: Storage) -> None:
     Raises
     ------
     NotFoundError
-        Where it was removed already.
+        If it was removed already.
     UnavailableError
-        Where a file cannot be deleted; the others are removed when this is called again.
+        If a file cannot be deleted; the others are removed when this is called again.
     """
     while True:
         delete_before(storage, storage.head(), force=True, grace=0)

@@ -37,12 +37,12 @@ def repair_topic(storage: Storage, progress: Progress | None = None) -> Repaired
     Parameters
     ----------
     progress
-        As of `verify_topic`; it begins anew with the second verification.
+        As of `verify_topic`; it begins again with the second verification.
 
     Raises
     ------
     UnavailableError
-        Where the store or the database cannot be reached, or is another one: then nothing is recorded as lost.
+        If the store or the database cannot be reached, or is another one: then nothing is recorded as lost.
     """
     storage.files.check()
     imported = import_lost(storage)
@@ -76,7 +76,7 @@ def _wrong_in_catalogue(found: Verified) -> Iterable[int]:
 
 
 def _record_loss(storage: Storage, fault: Fault) -> int:
-    """Record what a fault has cost for good; give how many messages."""
+    """Record what a fault has cost for good; return how many messages."""
     if fault.kind in (*HARMLESS, "catalogue") or fault.ledger is None:
         return 0
     ledger, entry = fault.ledger, fault.entry
@@ -125,7 +125,7 @@ def _missing_entries(storage: Storage, connection: sa.Connection, ledger: int, f
 
 
 def _without(storage: Storage, row: sa.RowMapping, damaged: int) -> Sequence[RowGroup] | None:
-    """Leave a row group of the file out of those of a ledger; None where these are not known."""
+    """Leave a row group of the file out of those of a ledger; None if these are not known."""
     try:
         known = SealedLedger(storage, row).groups
     except (DamagedError, LostFileError):
@@ -133,7 +133,7 @@ def _without(storage: Storage, row: sa.RowMapping, damaged: int) -> Sequence[Row
     left: list[RowGroup] = []
     skipped = 0
     for at, group in enumerate(known):
-        # Where one is left out, the others' numbers are no longer their places in the list.
+        # If one is left out, the others' numbers are no longer their places in the list.
         number = at if group.number is None else group.number
         if number == damaged:
             skipped += group.skipped + group.messages
@@ -152,7 +152,7 @@ def _values(row: sa.RowMapping, groups: Sequence[RowGroup]) -> dict[str, object]
 
 
 def _measure_anew(storage: Storage, ledger: int) -> bool:
-    """Let the catalogue say of a ledger what its messages say; False where it is the open one or cannot be read."""
+    """Let the catalogue say of a ledger what its messages say; False if it is the open one or cannot be read."""
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
         row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def enforce_retention(storage: Storage, *, force: bool = False) -> int:
-    """Delete the ledgers of which all messages are older than the topic's retention; give how many."""
+    """Delete the ledgers of which all messages are older than the topic's retention; return how many."""
     with storage.backend.snapshot() as connection:
         retention = storage.row(connection)["retention"]
     if retention is None:
@@ -43,9 +43,9 @@ def enforce_retention(storage: Storage, *, force: bool = False) -> int:
 
 
 def end_of_older(storage: Storage, by: str, cutoff: int) -> Position:
-    """Give the beginning of the first ledger that may hold a message with ``by`` at or after ``cutoff``.
+    """Return the beginning of the first ledger that may hold a message with ``by`` at or after ``cutoff``.
 
-    The topic's head where there is none. A ledger without bounds is measured; where that fails, it may hold one.
+    The topic's head if there is none. A ledger without bounds is measured; if that fails, it may hold one.
     """
     unmeasurable = -1
     while True:
@@ -84,12 +84,12 @@ def _first_reaching(storage: Storage, by: str, cutoff: int) -> sa.Select[*tuple[
 
 
 def delete_before(storage: Storage, position: Position, *, force: bool = False, grace: int | None = None) -> int:
-    """Delete the ledgers that lie wholly before a position; give how many.
+    """Delete the ledgers that lie wholly before a position; return how many.
 
     Parameters
     ----------
     position
-        Where nothing of the open ledger lies behind it, that one is closed, to be deleted too.
+        If nothing of the open ledger lies behind it, that one is closed, to be deleted too.
     force
         Also what a subscription has not read yet.
     grace
@@ -98,7 +98,7 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
     Raises
     ------
     StoreError
-        Where there are files among them, and their store is absent or another one: nothing is deleted then.
+        If there are files among them, and their store is absent or another one: nothing is deleted then.
     """
     deleted = 0
     stay = GRACE if grace is None else grace

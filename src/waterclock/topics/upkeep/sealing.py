@@ -47,7 +47,7 @@ class _WrittenLedger(NamedTuple):
 
 
 def seal_ledgers(storage: Storage) -> int:
-    """Seal every ledger that is closed and that no other process is sealing; give how many.
+    """Seal every ledger that is closed and that no other process is sealing; return how many.
 
     First the topic is put in order, as `ledgers_to_seal` does. A ledger that is damaged is left as it is, and the
     others are sealed.
@@ -55,9 +55,9 @@ def seal_ledgers(storage: Storage) -> int:
     Raises
     ------
     DamagedError
-        Where ledgers are damaged, after all others are sealed; it names them.
+        If ledgers are damaged, after all others are sealed; it names them.
     UnavailableError
-        Where a file cannot be written, or reads back differently; the ledger stays as it was.
+        If a file cannot be written, or reads back differently; the ledger stays as it was.
     """
     return total(storage.name, "sealed", [try_to_seal(storage, ledger) for ledger in ledgers_to_seal(storage)])
 
@@ -95,16 +95,16 @@ def ledgers_to_seal(storage: Storage) -> list[int]:
 
 
 def seal_ledger(storage: Storage, ledger: int) -> bool:
-    """Seal one ledger; say whether it was ours to seal.
+    """Seal one ledger; return whether it was ours to seal.
 
     A ledger of which every message is recorded as lost gets no file, and is lost from then on.
 
     Raises
     ------
     DamagedError
-        Where an entry is damaged or missing; the ledger stays as it was.
+        If an entry is damaged or missing; the ledger stays as it was.
     UnavailableError
-        Where its file cannot be written, or reads back differently; the ledger stays as it was.
+        If its file cannot be written, or reads back differently; the ledger stays as it was.
     """
     if _lose_if_empty(storage, ledger):
         delete_rows(storage, ledger)
@@ -121,7 +121,7 @@ def seal_ledger(storage: Storage, ledger: int) -> bool:
 
 
 def _begin(storage: Storage, ledger: int) -> Pending | None:
-    """Record the pending file; None where the ledger is not closed any more or another sealer has it."""
+    """Record the pending file; None if the ledger is not closed any more or another sealer has it."""
     pending = new_file(storage, ledger, ledger)
 
     def record_file(connection: sa.Connection) -> Pending | None:
@@ -134,7 +134,7 @@ def _begin(storage: Storage, ledger: int) -> Pending | None:
 
 
 def _lose_if_empty(storage: Storage, ledger: int) -> bool:
-    """Record a closed ledger as lost where all its entries are; say whether that was so."""
+    """Record a closed ledger as lost where all its entries are; return whether that was so."""
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
     last = sa.select(sa.func.count(), sa.func.max(entries.c.bytes)).where(*here)
     with storage.backend.snapshot() as connection:

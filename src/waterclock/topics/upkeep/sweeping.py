@@ -20,21 +20,21 @@ CLAIM = 60_000_000_000
 """How long a file that is being removed is left alone by others, ns."""
 
 _CHUNK = 256
-"""Entries that one transaction deletes at the most, so that appends get their turn in between."""
+"""Entries that one transaction deletes at most, so that appends get their turn in between."""
 
 _CHUNK_BYTES = 4 << 20
-"""Bytes of entries that one transaction deletes at the most; a single entry may be larger."""
+"""Bytes of entries that one transaction deletes at most; a single entry may be larger."""
 
 _log = logging.getLogger(__name__)
 
 
 def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, LedgerFiles] | None = None) -> int:
-    """Remove files whose owner's lease or whose grace time has ended, and rows left over; give how many files.
+    """Remove files whose owner's lease or whose grace time has ended, and rows left over; return how many files.
 
     Running maxima that a killed deletion has left too high are lowered.
 
     A file that cannot be deleted now is left to the next sweep with a warning in the log; with ``strict`` it is an
-    UnavailableError, and a path outside the store is forgotten with a warning. Where a store is absent, is another one
+    UnavailableError, and a path outside the store is forgotten with a warning. If a store is absent, is another one
     or is down, no file of it is tried and none forgotten.
 
     Parameters

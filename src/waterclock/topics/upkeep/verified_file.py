@@ -26,7 +26,7 @@ class HashedSink:
     Parameters
     ----------
     sink
-        Where the bytes go.
+        The file that the bytes go to.
     """
 
     closed = False
@@ -37,14 +37,14 @@ class HashedSink:
         self.checksum = 0
 
     def write(self, data: bytes) -> int:
-        """Write some bytes; give how many."""
+        """Write some bytes; return how many."""
         self._sink.write(data)
         self.checksum = checksum(data, self.checksum)
         self._written += len(data)
         return len(data)
 
     def tell(self) -> int:
-        """Give how many bytes were written."""
+        """Return how many bytes were written."""
         return self._written
 
     def flush(self) -> None:
@@ -55,7 +55,7 @@ class HashedSink:
 def read_back(
     files: LedgerFiles, path: str, size: int, footer: bytes, fingerprints: Sequence[int], written: int
 ) -> Iterator[tuple[int, pa.Table, list[int]]]:
-    """Read a new file whole; give each row group's number, its table, and the checksums of its column chunks.
+    """Read a new file whole; return each row group's number, its table, and the checksums of its column chunks.
 
     The checksums are those of the very bytes from which the table was decoded that equals what was written.
 
@@ -73,7 +73,7 @@ def read_back(
     Raises
     ------
     UnavailableError
-        Where the file cannot be read, or is not what was written.
+        If the file cannot be read, or is not what was written.
     """
     try:
         if read_footer(files, path) != footer:

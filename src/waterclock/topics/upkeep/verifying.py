@@ -56,7 +56,7 @@ def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | N
     Raises
     ------
     UnavailableError
-        Where the store or the database cannot be reached, or is another one: that is no fault.
+        If the store or the database cannot be reached, or is another one: that is no fault.
     """
     storage.files.check()
     rows, topic = _catalogue(storage)
@@ -116,7 +116,7 @@ def check_succession(rows: Sequence[Mapping[Any, Any]], topic: Mapping[Any, Any]
 
 
 def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
-    """Say where a running maximum is too low, so that searches pass over messages; too high costs them only time."""
+    """Say where a running maximum is too low, so that searches skip messages; too high costs them only time."""
     peak: dict[str, int] = dict.fromkeys(BOUNDED, MIN_NS)
     for row in rows:
         ends = {time: row[f"end_{time}"] for time in BOUNDED}

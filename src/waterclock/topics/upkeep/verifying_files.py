@@ -117,7 +117,7 @@ class _RowGroupPart(NamedTuple):
 
 
 def _by_row_group(opened: Iterable[tuple[Any, SealedLedger]]) -> Iterator[tuple[int, list[_RowGroupPart]]]:
-    """Give each row group of the file once, with the pieces of all ledgers that lie in it."""
+    """Return each row group of the file once, with the pieces of all ledgers that lie in it."""
     pieces: dict[int, list[_RowGroupPart]] = {}
     for _, ledger in opened:
         for at, group in enumerate(ledger.groups):

@@ -54,7 +54,7 @@ class Appended(NamedTuple):
     count
         How many messages there were.
     duplicate
-        True where the topic held them already and nothing was written.
+        True if the topic held them already and nothing was written.
     rejected
         The messages that were not written, because the topic does not take them. Of a repeat: those that were not
         written the first time, as long as its position is remembered.
@@ -72,7 +72,7 @@ class _Append(Waiting):
     Attributes
     ----------
     since
-        Where the topic ended when a transaction first held this append; None before. Where there is one, a commit may
+        Where the topic ended when a transaction first held this append; None before. If there is one, a commit may
         have taken place of which no answer came, and writing the entry once more would double it.
     """
 
@@ -93,12 +93,12 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     Raises
     ------
     ProducerFencedError
-        Where a newer instance of the producer has taken over.
+        If a newer instance of the producer has taken over.
     InvalidArgumentError
-        Where the messages' numbers were used for others, were appended in part or lie before the producer's last, or
+        If the messages' numbers were used for others, were appended in part or lie before the producer's last, or
         where they are too large for the database.
     NotFoundError
-        Where the topic was removed.
+        If the topic was removed.
     """
     if len(entry.data) > storage.backend.largest_value:
         raise InvalidArgumentError(

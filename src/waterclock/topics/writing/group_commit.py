@@ -1,6 +1,6 @@
 """Group commit: appends of several threads to one topic share transactions; each keeps its own entry and answer.
 
-An append stands in the topic's line. Where no append leads, it leads: it takes those that stand first, itself the first
+An append stands in the topic's line. If no append leads, it leads: it takes those that stand first, itself the first
 of them, carries them out in one transaction, and hands the lead to the next one in line, if there is one. So a thread
 that is alone begins at once and does not wait, and while the disk is busy for one group, the next gathers. Those who
 have just got their answers often append again at once, so a leader waits for as many as there were, but only a moment.
@@ -24,16 +24,16 @@ from waterclock._support import moments
 from waterclock.database.per_database_cache import PerDatabaseCache
 
 MOST_APPENDS = 512
-"""Appends that one transaction takes at the most."""
+"""Appends that one transaction takes at most."""
 
 MOST_BYTES = 4 << 20
-"""Bytes of entries that one transaction takes at the most; a single append may be larger."""
+"""Bytes of entries that one transaction takes at most; a single append may be larger."""
 
 GATHERING = 0.5
-"""How long a leader waits for others at the most, as a share of what the transaction before took."""
+"""How long a leader waits for others at most, as a share of what the transaction before took."""
 
 LONGEST_GATHERING = 0.002
-"""How long it waits at the most, seconds."""
+"""How long it waits at most, seconds."""
 
 
 class Waiting:
@@ -50,7 +50,7 @@ class Waiting:
         self._asleep.acquire()
 
     def finish(self, answer: Any = None, error: Exception | None = None) -> None:
-        """Give the answer or the error; the append's own thread learns of it when its leader is done."""
+        """Return the answer or the error; the append's own thread learns of it when its leader is done."""
         self.answer, self.error = answer, error
         self.is_finished = True
 
@@ -167,5 +167,5 @@ _lines = PerDatabaseCache[_Lines](lambda _: _Lines())
 
 
 def line_of(backend: object, topic_id: int) -> Line[Any]:
-    """Give the line of a topic: the same for all who append to it through one backend, while an append stands in it."""
+    """Return the queue of a topic: shared by all appends through one backend, as long as one waits."""
     return _lines.of(backend).line(topic_id)

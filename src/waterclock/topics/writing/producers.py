@@ -35,7 +35,7 @@ class Tenure(NamedTuple):
     producer_epoch
         Its number; the topic refuses appends of instances with smaller ones.
     last
-        Number of the producer's last message; None where it has none.
+        Number of the producer's last message; None if it has none.
     numbering
         All that is known of the producer's numbers.
     """
@@ -75,7 +75,7 @@ class Producers:
         self.put(append.name, numbering.appended(append, position, verdict))
 
     def get(self, name: str) -> Numbering | None:
-        """Give what is known of a producer; None where there is none of this name."""
+        """Return what is known of a producer; None if there is none of this name."""
         if name not in self._known:
             self._known[name] = self._read[name] = read_producer(self._storage, self._connection, name)
         return self._known[name]
@@ -98,7 +98,7 @@ class Producers:
 
 
 def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Numbering | None:
-    """Read what is known of a producer; None where there is none of this name."""
+    """Read what is known of a producer; None if there is none of this name."""
     row = connection.execute(_READ, _key(storage, name)).first()
     return None if row is None else Numbering.read(*row)
 
@@ -106,7 +106,7 @@ def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Num
 def numbered(
     producer: str | None, sequence: int | None, producer_epoch: int | None, messages: int, checksum: int
 ) -> ProducerAppend | None:
-    """Check what a caller says about its producer; None where it names none."""
+    """Check what a caller says about its producer; None if it names none."""
     if (producer is None) != (sequence is None):
         raise InvalidArgumentError(f"producer and sequence must be given together, got {producer!r} and {sequence!r}")
     if producer is None or sequence is None:
@@ -133,35 +133,35 @@ def take_over(storage: Storage, name: str) -> Tenure:
 
 
 def newest_append(storage: Storage, name: str) -> Position | None:
-    """Give the position of a producer's newest append; None where it has none, or all of that was rejected."""
+    """Return the position of a producer's newest append; None if it has none, or all of that was rejected."""
     with storage.backend.snapshot() as connection:
         numbering = read_producer(storage, connection, name)
     return numbering.recent[-1].position if numbering is not None and numbering.recent else None
 
 
 def newest_numbers(storage: Storage, name: str) -> tuple[int, int] | None:
-    """Give the first and the last number of a producer's newest append; None where none is remembered."""
+    """Return the first and the last number of a producer's newest append; None if none is remembered."""
     with storage.backend.snapshot() as connection:
         numbering = read_producer(storage, connection, check_name(name))
     return numbering.recent[-1][:2] if numbering is not None and numbering.recent else None
 
 
 def last_sequence(storage: Storage, name: str) -> int | None:
-    """Give the number of the last message that a producer has appended; None where there is none."""
+    """Return the number of the last message that a producer has appended; None if there is none."""
     with storage.backend.snapshot() as connection:
         numbering = read_producer(storage, connection, check_name(name))
     return None if numbering is None else numbering.last
 
 
 def producers_named(storage: Storage, prefix: str) -> dict[str, Numbering]:
-    """Give what is known of the producers whose names begin so, by their names."""
+    """Return what is known of the producers whose names begin so, by their names."""
     chosen = sa.select(*_READ.selected_columns, producers.c.name).where(*_begins(storage, prefix))
     with storage.backend.snapshot() as connection:
         return {name: Numbering.read(*row) for *row, name in connection.execute(chosen)}
 
 
 def forget_producers(storage: Storage, prefix: str) -> int:
-    """Forget the producers whose names begin so, and with them what they appended; give how many."""
+    """Forget the producers whose names begin so, and with them what they appended; return how many."""
     chosen = sa.delete(producers).where(*_begins(storage, prefix))
     return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
 

@@ -42,7 +42,7 @@ class Producer(Closing):
     Attributes
     ----------
     last_sequence
-        Number of the last message that is stored, or was rejected; None where there is none. Go on after it.
+        Number of the last message that is stored, or was rejected; None if there is none. Go on after it.
     rejected
         How many messages the topic did not take since this producer was opened; each is a warning in the log.
     """
@@ -82,12 +82,12 @@ class Producer(Closing):
         Returns
         -------
         bool
-            False where the topic held the message already when this producer was opened.
+            False if the topic held the message already when this producer was opened.
 
         Raises
         ------
         InvalidArgumentError
-            Where the number is smaller than one before, and the topic does not hold that message, or does not know.
+            If the number is smaller than one before, and the topic does not hold that message, or does not know.
         WaterclockError
             The error of an earlier append, for example `ProducerFencedError`: what was sent since is not stored.
         """

@@ -55,7 +55,7 @@ class RateBatches(NamedTuple):
 class RateAwareColumns:
     """Batches the messages of one source like `RateAwareBatcher`, from arrays, many calls at a time.
 
-    What is in no batch is kept, as stream, event time and number only, and laid out anew at every `add`; so give many
+    What is in no batch is kept, as stream, event time and number only, and laid out again at every `add`; so give many
     calls at once.
 
     Parameters
@@ -70,7 +70,7 @@ class RateAwareColumns:
     InvalidArgumentError
         For an option that cannot be meant.
     UnavailableError
-        Where no folder can be written in which Numba could keep the compiled code.
+        If no folder can be written in which Numba could keep the compiled code.
 
     Notes
     -----
@@ -188,7 +188,7 @@ class RateAwareColumns:
         *,
         flush: bool = False,
     ) -> RateBatches:
-        """Take in the messages of many calls, and give out the batches that close.
+        """Add the messages of many calls, and return the batches that they close.
 
         Parameters
         ----------
@@ -197,7 +197,7 @@ class RateAwareColumns:
         event_times
             Whole numbers, ns.
         calls
-            Where calls begin and end: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
+            The bounds of calls: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
             the number of messages, never descending. Default: all came together.
         clock
             What a clock showed at each call, int64 ns, for the stall rule only. Without it no time passes, and of the
@@ -262,9 +262,9 @@ class RateAwareColumns:
         Raises
         ------
         DamagedError
-            Where ``state`` is one, but not as it was written.
+            If ``state`` is one, but not as it was written.
         SchemaError
-            Where it is something else or of another version.
+            If it is something else or of another version.
 
         Notes
         -----
@@ -384,7 +384,7 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
 
 
 def in_kernel(rule: RateRule) -> tuple[int, int]:
-    """Give length and timeout as the kernel knows them."""
+    """Return length and timeout as the kernel knows them."""
     return rule.batch_length, compiled().NEVER if rule.factor is None else int(rule.timeout)
 
 
@@ -406,12 +406,12 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
 
 
 def compiled() -> Any:
-    """Give the compiled rule.
+    """Return the compiled rule.
 
     Raises
     ------
     UnavailableError
-        Where no folder can be written in which Numba could keep the compiled code.
+        If no folder can be written in which Numba could keep the compiled code.
     """
     try:
         # Importing Numba takes several times as long as all else; batching message by message does not need it.

@@ -69,9 +69,9 @@ class RateColumnsState(NamedTuple):
         Raises
         ------
         DamagedError
-            Where the bytes are those of a state, but not as they were written.
+            If the bytes are those of a state, but not as they were written.
         SchemaError
-            Where they are something else or of another version.
+            If they are something else or of another version.
         """
         if not has_form(_FORM, state):
             raise SchemaError(f"{len(state)} bytes are not the state of rate-aware columns")
@@ -102,7 +102,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]]) -> dict[str, Array]:
     sizes = [prod(shape) * np.dtype(kind).itemsize for kind, shape in zip(_ARRAYS.values(), shapes, strict=True)]
     unpacker = zlib.decompressobj()
     try:
-        data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, even where the bytes would become more
+        data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, even if the bytes would become more
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(data) != sum(sizes) or not unpacker.eof or unpacker.unused_data:

@@ -152,7 +152,7 @@ def _period(ordered: Ints, double: int) -> tuple[float, int]:
 
 @njit(error_model="numpy")
 def _obvious(ring: Ints, count: int) -> int:
-    """Find the rate where it does not depend on which difference is the median; 0 where it does."""
+    """Find the rate where it does not depend on which difference is the median; 0 if it does."""
     shortest = longest = ring[0]
     for k in range(1, count):
         shortest, longest = min(shortest, ring[k]), max(longest, ring[k])
@@ -218,7 +218,7 @@ def _merge(one: int, other: int, messages: WaitingMessages) -> int:
 
 @njit(error_model="numpy", inline="always")  # passing all these arrays on costs thirty times the work
 def _push_behind(row: int, message: int, tracks: Table, messages: WaitingMessages) -> bool:
-    """Push a message behind the newest of its pile, as nearly all are; False where it belongs elsewhere.
+    """Push a message behind the newest of its pile, as nearly all are; False if it belongs elsewhere.
 
     It waits as long as any, so that it may be below the newest, and catching up stays linear.
     """
@@ -341,7 +341,7 @@ def _windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
 
 @njit(error_model="numpy")
 def _begin_track(row: int, known: Known) -> None:
-    """Make a track anew."""
+    """Make a track again."""
     track = known.tracks[row]
     track[TRACKED] = 1
     track[NEWEST] = NEVER
@@ -380,7 +380,7 @@ def _placed(anchor: int, length: int) -> int:
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 
-# Where the last start and the step of a run of starts stand, behind its first.
+# If the last start and the step of a run of starts stand, behind its first.
 _LAST, _STEP = 1, 2
 
 
@@ -452,13 +452,13 @@ def _begin_start(start: int, step: int, facts: Ints) -> None:
         _remember_run(MIN_NS, _remove_earliest_run(facts), 1, facts)
 
 
-# Where the other facts of a piece of traffic elsewhere stand, behind its oldest event time.
+# If the other facts of a piece of traffic elsewhere stand, behind its oldest event time.
 _UNTIL, _COVERED, _CALLS, _MARK = 1, 2, 3, 4
 
 
 @njit(error_model="numpy")
 def _within(low: int, high: int, most: int) -> int:
-    """Give how far apart two times are, but at most so far."""
+    """Return how far apart two times are, but at most so far."""
     between = _apart(low, high)
     return most if between > np.uint64(most) else int(between)
 
@@ -1057,7 +1057,7 @@ def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts[SINCE] = facts[LOOKED]
 
 
-# Arrow's memory is read-only, and Numba compiles for that only where the signature says so.
+# Arrow's memory is read-only, and Numba compiles for that only if the signature says so.
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
 _flags_in = types.Array(types.boolean, 1, "C", readonly=True)

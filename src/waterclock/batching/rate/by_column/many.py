@@ -98,7 +98,7 @@ class RateAwareMany:
         self.kept_sources = np.empty(0, np.int64)
 
     def admit(self, sources: int, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> Ints:
-        """Learn of further sources and streams, and give the row of each message's track among those of its source.
+        """Learn of further sources and streams, and return the row of each message's track among those of its source.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class RateAwareMany:
     def add(
         self, rows: Ints, times: Ints, bounds: Ints, begins: npt.NDArray[np.bool_], flush: npt.NDArray[np.bool_]
     ) -> ManyBatches:
-        """Take in the messages of many calls, and give out the batches that close.
+        """Add the messages of many calls, and return the batches that they close.
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class RateAwareMany:
         )
 
     def take(self, wanted: Ints) -> npt.NDArray[np.intp]:
-        """Know some of the sources only, in this order, and give that of the messages that are kept.
+        """Know some of the sources only, in this order, and return that of the messages that are kept.
 
         Parameters
         ----------
@@ -230,7 +230,7 @@ class RateAwareMany:
 
 
 def _calls(bounds: Ints, begins: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Give where calls of each source begin, counted from its first message, and behind them where the last ends."""
+    """Return where calls of each source begin, counted from its first message, and behind them where the last ends."""
     firsts = np.flatnonzero(begins)
     of_source = np.searchsorted(bounds, firsts, side="right") - 1
     counts = np.bincount(of_source, minlength=len(bounds) - 1)

@@ -44,7 +44,7 @@ def from_arrays(
     Raises
     ------
     ValueError
-        Where it is something else.
+        If it is something else.
     """
     kernel = compiled()
     unpacker = zlib.decompressobj()

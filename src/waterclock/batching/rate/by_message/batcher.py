@@ -44,13 +44,13 @@ class RateAwareBatcher:
     Ride along, held for the next window
         A message without a grid joins the window if it is not after its end. Up to three lengths after the end it is
         held; beyond, it is let through to the window in progress. While catching up, the three lengths count from the
-        newest overflow, for the window will get there. Where no stream gates, it is held however far ahead it is.
+        newest overflow, for the window will get there. If no stream gates, it is held however far ahead it is.
     Gap
-        Where every gating stream has messages waiting for later windows and none has sent anything for this one, the
-        window moves by whole lengths to the first that waits. Where no stream gates, it is enough that something waits
+        If every gating stream has messages waiting for later windows and none for this one, the
+        window moves by whole lengths to the first that waits. If no stream gates, it is enough that something waits
         and the window is empty. What rode along in the window closes (``gap``).
     Contract departures
-        No batch is empty: a window without messages is passed over, for any reason it may end.
+        No batch is empty: a window without messages is skipped, for any reason it may end.
     Stream lifecycle
         A stream absent from five batches is forgotten, and may join again.
     Batch length
@@ -64,19 +64,19 @@ class RateAwareBatcher:
     Another era
         A message more than 1000 lengths from the window is delivered with it, and does nothing else.
     Stall
-        Where messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
-        holds (``stall``). Where the bulk of that lies within it, the next window follows, as in a replay; else the
+        If messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
+        holds (``stall``). If the bulk of that lies within it, the next window follows, as in a replay; else the
         next window begins at the newest plausible event time. Here what covers at least 5 lengths comes before what
         is only numerous.
 
         The same happens without a clock, so that a replay recovers too: where the high-water mark stands while another
         era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
         in them counts as three lengths at most. Each era counts apart, so that a stream whose clock is wrong does
-        not hide the others. It happens also where 100,000 messages have joined the window while the mark stands.
+        not hide the others. It happens even if 100,000 messages have joined the window while the mark stands.
 
         The first window, and one that a stall has placed in another era, is doubtful: a wrong clock may have been alone
         there. It goes to where the traffic is also while it closes, as long as other eras' messages, in it or in the
-        batch before, are more than its own and move on at most twice as far. Where it has moved so, it is no longer
+        batch before, are more than its own and move on at most twice as far. If it has moved so, it is no longer
         doubtful; nor is the first one where two streams have agreed for 10 lengths.
 
         Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
@@ -98,7 +98,7 @@ class RateAwareBatcher:
     clock
         Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
     forget_after
-        How long a source may be silent, above zero; default None: for ever. Where all messages of a call were received
+        How long a source may be silent, above zero; default None: forever. If all messages of a call were received
         longer than this after the last one before, the batcher gives out everything first, as `flush` does, and then
         takes the call as a new batcher would: it is a batch (``start``), and rates are learned again. Only receive
         times decide, so a replay gives the same batches.
@@ -139,7 +139,7 @@ class RateAwareBatcher:
         self._assembly: Assembly | None = None
 
     def add(self, messages: Iterable[Message]) -> list[Batch]:
-        """Take in messages that arrived together, in order of arrival, and give out the batches that close.
+        """Take in messages that arrived together, in order of arrival, and return the batches that close.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class RateAwareBatcher:
         return self._forget() if at is not None and at <= to_time(now, "now") else []
 
     def flush(self) -> list[Batch]:
-        """Give out everything, window by window, as at the end of the data; an empty window gives no batch."""
+        """Close everything, window by window, as at the end of the data; an empty window gives no batch."""
         self._stall.look()
         batches: list[Batch] = []
         assembly = self._assembly
@@ -240,7 +240,7 @@ class RateAwareBatcher:
         return batches
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Give out everything, as `flush` does, and place the window anew on what the next call brings.
+        """Close everything, as `flush` does, and let the next call place the window again.
 
         Rates stay known, and so does where windows have begun: no batch has the identity of an earlier one.
 
@@ -313,7 +313,7 @@ class RateAwareBatcher:
 
     @property
     def stalls_at(self) -> float | None:
-        """When the window stalls by ``clock`` if nothing closes it, s; None where nothing is buffered."""
+        """When the window stalls by ``clock`` if nothing closes it, s; None if nothing is buffered."""
         return self._stall.overdue_at(self.batch_length) if self.buffered else None
 
     @property
@@ -323,7 +323,7 @@ class RateAwareBatcher:
 
     @property
     def forgotten_at(self) -> int | None:
-        """The earliest ``now`` for which `advance` forgets the source, ns; None where there is none to forget."""
+        """The earliest ``now`` for which `advance` forgets the source, ns; None if there is none to forget."""
         return self._silence.forgotten_at
 
     @property
@@ -360,9 +360,9 @@ class RateAwareBatcher:
         Raises
         ------
         SchemaError
-            Where ``state`` is something else or of another version.
+            If ``state`` is something else or of another version.
         InvalidArgumentError
-            Where ``gated`` is missing, or given although the state names the streams.
+            If ``gated`` is missing, or given although the state names the streams.
         """
         known = from_bytes(state)
         if (known.gated is None) != callable(gated):
@@ -393,7 +393,7 @@ class RateAwareBatcher:
             )
 
     def _forget(self) -> list[Batch]:
-        """Give out everything, and be as new; a length that was set stays."""
+        """Close everything, and start again like a new batcher; a length that was set stays."""
         batches = self.flush()
         if self._assembly is not None:
             self._rule = self._assembly.pending or self._assembly.rule
@@ -417,7 +417,7 @@ class RateAwareBatcher:
         return [self._assembly.batch(messages, begin, start, "start")]
 
     def _begin_window(self, assembly: Assembly, messages: list[Message]) -> None:
-        """Begin to count anew where nothing is buffered, and find the window where it is lost."""
+        """Begin to count again where nothing is buffered, and find the window where it is lost."""
         self._stall.rearm(assembly.high_water if assembly.doubtful else None)
         if assembly.lost and messages:
             assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])

@@ -49,7 +49,7 @@ class RateLanes:
     def check(self, together: dict[str, list[Message]], met: dict[str, RateAwareBatcher]) -> dict[str, list[Message]]:
         """Check what arrived together, by source, and then take in the batchers of the sources met with it.
 
-        Where a batcher or a user's function refuses, none changes, and no batcher is taken in.
+        If a batcher or a user's function refuses, none changes, and no batcher is taken in.
         """
         batchers = self.batchers
         checked = {
@@ -60,7 +60,7 @@ class RateLanes:
         return checked
 
     def take(self, source: str, messages: list[Message]) -> list[Batch]:
-        """Give a source what `check` has returned."""
+        """Return a source what `check` has returned."""
         batcher = self.batchers[source]
         closed = batcher.take(messages)
         if source not in self._watched:
@@ -112,11 +112,11 @@ class RateLanes:
         return closed
 
     def flush(self) -> list[Batch]:
-        """Give out everything."""
+        """Close every batch of every source, and return them."""
         return [batch for batcher in self.batchers.values() for batch in batcher.flush()]
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Have one source begin anew, or all."""
+        """Have one source begin again, or all."""
         names = list(self.batchers) if source is None else [source]
         return [batch for name in names for batch in self.batchers[name].reset()]
 

@@ -18,7 +18,7 @@ _receive_time = attrgetter("receive_time")
 
 
 def checked_silence(forget_after: Duration | None) -> int | None:
-    """Check for how long a source may be silent, and give it in ns; None for ever.
+    """Check for how long a source may be silent, and return it in ns; None: forever.
 
     Raises
     ------
@@ -35,7 +35,7 @@ class Silence:
     Attributes
     ----------
     after
-        ns; None for ever.
+        ns; None: forever.
     clock
         The greatest receive time, ns; None before the first message.
     """
@@ -54,7 +54,7 @@ class Silence:
         return None if self.after is None or self.clock is None else self.clock + self.after
 
     def check(self, messages: Iterable[Message]) -> None:
-        """Insist on receive times."""
+        """Check for receive times."""
         for message in messages:
             if message.receive_time is None:
                 raise InvalidArgumentError(

@@ -24,7 +24,7 @@ class Elsewhere(NamedTuple):
     calls
         How many calls brought it; two are enough.
     mark
-        Where the high-water mark stood before it came, ns.
+        The high-water mark before it came, ns.
     """
 
     oldest: int
@@ -73,17 +73,17 @@ class StallWatch:
         self.since = min(self.since, now)
 
     def rearm(self, rivalled_at: int | None = None) -> None:
-        """Begin to count anew; see `moved`."""
+        """Begin to count again; see `moved`."""
         self.since = self.now
         self.moved(rivalled_at)
 
     def moved(self, rivalled_at: int | None = None) -> None:
-        """Begin to count anew what came since the high-water mark moved.
+        """Begin to count again what came since the high-water mark moved.
 
         Parameters
         ----------
         rivalled_at
-            Where the mark stands (ns) of a window that other eras rival: what keeps pace with it counts on. None of
+            The mark (ns) of a window that other eras rival: what keeps pace with it counts on. None of
             any other window.
         """
         self.unmoved = 0
@@ -114,7 +114,7 @@ class StallWatch:
         joined
             How many messages joined the window.
         mark
-            Where the high-water mark stood before the call, ns.
+            The high-water mark before the call, ns.
         batch_length
             ns.
         """

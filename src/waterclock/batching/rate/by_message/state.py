@@ -34,7 +34,7 @@ _MOST_FACTS = 2**28
 def to_bytes(
     rule: RateRule, gated: Gated | None, stall: StallWatch, silence: Silence, assembly: Assembly | None
 ) -> bytes:
-    """Write the state; ``gated`` is None where a function chooses."""
+    """Write the state; ``gated`` is None if a function chooses."""
     facts: dict[str, Any] = {
         "version": _VERSION,
         "rule": _rule_facts(rule),
@@ -78,7 +78,7 @@ class RateState:
     rule
         Options of the batcher when it was made.
     gated
-        Which streams may gate; None where a function chooses.
+        Which streams may gate; None if a function chooses.
     waited
         Seconds for which the window had waited.
     unmoved, elsewhere
@@ -97,12 +97,12 @@ class RateState:
     _messages: Iterator[Message]
 
     def assembly(self, may_gate: Callable[[str], bool]) -> Assembly | None:
-        """Make the assembly anew; once only, as it takes the messages.
+        """Make the assembly again; once only, as it takes the messages.
 
         Raises
         ------
         DamagedError
-            Where it cannot have been written so.
+            If it cannot have been written so.
         """
         if self._facts is None:
             return None
@@ -138,9 +138,9 @@ def from_bytes(data: bytes) -> RateState:
     Raises
     ------
     DamagedError
-        Where the bytes are those of a state, but not as they were written.
+        If the bytes are those of a state, but not as they were written.
     SchemaError
-        Where they are something else, or of another version.
+        If they are something else, or of another version.
     """
     written, columns = _FORM.read(data)
     with read_as(_FORM.name):

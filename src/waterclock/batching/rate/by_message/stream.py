@@ -95,7 +95,7 @@ class Track(StreamPeriodEstimator):
         self.notice_from = NEVER if self.grid is None or self.satisfied else self.last_from
 
     def regrid(self, start: int, rule: RateRule) -> None:
-        """Build the grid anew from the estimated rate, for windows from ``start`` (ns) on.
+        """Build the grid again from the estimated rate, for windows from ``start`` (ns) on.
 
         A stream without a rate, or with less than one pulse a batch, has no grid and does not gate. The origin is kept
         while it is plausible: not in another era. Else it is the stream's first event time in the window, or its

@@ -39,7 +39,7 @@ class Assembly:
     tracks, riding
         The streams that may gate by name, and what serves all others.
     track_of
-        Where each stream's messages go, by name.
+        The track of each stream's messages, by name.
     gating, contributing
         How many streams gate, and how many of them sent something for the window.
     waiting
@@ -51,9 +51,9 @@ class Assembly:
     outnumbered
         Other eras' messages were more than its own in the window that closed last.
     lost
-        The window is to be placed anew on what comes next; nothing is in it.
+        The window is to be placed again on what comes next; nothing is in it.
     starts, setbacks
-        Where windows have begun, and how often one was placed before the furthest of them.
+        The starts of windows, and how often one was placed before the furthest of them.
     """
 
     __slots__ = (
@@ -141,7 +141,7 @@ class Assembly:
             self.high_water = max(self.high_water, min(newest, self.window.cap))
 
     def place(self, message: Message) -> bool:
-        """Place a message by all the rules; False where it is of another era."""
+        """Place a message by all the rules; False if it is of another era."""
         window = self.window
         event_time = message.event_time
         if not window.era_from <= event_time <= window.era_until:
@@ -334,7 +334,7 @@ class Assembly:
         return Batch(self.source, start, end, self.high_water, reason, tuple(sorted(messages, key=_in_order)))
 
     def _review(self) -> None:
-        """Stream lifecycle: build the grids of those present anew, and forget those absent from five batches."""
+        """Stream lifecycle: build the grids of those present again, and forget those absent from five batches."""
         for stream, track in list(self.tracks.items()):
             if track.present:
                 track.absent = 0
