@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from waterclock._support import prometheus
+from waterclock import prometheus
 from waterclock.work.ground.counts import Counts
 
 _PREFIX = "waterclock_worker_"

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from waterclock._support import moments, prometheus
+from waterclock import prometheus
+from waterclock._support import moments
 from waterclock._support.quoting import in_a_line
 from waterclock.errors import WaterclockError
 from waterclock.spark.pipeline.definition import Pipeline

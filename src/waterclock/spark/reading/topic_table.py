@@ -77,7 +77,7 @@ def table(
         Name of the topic.
     files
         The URL under which Spark finds the folder or bucket that Waterclock knows as ``ledgers``, if that is not the
-        same place under Spark's own name for it (``file://`` for a folder, ``s3a://`` for ``s3://``, else the same URL).
+        same place under Spark's own name for it (``file://`` for a folder, ``s3a://`` for ``s3://``, or the same URL).
     since, until
         Begin at, and stop before, the first message at or after that time, as ``startingTimestamp`` and
         ``endingTimestamp`` of the format ``waterclock`` do. Ledgers outside are not opened.
