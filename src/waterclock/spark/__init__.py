@@ -48,7 +48,7 @@ _HOMES = {
     "archive_tables": "upkeep",
     "compact_topic": "upkeep",
     "seal_topic": "upkeep",
-    "session": "session.session",
+    "session": "runtime.session",
 }
 
 
