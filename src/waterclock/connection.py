@@ -295,8 +295,8 @@ class Database(Closing):
     def begin(self) -> AbstractContextManager[sa.Connection]:
         """Begin a transaction of your own: it commits when the block ends, and an error in the block rolls it back.
 
-        Pass its connection to whatever takes ``connection=``. On SQLite the transaction waits for the write lock first,
-        half a minute at most.
+        Pass its connection as ``connection=`` to `MessageTable.put`, `Delivery.ack` and all else that takes one. On
+        SQLite the transaction waits for the write lock first, half a minute at most.
 
         Returns
         -------

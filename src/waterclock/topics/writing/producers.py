@@ -120,7 +120,7 @@ def numbered(
 def take_over(storage: Storage, name: str) -> Tenure:
     """Start a new instance of a producer: fence all earlier ones."""
 
-    def begin_epoch(connection: sa.Connection) -> Tenure:
+    def fence_earlier(connection: sa.Connection) -> Tenure:
         storage.lock(connection)
         known = Producers(storage, connection)
         before = known.get(name) or Numbering(0)
@@ -129,7 +129,7 @@ def take_over(storage: Storage, name: str) -> Tenure:
         known.write()
         return Tenure(numbering.producer_epoch, numbering.last, numbering)
 
-    return storage.backend.transact(begin_epoch)
+    return storage.backend.transact(fence_earlier)
 
 
 def newest_append(storage: Storage, name: str) -> Position | None:
