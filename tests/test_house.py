@@ -90,6 +90,8 @@ def _waits(node: ast.AST) -> bool:
 def test_no_two_classes_share_a_name() -> None:
     found: dict[str, list[str]] = {}
     for module, tree in modules().items():
+        if module.startswith("waterclock.aio"):  # has the same names, awaited
+            continue
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
