@@ -347,25 +347,22 @@ class Together(Direct):
                 self._pipeline.sync()
         except BaseException as error:
             self.has_failed = True
-            if isinstance(error, MISFITS):
-                raise exc.DataError(None, None, error) from error
-            cause = _first(error, driver_error)
+            cause = _first(error.orig if isinstance(error, exc.DBAPIError) else error, driver_error)
             if not isinstance(cause, driver_error):
                 raise
             named = self._wrapped(cause, *every[_failed(cause, cursors, len(every))])
-            named.connection_invalidated |= isinstance(
-                cause, self.dialect.loaded_dbapi.OperationalError
-            ) and not _state(cause)
+            lost = isinstance(cause, self.dialect.loaded_dbapi.OperationalError) and not _state(cause)
+            named.connection_invalidated |= lost or bool(getattr(error, "connection_invalidated", False))
             raise named from cause
         return cursors
 
     def _send(self, text: str, given: Any) -> Any:
         if given is None:
-            return self._frame.run(self._connection, text)
+            return self._translated(self._frame.run, self._connection, text)
         if not isinstance(given, list):
-            return self._connection.execute(text, given)
+            return self._translated(self._connection.execute, text, given)
         cursor = self._connection.cursor()
-        cursor.executemany(text, given)
+        self._translated(cursor.executemany, text, given)
         return cursor
 
     def _lay_out(
