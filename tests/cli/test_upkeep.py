@@ -19,7 +19,7 @@ def test_upkeep_runs_once_and_its_status_says_what_failed(shell: Shell) -> None:
     assert [row["task"] for row in shell.json("upkeep")] == ["seal", "compact", "tick", "release", "purge"]
     shutil.rmtree(shell.folder / "factory.db-ledgers")
     shell("upkeep", "--quiet", expect=FAILED)
-    assert "waterclock: seal of topic 'telemetry' failed: the ledger store" in shell.said
+    assert "waterclock: seal of topic 'telemetry' failed: cannot use the ledger store" in shell.said
     rows = {row["task"]: row for row in shell.json("upkeep", "status")}
     assert "waterclock-store.json is missing" in rows["seal"]["error"]
     assert (rows["purge"]["did"], rows["purge"]["error"]) == (0, None)

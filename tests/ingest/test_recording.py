@@ -87,4 +87,4 @@ def test_the_script_refuses_an_original_that_it_cannot_keep_whole(tmp_path: Path
     original.write_bytes(lzma.compress(b"1795250333.15\tcollectd/h/p/t\t1:2\n"))
     made = make(original, tmp_path / "made.parquet")
     assert made.returncode == 1
-    assert "does not match what" in made.stderr
+    assert "does not hold what" in made.stderr

@@ -177,7 +177,7 @@ def test_payloads_of_other_messages_are_refused(topic: Topic, name: str, value: 
     assert found_at(payloads, table.set_column(place, "event_time", micros)).num_rows == 9
     changed = table.to_pylist()
     changed[4][name] = value
-    with pytest.raises(wc.InvalidArgumentError, match="payloads: at 0:1:1 topic 'telemetry' has another message"):
+    with pytest.raises(wc.InvalidArgumentError, match="at 0:1:1 topic 'telemetry' has a message of source"):
         found_at(payloads, pa.Table.from_pylist(changed, table.schema))
 
 

@@ -168,7 +168,10 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        (["source", "stream", "event_time"], "there is no column 'receive_time'; it has source, stream, event_time"),
+        (
+            ["source", "stream", "event_time"],
+            "must have a column 'receive_time', got columns source, stream, event_time",
+        ),
         (
             ["source", "stream", "CAST(timestamp_micros(event_time) AS TIMESTAMP_NTZ) AS event_time", "receive_time"],
             "column 'event_time' is timestamp_ntz; it must be timestamp, or bigint in nanoseconds since the epoch",
@@ -178,14 +181,17 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
             "column 'receive_time' is double; it must be timestamp, or bigint in nanoseconds since the epoch",
         ),
         (["source", "stream", "current_date AS event_time", "receive_time"], "column 'event_time' is date; it must"),
-        (["source", "stream", "null AS event_time", "receive_time"], "column 'event_time' is void; it must be bigint"),
+        (
+            ["source", "stream", "null AS event_time", "receive_time"],
+            "column 'event_time' is void; it must be timestamp, or bigint",
+        ),
         (
             ["source", "stream", "event_time", "CAST(receive_time AS DECIMAL(20, 0)) AS receive_time"],
             r"column 'receive_time' is decimal\(20,0\); it must be .*. Cast it to BIGINT if it holds nanoseconds",
         ),
         (
             ["source", "stream AS Stream", "stream AS STREAM", "event_time", "receive_time"],
-            "the columns 'Stream', 'STREAM' may all be 'stream'; drop or rename all but one",
+            "must have one column 'stream', got 'Stream', 'STREAM'. Drop or rename all but one",
         ),
         (
             ["*", "1 AS ledger", "1 AS entry", "'1' AS index"],
