@@ -31,7 +31,7 @@ _PIECE = 4096  # messages that are turned from columns into objects at once
 
 
 class Backlog(NamedTuple):
-    """What a subscription has still to read.
+    """The unread messages of a subscription.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Subscription(Closing):
     lease
         How long it stays with a reader that neither reads nor commits, ns.
     on_damage
-        What this reader does where messages are damaged, lost or missing.
+        What this reader does if messages are damaged, lost or missing.
     """
 
     def __init__(self, storage: Storage, name: str, lease: int, on_damage: OnDamage = "raise") -> None:
@@ -84,7 +84,7 @@ class Subscription(Closing):
         self._stop = self._at
 
     def read(self, limit: int = 1000) -> list[Message]:
-        """Read on from where the last `read` ended, or where the subscription was moved to since.
+        """Read on from where the last `read` ended, or from where the subscription was moved to.
 
         Messages in front of something that cannot be read are given first; the next call meets it then.
 
@@ -115,7 +115,7 @@ class Subscription(Closing):
             return messages
 
     def commit(self) -> None:
-        """Make everything that was read so far count as read; durable when this returns.
+        """Commit everything that was read so far; durable when this returns.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class Subscription(Closing):
 
     @property
     def info(self) -> SubscriptionInfo:
-        """What the catalogue says about it."""
+        """Its description in the catalogue."""
         return rows.list_infos(self._storage, self.name)[0]
 
     @property
@@ -191,7 +191,7 @@ class Subscription(Closing):
         return Backlog(info.unread, max(self._storage.backend.now() - received, 0))
 
     def close(self) -> None:
-        """Let others read it. What was not committed will be read again."""
+        """Release it to other readers. Uncommitted messages will be read again."""
         with self._lock:
             rows.release(self._storage, self.name, self._holder)
             self._reader_epoch = -1
@@ -199,7 +199,7 @@ class Subscription(Closing):
     def _hold(self) -> NotBefore | None:
         row = rows.hold(self._storage, self.name, self._holder, self._lease)
         durable = Place(rows.position_of_row(row), row["ordinal"])
-        # Another epoch: it was moved or had another reader. Further ahead: messages expired under our eyes.
+        # Another epoch: it was moved or had another reader. Further ahead: messages expired meanwhile.
         if row["reader_epoch"] != self._reader_epoch or durable.position > self._at.position:
             self._reader_epoch = row["reader_epoch"]
             self._at = self._committed = durable
@@ -252,7 +252,7 @@ class Subscription(Closing):
         return from_arrow(taken)
 
     def _pass_over(self) -> None:
-        """Stand behind what was deleted or is recorded as lost, for good: no reader will ever commit these messages."""
+        """Move past deleted and lost messages for good: no reader will ever commit them."""
         if self._at == self._committed:
             return
         try:

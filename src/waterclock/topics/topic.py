@@ -248,8 +248,9 @@ class Topic:
         Raises
         ------
         DamagedError
-            If the message is in a damaged part. UnavailableError If a file cannot be read now. A lost file is skipped,
-            with a warning in the log.
+            If the message is in a damaged part.
+        UnavailableError
+            If a file cannot be read now. A lost file is skipped, with a warning in the log.
         """
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 

@@ -74,7 +74,9 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     Raises
     ------
     NotFoundError
-        If it does not exist. UnavailableError If its store is missing, or another one is there.
+        If it does not exist.
+    UnavailableError
+        If its store is missing, or another one is there.
     """
     row = _row(backend, check_name(name))
     if row is None:

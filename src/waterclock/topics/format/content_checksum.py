@@ -1,4 +1,4 @@
-"""The checksum of messages' contents, which tells a repeated append from one of other messages.
+"""The checksum of messages' contents, which distinguishes a repeated append from one of other messages.
 
 It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, which say when
 a message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the
@@ -27,7 +27,7 @@ _PAIRS = pa.list_(pa.struct([_HEADERS.key_field, _HEADERS.item_field]))  # Arrow
 
 
 def checksum_of_messages(messages: Sequence[Message]) -> int:
-    """Compute it message by message: for a few."""
+    """Compute it message by message: fast for a few."""
     return _combined(_parts_of_messages(messages))
 
 
@@ -57,7 +57,7 @@ def _parts_of_messages(messages: Sequence[Message]) -> Iterator[bytes]:
 
 
 def _of_headers(headers: Sequence[list[tuple[str, str]] | None]) -> Iterator[bytes]:
-    """Lay headers out in the order of their keys: messages whose headers came in another order are equal."""
+    """Write headers in the order of their keys, so that messages with reordered headers are equal."""
     yield struct.pack(f"<{len(headers)}i", *[-1 if each is None else len(each) for each in headers])
     pairs = [pair for each in headers if each for pair in sorted(each)]
     yield from _texts([key.encode() for key, _ in pairs])
@@ -78,7 +78,7 @@ def _parts_of_columns(batch: pa.RecordBatch) -> Iterator[bytes | memoryview]:
 
 
 def _of_header_columns(headers: pa.MapArray) -> Iterator[bytes | memoryview]:
-    """Lay them out as `_of_headers` does; as lists of Python they would take 20 µs a message."""
+    """Write them like `_of_headers`, by columns; as Python lists they would take 20 µs a message."""
     lists = headers.cast(_PAIRS)
     lengths = pc.call_function("list_value_length", [lists]).fill_null(-1).to_numpy()
     yield lengths.astype("<i4", copy=False).tobytes()

@@ -33,20 +33,20 @@ _ARROW = b"WCA1"
 """The form of an entry of many messages: a frame (`waterclock.checksum`) around an Arrow IPC stream."""
 
 _LOST = b"WCL1"
-"""The form of an entry that is gone for good: an empty frame. Its row says how many messages it held."""
+"""The form of a lost entry: an empty frame. Its row says how many messages it held."""
 
 DECODED_BYTES = 256 << 20
 """Bytes of columns that are decoded at once; a single entry may be larger.
 
-Entries are read by their compressed size, which says nothing of this one: 16 MiB of zeros compress to 1.5 kB. Arrow
+Entries are read by their compressed size, which does not limit this one: 16 MiB of zeros compress to 1.5 kB. Arrow
 joins no more than 2 GiB into one column.
 """
 
 _FEW = 64
-"""Messages up to which it is faster not to lay them out as columns."""
+"""Up to so many messages, columns are slower."""
 
 _LEAST_OF_ARROW = 1200
-"""Bytes that Arrow takes for a schema and one message: what packs smaller is not worth comparing."""
+"""Bytes that Arrow needs for a schema and one message: a smaller packed entry is not compared with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Entry:
     given
         How many messages were given.
     checksum
-        Of the contents of those (`waterclock.topics.format.content_checksum`); 0 if not asked for.
+        Of the contents of those (`waterclock.topics.format.content_checksum`); 0 if not requested.
     rejected
         The messages that were given and are not in the entry.
     times
@@ -110,7 +110,7 @@ def encode_entry(
     Raises
     ------
     InvalidArgumentError
-        If there is no message, or something that is not a message.
+        If there are no messages, or something else than messages.
     SchemaError
         If a table lacks a column.
     """
@@ -164,7 +164,7 @@ def _without(given: list[Message] | pa.RecordBatch, out: Collection[int]) -> lis
 
 
 def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[str]) -> Decoded:
-    """Check and decode entries to `PLACED_SCHEMA` without the columns that are not wanted.
+    """Check and decode the wanted columns of entries to `PLACED_SCHEMA`.
 
     Entries are decoded from the first on, until they exceed `DECODED_BYTES`.
 
@@ -175,12 +175,12 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
     rows
         The entries, given as (number, bytes). One that is recorded as lost has no messages.
     columns
-        Names out of `MESSAGE_SCHEMA`; what is not wanted is not decompressed.
+        Names out of `MESSAGE_SCHEMA`; other columns are not decompressed.
 
     Raises
     ------
     DamagedError
-        If an entry is not what was written; it names ledger and entry.
+        If an entry is damaged; it names ledger and entry.
     """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
     unpacked = _unpack_all(ledger, [row for row in rows if has_form(packed_entries.FORM, row[1])], columns)
@@ -274,7 +274,7 @@ def _of_stream(data: memoryview, wanted: Sequence[pa.Field]) -> pa.RecordBatch:
 
 
 def _as_few(given: list[Message] | pa.RecordBatch) -> list[Message] | None:
-    """Return the messages one by one, where they are few and lose nothing by it."""
+    """Return the messages one by one, if they are few and no data is lost by it."""
     if isinstance(given, list):
         return given if len(given) <= _FEW else None
     if given.num_rows > _FEW:
@@ -338,7 +338,7 @@ def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Me
     listed = list[object](messages)
     for message in listed:
         if not isinstance(message, Message):
-            # Types alone: the messages are data, and errors travel to logs.
+            # Only types: messages are data, and errors may be logged.
             raise InvalidArgumentError(
                 f"messages must be a list of Message objects or a pyarrow.Table, got a {type(message).__name__} in a"
                 f" {type(messages).__name__}"

@@ -1,11 +1,11 @@
 """The checksums of a sealed ledger's file, as the catalogue keeps them: compared before anything is decoded.
 
-There is one for each thing that is read on its own: the footer, the text of the ledger's row groups in the catalogue,
+There is one for each part that is read on its own: the footer, the text of the ledger's row groups in the catalogue,
 and each column chunk of a row group, from its first page (the dictionary, where it has one) to the end of its last
-page, page headers included. So a reader of two columns checks two chunks, and what lies between them is not looked at.
+page, page headers included. So a reader of two columns checks two chunks, and nothing between them.
 
 The footer's is that of the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
-the catalogue is the same bytes behind another ``PAR1``, so that one checksum tells of both which is whole.
+the catalogue is the same bytes behind another ``PAR1``, so that one checksum verifies both.
 
 A file that the catalogue does not know is checked by itself: in front of its footer stands the footer's own checksum
 (`footer_mark`), where readers of Parquet do not look.
@@ -28,7 +28,7 @@ from waterclock.errors import DamagedError
 
 _FORM = b"WCF1"
 MAGIC = b"PAR1"
-"""How a file of Parquet begins and ends, and a copy of a footer begins."""
+"""The magic at both ends of a Parquet file, and before a copy of a footer."""
 
 _MARK = b"WCM1"
 MARK_BYTES = FRAME_BYTES
@@ -39,7 +39,7 @@ _HEAD = 4  # numbers in front of the row groups' own
 
 @dataclass(frozen=True, slots=True)
 class FileChecksums:
-    """The checksums of what a reader of one or more ledgers needs of their file.
+    """The checksums for a reader of one or more ledgers of a file.
 
     Attributes
     ----------
@@ -57,12 +57,12 @@ class FileChecksums:
 
     @classmethod
     def of(cls, footer: bytes, row_groups: str, chunks: Mapping[int, Sequence[int]]) -> Self:
-        """Take the checksums of a copy of the footer and of a text; those of the chunks are given."""
+        """Compute the checksums of a copy of the footer and of a text, and add those of the chunks."""
         return cls(footer_checksum(footer), checksum(row_groups.encode()), chunks)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> Self:
-        """Read what `to_bytes` wrote; ``name`` says in an error whose they are.
+        """Parse the output of `to_bytes`; ``name`` names the ledgers in an error.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class FileChecksums:
         return framed(_FORM, np.array(numbers, dtype="<u4").tobytes())
 
     def of_text(self, row_groups: str) -> FileChecksums:
-        """Return the same with another text of row groups."""
+        """Return a copy for another text of row groups."""
         return replace(self, row_groups=checksum(row_groups.encode()))
 
 
@@ -102,7 +102,7 @@ def footer_checksum(footer: bytes) -> int:
 
 
 def footer_mark(footer: bytes) -> bytes:
-    """Return what stands in a ledger file in front of its footer, of which a copy is passed: the footer's checksum."""
+    """Return the checksum that precedes the footer in a ledger file, given a copy of the footer."""
     return trailer(_MARK, memoryview(footer)[len(MAGIC) :])
 
 

@@ -1,8 +1,8 @@
-"""What a ledger file says of itself, so that a lost catalogue can be made again from the files.
+"""The facts that a ledger file stores about itself, so that a lost catalogue can be rebuilt from the files.
 
-Under the key `KEY` of its Parquet metadata, a file names its topic and has, for each ledger in it, what the catalogue's
-row has that the messages do not tell. The footer's checksum guards it, and the messages are compared with it before a
-file is imported.
+Under the key `KEY` of its Parquet metadata, a file names its topic and stores, for each ledger in it, those values of
+the catalogue's row that do not follow from the messages. The footer's checksum guards it, and the messages are compared
+with it before a file is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROW = ("ledger", "first_ordinal", "entries", "messages", "closed_at", "opened_a
 
 
 class LedgerFacts(NamedTuple):
-    """What a file says of one of its ledgers; the names are those of the catalogue.
+    """A file's facts about one of its ledgers, named as in the catalogue.
 
     Attributes
     ----------
@@ -44,17 +44,17 @@ class LedgerFacts(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Mapping[Any, Any], row_groups: Sequence[RowGroup]) -> LedgerFacts:
-        """Take them from the catalogue's row."""
+        """Build them from the catalogue's row."""
         return cls(**{name: row[name] for name in _ROW}, row_groups=row_groups)
 
 
 class FileFacts(NamedTuple):
-    """What a file says of itself.
+    """A file's facts about itself.
 
     Attributes
     ----------
     topic, origin
-        Name of its topic, and the number that no other topic has, in any database.
+        Name of its topic, and a number that is unique to it over all databases.
     ledgers
         Its ledgers, in order.
     """
@@ -65,18 +65,18 @@ class FileFacts(NamedTuple):
 
 
 def facts_metadata(topic: str, origin: str, facts: Sequence[LedgerFacts]) -> dict[str, str]:
-    """Write what a file says of itself, as Parquet's metadata of the file takes it."""
+    """Serialize the facts for the Parquet metadata of the file."""
     listed = [[*each[:-1], row_groups_to_json(each.row_groups)] for each in facts]
     return {KEY: json.dumps({"topic": topic, "origin": origin, "ledgers": listed}, separators=(",", ":"))}
 
 
 def facts_in(metadata: pq.FileMetaData) -> FileFacts | None:
-    """Read what a file says of itself; None if it says nothing.
+    """Parse a file's facts; None if it has none.
 
     Raises
     ------
     DamagedError
-        If it says something that no ledger file says.
+        If the facts are invalid.
     """
     text = (metadata.metadata or {}).get(KEY.encode())
     if text is None:

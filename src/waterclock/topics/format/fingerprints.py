@@ -1,4 +1,4 @@
-"""What a table of messages says, as one number: to compare what was read back with what was written."""
+"""The contents of a table of messages as one number, to compare data read back with data written."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def fingerprint(table: pa.Table) -> int:
 
 
 def _streams(array: pa.Array) -> Iterator[memoryview]:
-    """Lay an array out as streams of bytes, as many for each array of a type."""
+    """Turn an array into byte streams, equally many for each array of a type."""
     yield _bytes(pc.call_function("is_valid", [array]).cast(pa.int8()).to_numpy(zero_copy_only=False))
-    given = array.drop_null() if array.null_count else array  # what lies where a null is means nothing
+    given = array.drop_null() if array.null_count else array  # the bytes under a null are meaningless
     if pa.types.is_integer(array.type):
         yield _bytes(given.to_numpy(zero_copy_only=False))
         return

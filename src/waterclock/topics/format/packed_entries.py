@@ -1,4 +1,4 @@
-"""Packed entries: the form of an entry of few messages, a tenth of what Arrow takes for one, and fast to read by many.
+"""Packed entries: the form of an entry of few messages, a tenth of the size of an Arrow entry.
 
 Behind the frame (`waterclock.checksum`), all little-endian:
 
@@ -32,7 +32,7 @@ FORM = b"WCR1"
 """The name of the form."""
 
 LARGEST = 4096
-"""Bytes of an entry up to which it may be packed: what is larger is better compressed."""
+"""Bytes of an entry up to which it may be packed; a larger one is better compressed."""
 
 _HEAD = struct.Struct("<HH")
 _HEADER = struct.Struct("<HH")
@@ -61,7 +61,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 def pack(messages: Sequence[Message]) -> bytes | None:
-    """Pack messages whose times are all filled in; None if they are too many or too large for this form."""
+    """Pack messages with complete times; None if they are too many or too large for this form."""
     if len(messages) > _MOST_MESSAGES:
         return None
     fixed: list[bytes] = []
@@ -146,7 +146,7 @@ def _damaged(ledger: int, entry: int, data: bytes) -> DamagedError:
 
 
 class _Layout:
-    """Where everything lies in the bytes of some entries, end to end.
+    """The offsets of everything in the bytes of some entries, end to end.
 
     A number that could lead out of its entry is found before it is used: then ``broken`` is the place of that entry.
     """

@@ -1,4 +1,4 @@
-"""Row groups: the pieces of a sealed ledger's file, and their bounds as the catalogue keeps them."""
+"""Row groups: the pieces of a sealed ledger's file, and their bounds in the catalogue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waterclock.topics.model.bounds import Bounds, raised
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """What the catalogue knows of one row group of a sealed ledger.
+    """One row group of a sealed ledger, as the catalogue describes it.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class RowGroup:
         If several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
         the ledger has the file to itself, None: the file's row groups are the ledger's.
     skipped
-        How many messages are recorded as lost right before its first: those have numbers, and lie nowhere.
+        How many messages right before its first are recorded as lost: they have numbers, but are not stored.
     """
 
     messages: int
@@ -86,7 +86,7 @@ def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
 
 
 def row_groups_from_json(text: str) -> list[RowGroup]:
-    """Read what `row_groups_to_json` wrote.
+    """Parse the output of `row_groups_to_json`.
 
     Raises
     ------

@@ -93,7 +93,7 @@ def peak_columns(peak: Mapping[str, int] | None) -> dict[str, int | None]:
 
 
 def effective_time(batch: pa.RecordBatch | pa.Table) -> pa.ChunkedArray | pa.Array:
-    """Return the time by which messages expire: a producer whose clock is ahead must not keep them forever."""
+    """Return the time by which messages expire. A producer whose clock is ahead must not keep them forever."""
     return pc.call_function("min_element_wise", [batch.column("publish_time"), batch.column("receive_time")])
 
 

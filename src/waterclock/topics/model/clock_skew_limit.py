@@ -1,4 +1,4 @@
-"""Times ahead of our clock: how far they may be in a topic, and what happens to a message that is further ahead."""
+"""Times ahead of our clock: the limit of a topic, and the treatment of messages beyond it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rejected(NamedTuple):
 
 
 class ClockTimes(NamedTuple):
-    """The times of the messages of an append that someone's clock gave; null where ours is to fill them in."""
+    """The times that the caller gave for the messages of an append; null if our clock fills them in."""
 
     publish_time: pa.Array
     receive_time: pa.Array
@@ -61,7 +61,7 @@ class AheadLimit:
     max_ahead
         How far ahead of the clock a publish_time or receive_time may be, ns; exactly as far is not too far.
     on_ahead
-        What becomes of a message that is further.
+        What happens to a message beyond the limit.
     """
 
     topic: str
@@ -76,7 +76,7 @@ class AheadLimit:
         return cls(row["name"], row["max_ahead"], row["on_ahead"] or "reject")
 
     def rejected(self, times: ClockTimes, now: Callable[[], int]) -> tuple[Rejected, ...]:
-        """Return which messages of an append are not to be written; where they are all the same, say so in the log."""
+        """Return the messages of an append that must not be written; if they are kept anyway, log a warning."""
         rejected = self.too_far(times, now())
         if rejected and self.on_ahead == "keep":
             _log.warning(
@@ -106,7 +106,7 @@ class AheadLimit:
 
 @dataclass(slots=True)
 class KnownLimit:
-    """A topic's limit as it was last read, shared by all that one open topic hands out.
+    """A topic's limit as last read, shared by all objects of one open topic.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class KnownLimit:
 
 
 def check_on_ahead(on_ahead: str) -> OnAhead:
-    """Check what is to become of messages that are too far ahead."""
+    """Check the choice for messages that are too far ahead."""
     if on_ahead not in get_args(OnAhead):
         raise InvalidArgumentError(f"on_ahead must be one of {', '.join(get_args(OnAhead))}, got {on_ahead!r}")
     return "keep" if on_ahead == "keep" else "reject"

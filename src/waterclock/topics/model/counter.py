@@ -1,4 +1,4 @@
-"""The counter of a topic: what every append advances, as pure rules. What they decide, the caller writes."""
+"""The counter of a topic, which every append advances, as pure rules. The caller writes the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_BOUNDS = dict.fromkeys(COUNTER_COLUMNS[_BOUNDS:_PEAK])
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Where a topic stands.
+    """The current end of a topic.
 
     Attributes
     ----------
@@ -78,11 +78,11 @@ class Counter:
 
     @property
     def position(self) -> Position:
-        """The position that the next message gets, unless the ledger rolls first."""
+        """The position of the next message, unless the ledger rolls first."""
         return Position(self.ledger, self.entries, 0)
 
     def is_due(self, now: int) -> bool:
-        """Return whether the open ledger has to be closed before the next append."""
+        """Return whether the open ledger must be closed before the next append."""
         if self.opened_at is None:
             return False
         return self.bytes >= self.roll_size or (self.roll_after is not None and now - self.opened_at >= self.roll_after)
@@ -120,7 +120,7 @@ class Counter:
         }
 
     def closed_ledger(self, now: int) -> dict[str, int | str | None]:
-        """Return the row of the ledger that `rolled` leaves behind."""
+        """Return the row of the ledger that `rolled` closes."""
         return {
             "ledger": self.ledger,
             "state": "closed",

@@ -1,4 +1,4 @@
-"""Names of topics, producers, subscriptions and lease holders, and integers: what callers give, checked."""
+"""Checks of names (topics, producers, subscriptions, lease holders) and integers from callers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 
 LARGEST_INTEGER = (1 << 63) - 1
-"""What the databases keep and count to: a signed integer of 64 bits."""
+"""The largest integer of the databases: signed, 64 bits."""
 
 _LONGEST_NAME = 255
 _LONGEST_HOST = 200
@@ -24,7 +24,7 @@ def check_name(name: str) -> str:
     if not 1 <= len(name) <= _LONGEST_NAME:
         raise InvalidArgumentError(f"name must have 1 to {_LONGEST_NAME} characters, got {len(name)} in {quoted(name)}")
     if name != name.strip():
-        # MariaDB takes "a" and "a " for the same, the others do not.
+        # MariaDB treats "a" and "a " as equal, the others do not.
         raise InvalidArgumentError(f"name must not begin or end with a space, got {quoted(name)}")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
         raise InvalidArgumentError(f"name must not hold control characters, got {quoted(name)}")
@@ -37,7 +37,7 @@ def check_size(size: int, name: str) -> int:
 
 
 def check_integer(value: int, name: str, *, least: int = 0) -> int:
-    """Check an integer that a statement or a slice gets."""
+    """Check an integer for a statement or a slice."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"{name} must be an integer ≥ {least}, got {quoted(value)}")
     if value > LARGEST_INTEGER:
@@ -46,5 +46,5 @@ def check_integer(value: int, name: str, *, least: int = 0) -> int:
 
 
 def new_holder() -> str:
-    """Name the holder of a lease so that people can find its process: host, process id, and a part of its own."""
+    """Name the holder of a lease so that people can find its process: host, process id, and a unique part."""
     return f"{socket.gethostname()[:_LONGEST_HOST]}:{os.getpid()}:{secrets.token_hex(4)}"

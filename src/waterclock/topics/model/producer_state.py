@@ -1,8 +1,8 @@
 """The numbers of a producer's messages, as pure rules: which append is new, which is a repeat, and which is a mistake.
 
 A producer's numbers only grow. What it has appended is remembered twice: its last appends one by one, with position and
-checksum, and all numbers that were ever appended, as ranges. Both are bounded, and what is forgotten is never taken for
-appended: an append of which nothing is known any more is an error, since dropping it could lose messages in silence.
+checksum, and all numbers that were ever appended, as ranges. Both are bounded, and forgotten numbers never count as
+appended: an append with forgotten numbers is an error, since dropping it could silently lose messages.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ REMEMBERED = 5
 """Appends of a producer whose positions and contents are remembered."""
 
 RANGES = 32
-"""Ranges of appended numbers that are kept of a producer: of numbers below them nothing is known."""
+"""Ranges of appended numbers remembered per producer; lower numbers are forgotten."""
 
 LARGEST = (1 << 63) - 1
 """The largest number that a message may have."""
 
 
 class NumbersUsedError(InvalidArgumentError):
-    """An append has numbers that its producer used for other messages, or whose messages are not known any more."""
+    """An append has numbers that its producer used for other messages, or whose messages are forgotten."""
 
 
 class ProducerAppend(NamedTuple):
-    """A producer, and which of its messages it appends.
+    """A producer, and the numbers of the messages in an append.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class ProducerAppend(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How the messages of an append were judged of which some were rejected, so that a repeat is judged alike.
+    """How an append with rejected messages was judged, so that a repeat is judged alike.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """An append that the topic holds already.
+    """An append that the topic already holds.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class AppendMetadata(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Numbers that were appended, ends included; where ``first`` is None, numbers of which nothing is known."""
+    """Appended numbers, inclusive; if ``first`` is None, forgotten numbers."""
 
     first: int | None
     last: int
@@ -127,7 +127,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """What a topic knows about one producer.
+    """A topic's record of one producer.
 
     Attributes
     ----------
@@ -162,14 +162,14 @@ class Numbering:
         }
 
     def holds(self, number: int) -> bool | None:
-        """Return whether a message of this number was appended; None if that is not known any more."""
+        """Return whether a message of this number was appended; None if that is forgotten."""
         for each in self.covered:
             if number <= each.last:
                 return None if each.first is None else number >= each.first
         return False
 
     def find_repeat(self, append: ProducerAppend, topic: str) -> Repeat | None:
-        """Look whether the topic holds an append already; None if it is to be written.
+        """Return the earlier append if this one is a repeat; None if it is new.
 
         Raises
         ------
@@ -223,7 +223,7 @@ class Numbering:
         return any(append.first <= each.last and append.last >= each.first for each in self.recent)
 
     def appended(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None = None) -> Numbering:
-        """Note an append whose numbers lie after all others; what is given is as of `AppendMetadata`."""
+        """Record an append whose numbers follow all others; parameters as in `AppendMetadata`."""
         place = (None, None) if position is None else position[:2]
         newest = AppendMetadata(append.first, append.last, *place, append.checksum, verdict)
         return replace(
@@ -257,7 +257,7 @@ def _joined(covered: Sequence[Range], first: int, last: int) -> tuple[Range, ...
     ranges = (*covered, Range(first, last))
     if len(ranges) <= RANGES:
         return ranges
-    # The oldest are forgotten: a repeat of those is an error from here on, which is better than a message that is lost.
+    # The oldest are forgotten: repeating those becomes an error, which is better than losing a message.
     return (Range(None, ranges[1].last), *ranges[2:])
 
 

@@ -1,4 +1,4 @@
-"""The options of a topic: what users may write, checked, and how the catalogue keeps them."""
+"""The options of a topic: parsing what users write, and the form in the catalogue."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What stands at a position of a topic, and whether it follows what stood before it.
+"""Read what is stored at a position of a topic, and check that it follows the previous piece.
 
-A topic has no holes: ledgers are numbered on, so are the entries of each, and so are messages, in rows and in files.
-All that may be missing was deleted on purpose, from the start on, and the topic's row says up to where. So anything
-else that is missing is damage, and the numbers of its neighbours tell how much. Each look is one snapshot, so a
-deletion by another process is seen as a whole or not at all.
+A topic has no gaps: ledgers, their entries, and messages are numbered consecutively, in rows and in files. Only ledgers
+at the start may be missing, which were deleted on purpose, and the topic's row records up to where. Any other gap is
+damage, and the numbers of its neighbours show its size. Each query is one snapshot, so a deletion by another process is
+seen completely or not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.model.counter import Counter
 
 CHUNK_MESSAGES = 65_536
-"""Messages of unsealed entries that are taken from the database at once, at most."""
+"""Messages of unsealed entries fetched from the database at once, at most."""
 
 CHUNK_BYTES = 8 << 20
 """Their bytes, at most; a single entry may be larger."""
@@ -32,14 +32,14 @@ CHUNK_ENTRIES = 4096
 
 
 class Gap(NamedTuple):
-    """Something that does not follow what stands before it: the error, and how many messages are missing."""
+    """A gap in a topic: the error, and how many messages are missing."""
 
     error: DamagedError
     messages: int
 
 
 class EntryRow(NamedTuple):
-    """An entry as the catalogue holds it."""
+    """An entry as stored in the catalogue."""
 
     entry: int
     first_ordinal: int
@@ -48,7 +48,7 @@ class EntryRow(NamedTuple):
 
 
 class NextPart(NamedTuple):
-    """What stands at a position.
+    """The data at a position.
 
     Attributes
     ----------
@@ -57,9 +57,9 @@ class NextPart(NamedTuple):
     following
         Where to look next; None at the topic's end.
     ordinal
-        The number that the message there has.
+        The number of the message there.
     gaps
-        What is missing in front of it.
+        The gaps in front of it.
     sealed
         The row of the ledger, where it is sealed.
     entries
@@ -85,12 +85,12 @@ class _Ledger(NamedTuple):
 
 
 def look(storage: Storage, position: Position, stop: Position, ordinal: int | None) -> NextPart:
-    """See in one snapshot what stands at ``position``.
+    """Read the data at ``position`` in one snapshot.
 
     Parameters
     ----------
     stop
-        Where the reader stops; gaps behind it do not matter.
+        Where the reader stops; later gaps do not matter.
     ordinal
         The number of the message at ``position``, where that is known.
     """
@@ -101,7 +101,7 @@ def look(storage: Storage, position: Position, stop: Position, ordinal: int | No
 def look_in(
     storage: Storage, connection: sa.Connection, position: Position, stop: Position, ordinal: int | None
 ) -> NextPart:
-    """See what stands at a position as `look` does, in the caller's snapshot."""
+    """Like `look`, in the caller's snapshot."""
     row = ledger_from(storage, connection, position.ledger)
     gaps: list[Gap] = []
     found = position
@@ -140,7 +140,7 @@ def _ledgers_missing(
     first: int,
     topic: sa.RowMapping,
 ) -> list[Gap]:
-    """Say what is missing between a position and what was found after it, but for what was deleted on purpose."""
+    """Return the gaps between a position and the next data found, except for deliberate deletions."""
     position, found, stop = places
     begin = max(position.ledger, topic["first_ledger"])
     if begin >= found.ledger or max(position, Position(begin, 0, 0)) >= stop:
@@ -165,7 +165,7 @@ def ledgers_gap_before(
 def missing_ledgers(
     storage: Storage, connection: sa.Connection, start: Position, stop: Position, topic: sa.RowMapping
 ) -> list[Gap]:
-    """Return which ledgers of a range are missing, with one statement that reads no more than their numbers."""
+    """Return the missing ledgers of a range, with one statement that reads only their numbers."""
     first = max(start.ledger, topic["first_ledger"])
     last = stop.ledger if stop[1:] != (0, 0) else stop.ledger - 1
     end = (ledgers.c.first_ordinal + ledgers.c.messages).label("end")
@@ -217,7 +217,7 @@ def _rows(
     ordinal: int | None,
     gaps: list[Gap],
 ) -> NextPart:
-    """Take the entries from a position on, as many as fit and follow one another."""
+    """Select consecutive entries from a position on, as many as fit."""
     start, stop = limits
     last = ledger.entries - 1
     if stop.ledger == ledger.number:
@@ -291,7 +291,7 @@ def _entries_missing(
     gaps: list[Gap],
 ) -> NextPart:
     first, last = numbers
-    if not sizes and last < ledger.entries - 1:  # behind where the reader stops: what is there says how much is missing
+    if not sizes and last < ledger.entries - 1:  # behind the reader's end: its number shows how much is missing
         sizes = _sizes(storage, connection, Position(ledger.number, first, 0), ledger.entries - 1)[:1]
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger.number, entries.c.entry < first)
     end = sa.select(entries.c.first_ordinal + entries.c.messages).where(*here).order_by(entries.c.entry.desc())

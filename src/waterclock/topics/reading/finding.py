@@ -37,12 +37,12 @@ _log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """Where a time is in a topic.
+    """The place of a time in a topic.
 
     Attributes
     ----------
     position
-        Of the first message at or after the time; where there is none, the position of the next to be written.
+        Of the first message at or after the time; if there is none, the position of the next to be written.
     found
         Whether there is such a message.
     """
@@ -71,7 +71,7 @@ def find_first(
 
     After *PIP-345: Optimize finding message by timestamp* ('Detailed Design'), where it is step 12.
 
-    A ledger whose file is lost is skipped, with a warning in the log: the answer is the first readable message.
+    A ledger whose file is lost is skipped with a warning: the result is the first readable message.
 
     Parameters
     ----------
@@ -82,19 +82,19 @@ def find_first(
     after
         Number of a ledger that is not open: only those that follow it are searched.
     on_damage
-        ``skip``: where the message is in an entry or a row group that is damaged, give where that begins, for a reader
-        who skips it. Of a ledger of which everything is damaged, where the ledger begins.
+        ``skip``: if the message is in a damaged entry or row group, return the beginning of that, for a reader that
+        skips it. If a whole ledger is damaged, return its beginning.
     at_lost
-        Do not skip a ledger whose file is lost, but give where it begins, where it may hold the message.
+        Do not skip a ledger whose file is lost, but return its beginning, if it may hold the message.
 
     Raises
     ------
     DamagedError
-        If the message is in something that is damaged.
+        If the message is in a damaged part.
     UnavailableError
         If a file cannot be read now, but may be later.
     """
-    lost = -1 if after is None else after  # up to this one, ledgers without bounds are out of the question
+    lost = -1 if after is None else after  # up to this one, ledgers without bounds cannot hold the answer
     while True:
         row = _look(storage, by, time, after, lost)
         unmeasured = _unmeasured(row)
@@ -133,8 +133,8 @@ def find_newest(storage: Storage, by: str) -> Found:
 def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
     """Find where a reader begins that wants what is at or after a time.
 
-    That is the first such message, unless something that is lost or missing before it may hold an earlier one: then the
-    reader begins there, and meets it. The arguments are those of `find_first`.
+    That is the first such message, unless an earlier lost or missing part may hold one: then the reader begins there,
+    and reports it. The arguments are those of `find_first`.
     """
     found = find_first(storage, by, time, on_damage=on_damage, at_lost=True)
     ledger = found.position.ledger
@@ -154,7 +154,8 @@ def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "rais
 def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
     """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
-    A time is meant as ``by`` says, and may be written as how long ago: ``"2h"``. ``on_damage`` is as of `find_first`.
+    ``by`` names the kind of time, and the time may be written as how long ago: ``"2h"``. ``on_damage`` is as of
+    `find_first`.
     """
     damage = Damage(storage.name, on_damage, quiet=True)
     if isinstance(start, Position):
@@ -304,7 +305,7 @@ def _place_in_file(
     storage: Storage, row: sa.RowMapping, by: str, time: int, on_damage: OnDamage, *, at_lost: bool
 ) -> Position | None:
     if row["end"] is None or row["end"] < time or row["state"] != "sealed":
-        return None  # it is empty, or its running maximum came from a ledger that was deleted
+        return None  # it is empty, or its running maximum came from a deleted ledger
     start = Position(row["ledger"], 0, 0)
     try:
         file = SealedLedger(storage, row)

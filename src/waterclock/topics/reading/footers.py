@@ -1,7 +1,7 @@
-"""The footers of ledger files: what says where everything lies. Of each there are two copies, one to mend the other.
+"""The footers of ledger files, which hold the offsets of everything else.
 
-One is in the file, one in the catalogue: at the ledger whose file it is, or, where ledgers share a file, at the last of
-them, because retention deletes from the first on.
+There are two copies of each, one to repair the other: in the file, and in the catalogue. If ledgers share a file, the
+copy is at the last of them, because retention deletes from the first on.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
 
 @lru_cache(maxsize=16)
 def _own(files: LedgerFiles, path: str, expected: int) -> pq.FileMetaData:
-    # A file never changes under its name, so what was read once is right forever.
+    # A file never changes under its name, so a footer stays valid.
     return _parsed(read_footer(files, path), expected, f"the footer of {files.name(path)}")
 
 
@@ -99,7 +99,7 @@ def read_footer(files: LedgerFiles, path: str) -> bytes:
 
 
 def parsed_by_its_mark(files: LedgerFiles, path: str) -> pq.FileMetaData:
-    """Check and parse the footer of a file that the catalogue does not know, with the checksum in front of it.
+    """Check and parse the footer of an unknown file by the checksum in front of it.
 
     Raises
     ------

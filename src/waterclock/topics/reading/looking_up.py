@@ -39,7 +39,7 @@ class _LookedUp(NamedTuple):
 
 
 class TooManyBytesError(Exception):
-    """The messages at some positions are larger together than the caller wants to hold; look up fewer."""
+    """The messages at some positions exceed the caller's limit in bytes; look up fewer."""
 
 
 def look_up(
@@ -51,12 +51,12 @@ def look_up(
 ) -> pa.Table:
     """Read the messages at some positions, in the order in which the positions are given.
 
-    Positions that lie together are read together: each row group is fetched once.
+    Neighbouring positions are read together: each row group is fetched once.
 
     Parameters
     ----------
     pass_over
-        Errors for which the messages that cannot be read are left out: their rows are null.
+        Errors for which unreadable messages get null rows instead.
     most_bytes
         Bytes of messages at which to give up; None: no limit.
 
@@ -65,7 +65,7 @@ def look_up(
     TooManyBytesError
         If the messages have more than ``most_bytes``.
     NotFoundError
-        If no message stands at a position (any more), even if it is recorded as lost.
+        If no message is at a position (any more), including lost ones.
     DamagedError
         If it is not what was written, or is missing though it was not deleted.
     LostFileError
@@ -114,14 +114,14 @@ class _Lookup:
         self._passed = passed
 
     def pass_over(self, error: WaterclockError) -> None:
-        """Raise the error, unless what it is about is to be left out."""
+        """Raise the error, unless its messages may be left out."""
         if not isinstance(error, self._passed):
             raise error
 
     def pieces(self, places: _Places) -> Iterator[_LookedUp]:
         left = places
         while len(left):
-            # Looked at again for each piece: the ledger may be sealed at any time.
+            # Queried again for each piece: the ledger may be sealed at any time.
             with self._storage.backend.snapshot() as connection:
                 row = ledger_from(self._storage, connection, self._ledger)
                 if row is not None and row["ledger"] == self._ledger and row["state"] == "lost":
@@ -203,7 +203,7 @@ class _Lookup:
             places = places[~covered]
 
     def _absence(self, connection: sa.Connection, places: _Places) -> WaterclockError:
-        """Return why nothing is stored at the first of `places`: damage if the topic has a hole there, else deleted."""
+        """Return the error for the first of `places`: damage if the topic has a gap there, else deleted."""
         start = Position(self._ledger, int(places[0, 0]), 0)
         gaps = look_in(self._storage, connection, start, start._replace(index=1), None).gaps
         return gaps[0].error if gaps else _nothing(self._storage, self._ledger, places[0])

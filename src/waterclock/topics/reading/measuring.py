@@ -1,4 +1,4 @@
-"""Measuring the bounds of a ledger that has none in the catalogue: an old one, or one that came from elsewhere."""
+"""Measuring the bounds of a ledger that has none in the catalogue."""
 
 from __future__ import annotations
 

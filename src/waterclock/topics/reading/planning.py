@@ -1,4 +1,4 @@
-"""Planning: a range of a topic is cut into slices, from what the catalogue knows, without opening a file."""
+"""Planning: cutting a range of a topic into slices, from the catalogue alone, without opening a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan_slices(
     wanted: ReadFilter = ALL,
     damage: Damage | None = None,
 ) -> list[Slice]:
-    """Cut what is wanted of a range of a topic into slices of about ``max_messages``, as one snapshot shows it.
+    """Cut the wanted parts of a range into slices of about ``max_messages``, in one snapshot.
 
     A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
     compacted since from where it is now. A ledger that was deleted since can be read until its grace time has ended.
@@ -39,13 +39,13 @@ def plan_slices(
     Parameters
     ----------
     damage
-        Decides about ledgers that are missing or of which the catalogue says nothing whole; None: that is an error.
-        Entries are looked at by those who read the slices.
+        Decides about missing ledgers and those with a damaged row; None: they are an error. Readers of the slices check
+        the entries.
 
     Raises
     ------
     DamagedError
-        If there are such.
+        If a ledger is missing or its row is damaged.
     """
     damage = damage or Damage(storage.name)
     statement = (
@@ -74,7 +74,7 @@ def plan_slices(
 
 
 class _Unit(NamedTuple):
-    """What is not cut, or need not be: an entry, a row group of a ledger, or a whole sealed ledger.
+    """The smallest unit of a slice: an entry, a row group of a ledger, or a whole sealed ledger.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class _Unit(NamedTuple):
     numbers
         The first and the last of the file's row groups that hold it; None: all that hold the ledger.
     size, checksums
-        The file's length in bytes, and what the catalogue keeps of its checksums for the ledger.
+        The file's length in bytes, and its checksums for the ledger in the catalogue.
     """
 
     start: Position
@@ -161,7 +161,7 @@ class _Plan:
                 self._join(_Unit(Position(ledger, row.entry, 0), Position(ledger, row.entry + 1, 0), messages))
 
     def _within(self, ledger: int, entry: int, count: int) -> int:
-        """Return how many messages of an entry are in the range, so that a reader knows when some are gone."""
+        """Return how many messages of an entry are in the range, so that a reader notices missing ones."""
         first = self._start.index if self._start[:2] == (ledger, entry) else 0
         behind = min(self._stop.index, count) if self._stop[:2] == (ledger, entry) else count
         return max(behind - first, 0)
@@ -176,7 +176,7 @@ class _Plan:
                     self._damage.meet(gap.error, gap.messages)
 
     def slices(self) -> list[Slice]:
-        """Return what was joined."""
+        """Return the slices."""
         self._end_run()
         return self._slices
 
@@ -244,7 +244,7 @@ class _Plan:
         if last.path != piece.path:
             return False
         before, number = self._held_by(last)[1], self._held_by(piece)[0]
-        # A row group between them is recorded as lost, and is not read.
+        # A row group between them is lost, and not read.
         adjoins = last.stop == piece.start and number <= before + 1
         # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
         return (fits and adjoins) or before == number

@@ -1,4 +1,4 @@
-"""Positions and ordinals: where a position stands counted in messages, and which position a count leads to."""
+"""Positions and ordinals: converting a position into the number of its message, and back."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from waterclock.topics.store.ledger_files import LostFileError
 
 
 class Place(NamedTuple):
-    """A position at which a message stands or will stand next, and that message's number in the topic."""
+    """A position, and the number in the topic of the message that is or will be there."""
 
     position: Position
     ordinal: int
 
 
 def beginning(storage: Storage) -> Place:
-    """Return where the topic begins: what lay before was deleted on purpose."""
+    """Return where the topic begins; earlier ledgers were deleted on purpose."""
     with storage.backend.snapshot() as connection:
         row = storage.row(connection)
     return Place(Position(row["first_ledger"], 0, 0), row["first_ordinal"])
@@ -235,7 +235,7 @@ def _position_in_file(storage: Storage, row: sa.RowMapping, ordinal: int, damage
     group = file.groups[number]
     following = _start_of(row, file.groups[number + 1], 0).position if number + 1 < len(starts) else end
     if at >= group.messages:
-        return following  # what comes in between is lost
+        return following  # the messages between are lost
     if at <= 0:
         return Position(row["ledger"], group.entry, group.index)
     try:

@@ -1,4 +1,4 @@
-"""What a reader of a range does not want, as far as the catalogue and a file's statistics can tell."""
+"""Skipping parts of a range that hold no wanted messages, by the catalogue and by file statistics."""
 
 from __future__ import annotations
 

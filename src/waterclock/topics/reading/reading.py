@@ -28,7 +28,7 @@ from waterclock.topics.store.sealed_file import ENCODED
 
 
 class Chunk(NamedTuple):
-    """Some messages that follow one another.
+    """Some consecutive messages.
 
     Attributes
     ----------
@@ -48,15 +48,15 @@ class Chunk(NamedTuple):
 def read_chunks(
     storage: Storage, start: Position, stop: Position, columns: Collection[str], damage: Damage | None = None
 ) -> Iterator[Chunk]:
-    """Read the messages from ``start`` to before ``stop`` that are left, a bounded piece at a time.
+    """Read the remaining messages from ``start`` to before ``stop``, a bounded piece at a time.
 
-    No transaction is open between two pieces: each looks again where its ledger is by now. Each piece has to follow its
-    predecessor: a ledger or an entry that is missing, but was not deleted on purpose, is damage.
+    No transaction is open between two pieces: each finds its ledger again. Each piece must follow its predecessor: a
+    missing ledger or entry that was not deleted on purpose is damage.
 
     Parameters
     ----------
     damage
-        Decides about what cannot be read; None: that is an error.
+        Decides about unreadable parts; None: they are an error.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def read_chunks(
 
 
 def positioned(chunk: Chunk, columns: Sequence[str], *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
-    """Bring a chunk into the wanted columns of `POSITIONED_SCHEMA`; ``encoded`` as of `SealedFile`."""
+    """Convert a chunk to the wanted columns of `POSITIONED_SCHEMA`; ``encoded`` as in `SealedFile`."""
     schema = pa.schema([_encoded_field(name) if encoded else POSITIONED_SCHEMA.field(name) for name in columns])
     batches = chunk.table.to_batches() if isinstance(chunk.table, pa.Table) else [chunk.table]
     for batch in batches:
@@ -117,7 +117,7 @@ def check_position(position: Position, name: str) -> Position:
 
 
 class _PieceReader:
-    """Reads on from piece to piece, and decides with its `Damage` about those that it cannot read."""
+    """Reads piece after piece, and asks its `Damage` about unreadable ones."""
 
     def __init__(self, storage: Storage, columns: Collection[str], damage: Damage) -> None:
         self._storage = storage
@@ -175,9 +175,9 @@ class _PieceReader:
             path = path_now(self._storage, ledger)
             if path == row["path"]:
                 self._damage.meet(error, left)
-            elif path is not None:  # compaction has moved it, under our eyes
+            elif path is not None:  # a compaction has moved it meanwhile
                 yield from self.read(position, min(stop, Position(ledger + 1, 0, 0)))
-            # Or retention has deleted it: what remains comes after it.
+            # Or retention has deleted it: continue after it.
 
     def _row_group(
         self, file: SealedLedger, number: int, ordinal: int, start: Position, stop: Position
@@ -216,7 +216,7 @@ def _place(ledger: int, group: RowGroup) -> Position:
 
 
 def path_now(storage: Storage, ledger: int) -> str | None:
-    """Return which file holds a sealed ledger by now; None if the ledger was deleted.
+    """Return the file that now holds a sealed ledger; None if the ledger was deleted.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def path_now(storage: Storage, ledger: int) -> str | None:
 
 
 def cut(chunk: Chunk, start: Position, stop: Position) -> Iterator[Chunk]:
-    """Leave out of a chunk what lies before ``start`` or not before ``stop``; nothing if nothing is left."""
+    """Cut a chunk to the messages from ``start`` to before ``stop``; None if none remain."""
     table = chunk.table
     first, last = 0, table.num_rows
     if chunk.ledger in (start.ledger, stop.ledger):

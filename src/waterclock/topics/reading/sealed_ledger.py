@@ -38,7 +38,7 @@ class SealedLedger:
     Raises
     ------
     DamagedError
-        If what the catalogue says of it is damaged, or every copy of its file's footer.
+        If its row in the catalogue, or every copy of its file's footer, is damaged.
     LostFileError
         If it shares its file with others and that is gone.
     """
@@ -63,12 +63,12 @@ class SealedLedger:
 
     @property
     def footer(self) -> bytes:
-        """The footer of its file, as the catalogue keeps it."""
+        """The footer of its file, in the catalogue's form."""
         return self._file.footer
 
     @property
     def metadata(self) -> pq.FileMetaData:
-        """The footer of its file, parsed: also what it says of other ledgers in it."""
+        """The footer of its file, parsed, including other ledgers in the file."""
         return self._file.metadata
 
     def read(self, group: int, columns: Collection[str]) -> pa.Table:
@@ -77,7 +77,7 @@ class SealedLedger:
         Raises
         ------
         DamagedError
-            If they are not what was written; it names the ledger, and the row group's first entry.
+            If they are damaged; it names the ledger, and the row group's first entry.
         LostFileError
             If the file is gone.
         UnavailableError

@@ -1,4 +1,4 @@
-"""Selecting the messages whose own time lies in a range, wherever they stand in a topic."""
+"""Selecting the messages whose own time lies in a range, anywhere in a topic."""
 
 from __future__ import annotations
 

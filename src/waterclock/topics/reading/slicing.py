@@ -1,4 +1,4 @@
-"""Slices: pieces of a topic that other processes can read, each on its own, for Spark and its like."""
+"""Slices: pieces of a topic that other processes can read independently, such as Spark's tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from waterclock.topics.store.sealed_file import SealedFile
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open thing.
+    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open resource.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Slice:
     start, stop
         First position, and the one to stop before.
     messages
-        How many messages there are at most; exact but for the first and the last row group of a range.
+        How many messages there are at most; exact except in the first and the last row group of a range.
     path
         Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
@@ -76,7 +76,7 @@ def read_slice(
     Parameters
     ----------
     encoded
-        Give sources and streams as Arrow's dictionaries: the files hold them so, which is faster.
+        Return sources and streams as Arrow dictionaries, as stored in the files, which is faster.
     damage
         Decides about what cannot be read; None: that is an error.
 
@@ -181,5 +181,5 @@ def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
 
 @lru_cache(maxsize=4)
 def _backend(url: str) -> Backend:
-    # A Spark worker reads many slices in one process, and opening a database costs more than reading a small one.
+    # A Spark worker reads many slices in one process, and opening a database costs more than reading a small slice.
     return Backend(url)

@@ -17,7 +17,7 @@ from waterclock.topics.reading.positions import Place
 
 
 class SubscriptionInfo(NamedTuple):
-    """What the catalogue says about a subscription.
+    """The description of a subscription in the catalogue.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class SubscriptionInfo(NamedTuple):
     position
         The next message to be read, as far as was committed.
     unread
-        How many messages follow from there.
+        How many messages remain from there.
     epoch
         How often it was moved or changed hands.
     holder, held_until
-        Its reader, and until when that one holds it if it reads no more, ns; None if it has no reader.
+        Its reader, and when its hold ends unless it reads again, ns; None if it has no reader.
     """
 
     name: str
@@ -42,14 +42,14 @@ class SubscriptionInfo(NamedTuple):
 
 
 class NotBefore(NamedTuple):
-    """A limit below which messages are not delivered: a time, ns, and which of a message's times it is meant as."""
+    """A limit below which messages are not delivered: a time, ns, and the kind of time."""
 
     time: int
     by: str
 
 
 def create(storage: Storage, name: str, place: Place) -> bool:
-    """Make a subscription; False if there is one of this name already, which stays as it is."""
+    """Create a subscription; False if one of this name exists, which stays as it is."""
 
     def insert_subscription(connection: sa.Connection) -> None:
         _, now = storage.lock(connection)
@@ -64,13 +64,13 @@ def create(storage: Storage, name: str, place: Place) -> bool:
 
 
 def exists(storage: Storage, name: str) -> bool:
-    """Return whether there is a subscription of this name."""
+    """Return whether a subscription of this name exists."""
     with storage.backend.snapshot() as connection:
         return connection.execute(sa.select(subscriptions.c.name).where(*_key(storage, name))).scalar() is not None
 
 
 def remove(storage: Storage, name: str) -> None:
-    """Remove a subscription; NotFoundError if there is none of this name."""
+    """Remove a subscription; NotFoundError if missing."""
     statement = sa.delete(subscriptions).where(*_key(storage, name))
     if storage.backend.transact(lambda connection: connection.execute(statement).rowcount) == 0:
         raise _absent(storage, name)
@@ -93,7 +93,7 @@ def list_infos(storage: Storage, name: str | None = None) -> list[SubscriptionIn
 
 
 def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
-    """Take a subscription for its reader, or extend that; return its row.
+    """Assign a subscription to its reader, or extend its hold; return its row.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
 
 
 def release(storage: Storage, name: str, holder: str) -> None:
-    """Return a subscription back; nothing to do if another reader holds it by now."""
+    """Release a subscription; do nothing if another reader holds it."""
     mine = (*_key(storage, name), subscriptions.c.holder == holder)
     statement = sa.update(subscriptions).where(*mine).values(holder=None, held_until=None)
     storage.backend.transact(lambda connection: connection.execute(statement))
@@ -149,7 +149,7 @@ def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: 
 
 
 def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None) -> None:
-    """Move a subscription anywhere, and refuse commits of what was read before, in one transaction."""
+    """Move a subscription anywhere, and refuse later commits of earlier reads, in one transaction."""
 
     def move_reader(connection: sa.Connection) -> None:
         row, _ = _lock(storage, connection, name)

@@ -1,4 +1,4 @@
-"""Which files a range takes whole: those another reader of Parquet can have as they are, with no row to leave out."""
+"""Files that a range covers completely, which another Parquet reader can read as they are."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The files of sealed ledgers, on any filesystem that pyarrow or fsspec knows: written whole or not at all.
+"""The files of sealed ledgers, on any filesystem that pyarrow or fsspec knows: written completely or not at all.
 
-A folder of ledger files is a *store*, and has an identity, which stands in the object `MARKER` at its root. Before a
-file is made or removed, and wherever one is not found, the marker is looked at: a folder that is not mounted, was
-renamed, or is another one is a fault of the whole store and never the loss of a file.
+A folder of ledger files is a *store*, with an identity in the object `MARKER` at its root. The marker is checked before
+a file is created or removed, and when one is missing: an unmounted, renamed or different folder is a fault of the whole
+store, never the loss of a file.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LostFileError(UnavailableError):
-    """The file of a sealed ledger is gone: trying again will not help."""
+    """The file of a sealed ledger is missing: a retry does not help."""
 
 
 class StoreError(UnavailableError):
-    """The store of a topic's ledger files is not there, or is another one."""
+    """The store of a topic's ledger files is missing, or is another one."""
 
 
 class UnreachableStoreError(StoreError):
-    """The store cannot be reached now, so that it is not known whether it is there."""
+    """The store cannot be reached now, so it is unknown whether it exists."""
 
 
 class LedgerFiles:
-    """A store of ledger files, local or on an object store. Can be pickled; opens its filesystem when it needs it.
+    """A store of ledger files, local or on an object store. Can be pickled; opens its filesystem on first use.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ class LedgerFiles:
     filesystem
         Stands in for the one that ``root`` names; ``root`` is then a path on it.
     identity
-        That of the store which must lie there; None: whichever does.
+        The required identity of the store; None: any.
     recorded
-        Its root as the catalogue has it, for errors.
+        Its root in the catalogue, for errors.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LedgerFiles:
 
     @property
     def is_local(self) -> bool:
-        """Whether the files are this machine's."""
+        """Whether the files are on this machine."""
         return isinstance(self._opened[0], fs.LocalFileSystem)
 
     def name(self, path: str) -> str:
@@ -97,14 +97,14 @@ class LedgerFiles:
         return posixpath.join(self.place, path)
 
     def marker(self) -> str | None:
-        """Read the identity of the store that lies at the root; None if there is none.
+        """Read the identity of the store at the root; None if there is no store.
 
         Raises
         ------
         UnreachableStoreError
             If the place does not answer.
         StoreError
-            If what lies there is no marker that this version can read.
+            If the marker there cannot be read by this version.
         """
         try:
             filesystem, base = self._opened
@@ -121,12 +121,12 @@ class LedgerFiles:
         return self._identity_in(data)
 
     def check(self) -> None:
-        """Check that the store is there and is the right one.
+        """Check that the store exists and is the right one.
 
         Raises
         ------
         StoreError
-            If it is absent or another one, naming both places, or where it cannot be reached.
+            If it is missing or another one (the text names both places), or if it cannot be reached.
         """
         if self.identity is None:
             return
@@ -170,17 +170,17 @@ class LedgerFiles:
                     sink.write(data)
         except _FAILURES as error:
             raise UnavailableError(f"cannot make a ledger store at {self.place}: {self._reason(error)}") from error
-        # An object store knows no "only if it is not there": of two makers, the one who wrote last has made it.
+        # An object store has no "create if missing": of two creators, the last one wins.
         return self.marker() or identity
 
     @contextmanager
     def create(self, path: str) -> Generator[Any]:
-        """Open a new file for writing; it is there, durable and whole, when the block ends without an error.
+        """Open a new file for writing; it exists, durable and complete, when the block ends without an error.
 
         Raises
         ------
         StoreError
-            If the store is absent or another one: nothing is written, and no folder is made in its stead.
+            If the store is missing or another one: nothing is written, and no folder is created instead.
         UnavailableError
             If the disk is full, or it cannot be written for another reason, which the text gives.
         """
@@ -193,13 +193,13 @@ class LedgerFiles:
                 with durable_file(Path(full)) as sink:
                     yield sink
             else:
-                # A store shows an object only when it is whole, and the name is used once: no renaming.
+                # An object appears only once it is complete, and its name is used once, so no renaming is needed.
                 with closing_writer(self._output(full)) as sink:
                     yield sink
         except _FAILURES as error:
             raise UnavailableError(f"cannot write {self.name(path)}: {self._reason(error)}") from error
         if self.is_local:
-            self.check()  # a folder can be unmounted while a file is written, and its name is then another folder's
+            self.check()  # a folder may be unmounted while a file is written, and its name is then another folder's
 
     def open(self, path: str) -> Any:
         """Open a file for reading, as a ``pyarrow.NativeFile``.
@@ -321,7 +321,7 @@ class LedgerFiles:
                 raise UnavailableError(f"cannot delete {self.name(path)}: {self._reason(error)}") from error
 
     def at_identity(self, identity: str) -> LedgerFiles:
-        """Return the same place, where a store of this identity must lie."""
+        """Return the same place, with this required identity."""
         return LedgerFiles(self.root, self.filesystem, identity=identity, recorded=self.recorded)
 
     @cached_property
@@ -361,7 +361,7 @@ class LedgerFiles:
             return filesystem.open_output_stream(full)
 
     def _gone(self, path: str) -> LostFileError:
-        self.check()  # a store that is absent has lost no file
+        self.check()  # a missing store has not lost a file
         return LostFileError(f"the ledger file {self.name(path)} is gone")
 
     def _identity_in(self, data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Where ledger files lie, as a caller of `connect` says: apart from the libraries that reach them."""
+"""The place of ledger files as a caller of `connect` gives it, importable without filesystem libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LedgerRoot(NamedTuple):
-    """What a caller of `connect` says about where ledger files lie.
+    """The place of ledger files, as a caller of `connect` gives it.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class LedgerRoot(NamedTuple):
         return self._replace(root=root)
 
     def needed(self, backend: Backend) -> LedgerFiles:
-        """Return the place of a topic that has no store yet; InvalidArgumentError if none is known."""
+        """Return the place of a topic without a store; InvalidArgumentError if none is known."""
         root = self.default if self.root is None else self.root
         if root is None:
             raise InvalidArgumentError(
@@ -57,10 +57,10 @@ class LedgerRoot(NamedTuple):
 
 
 def as_root(ledgers: str | LedgerRoot | None) -> LedgerRoot:
-    """Take a folder or URL for what a caller said."""
+    """Convert a caller's folder or URL."""
     return ledgers if isinstance(ledgers, LedgerRoot) else LedgerRoot(ledgers)
 
 
 def ledgers_beside(database: str) -> str:
-    """Name the folder of an SQLite database's ledgers, where no other one is given."""
+    """Return the default folder of an SQLite database's ledgers."""
     return f"{Path(database).absolute()}-ledgers"

@@ -27,7 +27,7 @@ RETRY_LIMIT = 30.0
 """Seconds for which a request to Google's store is repeated, where the URL has no ``retry_limit_seconds``."""
 
 CREDENTIALS_LIMIT = 5.0
-"""Seconds for which a request to Google's store is repeated that only finds out whether there are credentials."""
+"""Seconds for which a request to Google's store is repeated that only checks for credentials."""
 
 _OTHER_SPELLINGS = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _OF_PYARROW = ("s3", "gs", "abfs", "abfss", "hdfs", "viewfs")
@@ -41,7 +41,7 @@ _S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_del
 
 
 def absolute(root: str) -> str:
-    """Write a root so that it means the same from everywhere: an absolute path, or a URL."""
+    """Make a root independent of the working directory: an absolute path, or a URL."""
     if not root.strip():
         raise InvalidArgumentError(f"ledgers must be a folder or a URL such as s3://bucket/folder, got {root!r}")
     scheme, separator, rest = root.partition("://")
@@ -58,12 +58,12 @@ def absolute(root: str) -> str:
             " ./ in front"
         )
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
-    # A link is kept, since it may be set to another place some day; only ".." has to be resolved along it.
+    # A link is kept, since its target may change; only ".." must be resolved along it.
     return str(path.resolve() if ".." in path.parts else path.absolute())
 
 
 def shown(root: str, filesystem: fs.FileSystem | None) -> str:
-    """Return a root as it may be shown and kept: without credentials and options."""
+    """Return a root without credentials and options, safe to show and store."""
     if filesystem is None:
         return without_secrets(root).rstrip("/")
     scheme = _SCHEMES.get(filesystem.type_name)
@@ -128,7 +128,7 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def first_line(error: BaseException, root: str) -> str:
-    """Return the first line of what a library says, without the secrets of the root that it was handed."""
+    """Return the first line of a library's error, without the secrets of the root."""
     return (text_without_secrets(str(error), root).splitlines() or [type(error).__name__])[0].strip()
 
 
@@ -176,7 +176,7 @@ def _azure(root: str) -> tuple[fs.FileSystem, str]:
     filesystem, base = fs.FileSystem.from_uri(root)
     try:
         filesystem.get_file_info(base)
-    except pa.ArrowException as error:  # what Azure's library says of credentials is no OSError
+    except pa.ArrowException as error:  # Azure's library does not raise an OSError about credentials
         if "Credential" in str(error):
             remedy = "Sign in with 'az login', set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET, or put a"
             raise _without_credentials(root, f"{remedy} sas_token into the URL") from None

@@ -1,7 +1,7 @@
-"""The Parquet file of a sealed ledger: how it is laid out, written, checked, and read one row group at a time.
+"""The Parquet file of a sealed ledger: its layout, writing, checking, and reading one row group at a time.
 
-Times and places stand side by side in the file, so that one request fetches a time and the positions that belong to
-it, and payloads come last, so that a reader who does not want them never reads across them.
+Times and places are adjacent in the file, so that one request fetches a time and the positions that belong to it, and
+payloads come last, so that a reader without payloads never reads across them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROW_GROUP_MESSAGES = 65_536
 """Messages in a row group, at most."""
 
 ROW_GROUP_BYTES = 64 << 20
-"""Bytes of columns at which a row group ends although it could hold more messages: what a reader has in memory."""
+"""Bytes of columns at which a row group ends early, to bound a reader's memory."""
 
 _ORDER = (
     "source",
@@ -43,12 +43,12 @@ FILE_SCHEMA = pa.schema([PLACED_SCHEMA.field(name) for name in _ORDER])
 """The columns of a ledger file. The ledger's number is in the catalogue and in the file's name."""
 
 SHARED_SCHEMA = FILE_SCHEMA.insert(FILE_SCHEMA.get_field_index("entry"), pa.field("ledger", pa.int64(), nullable=False))
-"""The columns of a file that several ledgers share: those, and which ledger it is."""
+"""The columns of a file that several ledgers share: those, and the ledger."""
 
 ENCODED = ("source", "stream")
 """The columns that hold each text once in a row group, and its number in each row."""
 
-# What pyarrow raises where the bytes are none that it would write, also through the window that it reads from.
+# What pyarrow raises for bytes that it would not write, also through the window that it reads from.
 _DECODING = (pa.ArrowException, OSError, ValueError, IndexError, KeyError, TypeError, OverflowError)
 
 _INTEGERS = ("event_time", "publish_time", "entry", "index", "receive_time")
@@ -91,7 +91,7 @@ def write_ledger(
 def write_row_groups(
     sink: Any, schema: pa.Schema, tables: Iterable[pa.Table], facts: Callable[[], Mapping[str, str]] | None = None
 ) -> bytes:
-    """Write each table as one row group, in the layout of ledger files; return the footer, as the catalogue keeps it.
+    """Write each table as one row group, in the layout of ledger files; return the footer in the catalogue's form.
 
     ``facts`` is asked, when all are written, what the file says of itself.
     """
@@ -182,7 +182,7 @@ class SealedFile:
     Parameters
     ----------
     files
-        XXPLACE.
+        The store that holds it.
     path
         Its name there.
     size
@@ -221,7 +221,7 @@ class SealedFile:
             self._parquet = pq.ParquetFile(
                 pa.PythonFile(self._window, mode="r"),
                 metadata=metadata,
-                pre_buffer=False,  # what is read is in the window already
+                pre_buffer=False,  # the data is already in the window
                 page_checksum_verification=chunks is None,
                 read_dictionary=[*ENCODED] if encoded else None,
             )
@@ -273,7 +273,7 @@ class SealedFile:
 
     @property
     def footer(self) -> bytes:
-        """Its footer, as the catalogue keeps it."""
+        """Its footer, in the catalogue's form."""
         return footer_bytes(self.metadata)
 
     @property
@@ -292,7 +292,7 @@ class SealedFile:
         try:
             table = self._parquet.read_row_group(group, columns=wanted)
             if self._chunks is None:
-                table.validate(full=True)  # the pages' checksums say nothing of their headers
+                table.validate(full=True)  # the pages' checksums do not cover their headers
         except _DECODING as error:
             raise self._damaged(f"row group {group}", error) from error
         return table, chunks
@@ -327,14 +327,14 @@ class SealedFile:
 
 
 def footer_bytes(metadata: Any) -> bytes:
-    """Write a footer as the catalogue keeps it: as it stands in the file, behind another magic."""
+    """Convert a footer to the catalogue's form: the same bytes behind another magic."""
     sink = pa.BufferOutputStream()
     metadata.write_metadata_file(sink)
     return sink.getvalue().to_pybytes()
 
 
 class _ChunkRange(NamedTuple):
-    """Where a column chunk lies: its number in the row group, its column, and from and to which byte of the file."""
+    """The place of a column chunk: its number in the row group, its column, and its byte range in the file."""
 
     number: int
     column: str

@@ -1,13 +1,13 @@
-"""Compaction: small files of adjacent sealed ledgers become one file, and no message changes its place.
+"""Compaction: joining small files of adjacent sealed ledgers without changing a message's position.
 
 A ledger keeps its number, its entries and its bounds; only if its messages lie changes. So positions, which are
 public and which streams and subscriptions keep, mean the same before and after, and a reader that searches a topic
-searches it in the same way. Killed at any point, nothing is lost or read twice:
+searches it in the same way. If it is killed at any point, no message is lost or read twice:
 
 1. `_begin` records a pending file of a new name, with an owner and a lease.
 2. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
 3. `_commit` turns all the ledgers over to it in one transaction, if each still has the file that was read and the
-   pending file is still ours. The former files stay for the grace time, for those who are reading them.
+   pending file is still ours. The old files stay for the grace time for current readers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COLUMNS = SHARED_SCHEMA.names
 
 
 class Run(NamedTuple):
-    """Adjacent ledgers whose files are to become one. Can be pickled.
+    """Adjacent ledgers whose files will be joined. Can be pickled.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ def _runs(rows: Sequence[sa.Row[tuple[int, str, int, int]]], file_bytes: int) ->
         run.append((row.ledger, row.path))
         size += more
         if more >= file_bytes // 2:
-            size = file_bytes + 1  # large enough by itself: nothing joins it
+            size = file_bytes + 1  # large enough on its own
     if run:
         yield Run(*(tuple(each) for each in zip(*run, strict=True)))
 
@@ -318,7 +318,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) 
         paths = _paths(storage, connection, run)
         former = dict(zip(run.paths, run.numbers, strict=True))
         if set(paths) == {pending.path}:
-            return len(former)  # done already, and the answer got lost
+            return len(former)  # already done, but the answer was lost
         if paths != run.paths:
             raise taken(storage, pending)
         forget_pending(storage, connection, pending)

@@ -1,4 +1,4 @@
-"""Expiring: skipping messages that are older than they may be, by the time that no producer's clock can forge.
+"""Expiring: skipping messages that are too old, by a time that no producer's clock can forge.
 
 Which ledgers are expired follows from the catalogue's bounds. Only where exactly a subscription goes on within the
 first ledger that is not wholly expired is read, and where it cannot be read, that is at the ledger's beginning.
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Expired(NamedTuple):
-    """What an expiry did.
+    """The result of an expiry.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ def expire_subscription(storage: Storage, name: str, ttl: int) -> Expired:
 
 
 def expire_topic(storage: Storage, ttl: int) -> Expired:
-    """Do so with every subscription, then delete the ledgers of which nothing is left."""
+    """Do so with every subscription, then delete ledgers that have expired as a whole."""
     cutoff = _cutoff(storage, ttl)
     messages = 0
     with _alone(storage) as still_here:
@@ -186,7 +186,7 @@ def _first_piece(storage: Storage, ledger: int, begin: Position, cutoff: int) ->
 
 @contextmanager
 def _alone(storage: Storage) -> Generator[Callable[[], None]]:
-    """Keep other expiries of the topic out; what is given extends that."""
+    """Lock out other expiries of the topic; yield a function that extends the lock."""
     owner = new_holder()
 
     def claim(connection: sa.Connection) -> None:

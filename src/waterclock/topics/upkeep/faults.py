@@ -1,4 +1,4 @@
-"""What verifying a topic finds, and in which words it is reported."""
+"""The faults that verifying a topic finds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with a topic.
+    """One fault of a topic.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a verification looked at and found.
+    """The result of a verification.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Verified:
     lost
         How many messages are recorded as lost, by an earlier repair.
     faults
-        What is wrong, in the order of the ledgers.
+        The faults, in the order of the ledgers.
     """
 
     topic: str
@@ -88,7 +88,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did.
+    """The result of a repair.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Importing: ledger files that the catalogue has lost are named by it again, a few or all of them.
+"""Importing: adding ledger files to the catalogue that it has lost, a few or all of them.
 
 A file says which ledgers it holds (`waterclock.topics.format.file_facts`). It is read whole before a row is written:
 its footer and pages are compared with their checksums, its messages with the facts. Only ledgers that the catalogue
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Offer(NamedTuple):
-    """A file of which the catalogue says nothing, and what it says of its ledgers."""
+    """A file unknown to the catalogue, and its facts about its ledgers."""
 
     path: str
     size: int
@@ -254,5 +254,5 @@ def _numbers(groups: Sequence[RowGroup]) -> list[int]:
 
 
 def _behind(counter: Counter, facts: LedgerFacts) -> Counter:
-    """Let the topic go on behind an imported ledger."""
+    """Move the topic's end behind an imported ledger."""
     return replace(counter, ledger=facts.ledger + 1, ordinal=facts.first_ordinal + facts.messages)

@@ -34,7 +34,7 @@ def find_moved(storage: Storage, numbers: Collection[int]) -> list[int]:
         try:
             footer = checked_row_groups(row)[1].footer
         except DamagedError:
-            continue  # nothing tells which file it had
+            continue  # its file is unknown
         if _has_footer(storage, row["path"], row["file_bytes"], footer):
             continue
         listing = _candidates(storage) if listing is None else listing

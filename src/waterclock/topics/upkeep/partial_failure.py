@@ -1,4 +1,4 @@
-"""Upkeep that goes on where a ledger is damaged: what was done, what was not, and the one error that says so."""
+"""Upkeep that continues past damaged ledgers: the work done, the ledgers left, and the one error for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Undone(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a piece of upkeep did: how many it dealt with, and what it left undone. Can be pickled."""
+    """The result of a piece of upkeep: how many ledgers it did, and which it left. Can be pickled."""
 
     number: int
     undone: tuple[Undone, ...] = ()
@@ -34,12 +34,12 @@ def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileErr
 
 
 def total(topic: str, verb: str, parts: Iterable[Done]) -> int:
-    """Add up what was done.
+    """Add up the work done.
 
     Raises
     ------
     DamagedError
-        If something was left undone.
+        If a ledger was left.
     LostFileError
         If all that was left undone lacks its file.
     """

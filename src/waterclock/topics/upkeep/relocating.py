@@ -1,4 +1,4 @@
-"""Relocating: giving a topic's files another place, or writing down the place to which its store has come.
+"""Relocating: moving a topic's files to another store, or recording where its store was moved to.
 
 A topic's files are copied under the names that they have, read back and compared. Then one transaction, which holds
 the topic's lock, turns the topic over to the new store, if every file that its ledgers have by then was copied. A
@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]
 
 
 class Relocated(NamedTuple):
-    """What a relocation did.
+    """The result of a relocation.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ def _identity(storage: Storage) -> str | None:
 
 
 def _point_to(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerFiles, Relocated]:
-    """Write down that the topic's store lies somewhere else by now, where all of the topic's files are found there."""
+    """Record the store's new location, if all of the topic's files are found there."""
     _refuse_copy_of_store(storage, there)
     found: dict[str, int] = {}
     while missing := _missing(sealed_paths(storage), found):
@@ -129,7 +129,7 @@ def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
             forget = sa.delete(file_rows).where(file_rows.c.path == probe)
             storage.backend.transact(lambda connection: connection.execute(forget))
     except StoreError:
-        return  # the former place cannot be reached, as is to be expected
+        return  # the former place cannot be reached, as expected
     if not same_place:
         raise InvalidArgumentError(
             f"root must not hold a copy of the store at {here.place} with the same marker, got {there.place}."
@@ -214,7 +214,7 @@ class _Copies:
 
 
 def _move(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerFiles, Relocated]:
-    """Copy the topic's files into another store, and turn the topic over to it."""
+    """Copy the topic's files into another store, and switch the topic to it."""
     here = storage.files
     store = record_store(storage.backend, there)
     copies = _Copies(storage, there)
@@ -287,7 +287,7 @@ def _taken_over(copies: _Copies) -> UnavailableError:
 
 
 def _for_all(paths: Mapping[str, int], work: Callable[[str, int], int], step: Progress) -> int:
-    """Do something with each file, some at once; return the sum of what it gave."""
+    """Call a function for each file, some concurrently; return the sum of its results."""
     total = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tasks = [pool.submit(work, path, size) for path, size in paths.items()]
@@ -345,7 +345,7 @@ def _turn_over(copies: _Copies, store: int, copied: set[str], connection: sa.Con
     storage = copies.storage
     row, now = storage.lock(connection)
     if row["store_id"] == store:
-        return True  # done already, and the answer got lost
+        return True  # already done, but the answer was lost
     storage.refuse_moved(connection)
     sealed = (ledgers.c.topic_id == storage.topic_id, ledgers.c.path.is_not(None))
     paths = {

@@ -1,4 +1,4 @@
-"""Removing a topic with all it holds. Killed midway, the topic is still there, and removing it again completes."""
+"""Removing a topic and its contents. If killed midway, the topic still exists; remove it again."""
 
 from __future__ import annotations
 

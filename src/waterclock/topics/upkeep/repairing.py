@@ -1,4 +1,4 @@
-"""Repairing a topic: the catalogue says again what is there, and what is gone for good is recorded as lost.
+"""Repairing a topic: correcting the catalogue, and recording missing messages as lost.
 
 Ledger files that the catalogue has lost are imported first, and files under another name are found, since what is in a
 file is not lost. Then bounds are measured again, and what cannot be read is recorded as lost: entries, row groups,
@@ -32,7 +32,7 @@ from waterclock.topics.upkeep.verifying import verify_topic
 
 
 def repair_topic(storage: Storage, progress: Progress | None = None) -> Repaired:
-    """Mend what a deep verification finds, and verify again.
+    """Repair the faults that a deep verification finds, and verify again.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def _wrong_in_catalogue(found: Verified) -> Iterable[int]:
 
 
 def _record_loss(storage: Storage, fault: Fault) -> int:
-    """Record what a fault has cost for good; return how many messages."""
+    """Record the messages of a fault as lost; return how many."""
     if fault.kind in (*HARMLESS, "catalogue") or fault.ledger is None:
         return 0
     ledger, entry = fault.ledger, fault.entry
@@ -152,7 +152,7 @@ def _values(row: sa.RowMapping, groups: Sequence[RowGroup]) -> dict[str, object]
 
 
 def _measure_anew(storage: Storage, ledger: int) -> bool:
-    """Let the catalogue say of a ledger what its messages say; False if it is the open one or cannot be read."""
+    """Correct a ledger's row from its messages; False if it is the open one or cannot be read."""
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:
         row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()

@@ -1,7 +1,7 @@
 """Retention: deleting whole ledgers from the start of a topic, as far as every subscription has read them.
 
-What may be deleted follows from the catalogue's bounds alone. No file is asked: one that is not found, in a folder that
-is not mounted perhaps, says nothing about how old its messages are.
+What may be deleted follows from the catalogue's bounds alone. No file is read: a missing one, perhaps in an unmounted
+folder, does not show how old its messages are.
 """
 
 from __future__ import annotations

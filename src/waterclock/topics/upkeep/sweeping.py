@@ -17,7 +17,7 @@ from waterclock.topics.catalogue.stores import recorded_store
 from waterclock.topics.store.ledger_files import LedgerFiles, StoreError, is_identity
 
 CLAIM = 60_000_000_000
-"""How long a file that is being removed is left alone by others, ns."""
+"""How long other processes leave a file alone that is being removed, ns."""
 
 _CHUNK = 256
 """Entries that one transaction deletes at most, so that appends get their turn in between."""
@@ -56,7 +56,7 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
                 known[identity] = _store_left(storage, identity)
             removed += _remove(storage, path, known[identity], name)
         except (UnavailableError, DamagedError) as error:
-            if strict and isinstance(error, DamagedError):  # a path that no try will make right
+            if strict and isinstance(error, DamagedError):  # no retry can fix this path
                 _forget(storage, path)
                 _log.warning("removing topic %r without that file: %s", storage.name, error)
                 continue

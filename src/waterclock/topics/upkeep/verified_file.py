@@ -21,7 +21,7 @@ from waterclock.topics.store.sealed_file import SealedFile
 
 
 class HashedSink:
-    """Passes on what is written, and keeps its checksum. For pyarrow, which asks for no more than these.
+    """Forwards writes and computes their checksum. Has the methods that pyarrow calls.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class HashedSink:
         return self._written
 
     def flush(self) -> None:
-        """Hand on what is waiting."""
+        """Flush the underlying file."""
         self._sink.flush()
 
 
@@ -96,5 +96,5 @@ def read_back(
 
 
 def reads_differently(files: LedgerFiles, path: str) -> UnavailableError:
-    """Say that a file is not what was written."""
+    """Return the error that a file differs from what was written."""
     return UnavailableError(f"{files.name(path)} reads back differently from what was written. Check its disk or store")

@@ -1,4 +1,4 @@
-"""Verifying a topic: whether everything is there that the catalogue says, and is what was written.
+"""Verifying a topic: checking that everything in the catalogue exists and is intact.
 
 The catalogue's rows are checked against one another, then each file against the catalogue, several at a time. A topic
 may be in use meanwhile: what was sealed, compacted or deleted since the verification began is no fault.
@@ -35,7 +35,7 @@ _FACTS = ("ledger", "state", "entries", "messages", "first_ordinal", "path")
 
 
 class _Checked(NamedTuple):
-    """What became of one piece: its faults, and how many entries and messages it holds."""
+    """The result for one piece: its faults, and how many entries and messages it holds."""
 
     faults: list[Fault]
     entries: int = 0

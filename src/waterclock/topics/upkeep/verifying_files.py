@@ -1,4 +1,4 @@
-"""Verifying the files of sealed ledgers: against what the catalogue says of them, and byte by byte."""
+"""Verifying the files of sealed ledgers: against the catalogue, and byte by byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waterclock.topics.upkeep.faults import Fault
 
 
 class CheckedFile(NamedTuple):
-    """What became of a file: its faults, and how many messages can be read from it."""
+    """The result for a file: its faults, and how many of its messages can be read."""
 
     faults: list[Fault]
     messages: int
@@ -99,7 +99,7 @@ def _check_footer(storage: Storage, rows: Sequence[sa.RowMapping], name: str) ->
 
 
 def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str) -> Iterator[Fault]:
-    """Compare what the catalogue says of row groups with what it says of their ledger."""
+    """Compare the catalogue's row groups with its ledger."""
     counted = sum(group.messages + group.skipped for group in groups)
     if counted > row["messages"]:
         text = f"the row groups of ledger {row['ledger']} hold {counted} messages, it has {row['messages']}"

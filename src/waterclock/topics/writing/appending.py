@@ -1,4 +1,4 @@
-"""Appending: one entry an append, behind the lock of the topic's counter, so that positions have no holes.
+"""Appending: one entry per append, behind the lock of the topic's counter, so that positions have no gaps.
 
 The appends of a process's threads go in groups (`group_commit`), each group in one transaction.
 """
@@ -44,7 +44,7 @@ _COUNTED = [topics.c[name] for name in COUNTER_COLUMNS]
 
 
 class Appended(NamedTuple):
-    """What an append did.
+    """The result of an append.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Appended(NamedTuple):
 
 
 class _Append(Waiting):
-    """An append on its way.
+    """A pending append.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ def _write(storage: Storage, group: Sequence[_Append], connection: SqlConnection
 
 
 def _answer(connection: SqlConnection, append: _Append, known: Producers) -> Appended | WaterclockError | None:
-    """Say what becomes of an append that is not to be written: it arrived before, or it is wrong."""
+    """Return the result of an append that must not be written: a repeat, or an error."""
     messages = append.entry.messages
     if append.since is not None:
         where = {"topic": append.storage.topic_id, "since": append.since.ledger, "token": append.token}
@@ -229,7 +229,7 @@ def _row(storage: Storage, counter: Counter, following: Counter, append: _Append
 
 
 def _locking(backend: Backend) -> sa.Select[Any]:
-    """Build what locks the topic's row and reads its counter."""
+    """Build the statement that locks the topic's row and reads its counter."""
     # key_share: PostgreSQL then lets readers of the row's key pass, and no statement changes the key.
     return (
         sa.select(backend.now_sql().label("now"), *_COUNTED)

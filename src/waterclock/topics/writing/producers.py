@@ -46,7 +46,7 @@ class Tenure(NamedTuple):
 
 
 class Producers:
-    """What one transaction, which holds the topic's lock, reads and writes of a topic's producers.
+    """The producers of a topic as one transaction reads and writes them, under the topic's lock.
 
     Each is read once and written once, however many of its appends the transaction holds.
 
@@ -65,7 +65,7 @@ class Producers:
         self._read: dict[str, Numbering | None] = {}
 
     def find_repeat(self, append: ProducerAppend) -> Repeat | None:
-        """Look whether the topic, or this transaction, holds an append already; errors as of `Numbering`."""
+        """Return the earlier append if this one is a repeat, in the topic or this transaction; None if it is new."""
         numbering = self.get(append.name)
         return None if numbering is None else numbering.find_repeat(append, self._storage.name)
 
@@ -75,17 +75,17 @@ class Producers:
         self.put(append.name, numbering.appended(append, position, verdict))
 
     def get(self, name: str) -> Numbering | None:
-        """Return what is known of a producer; None if there is none of this name."""
+        """Return the record of a producer; None if there is none."""
         if name not in self._known:
             self._known[name] = self._read[name] = read_producer(self._storage, self._connection, name)
         return self._known[name]
 
     def put(self, name: str, numbering: Numbering) -> None:
-        """Change what is known of a producer that was read before."""
+        """Replace the record of a producer that was read before."""
         self._known[name] = numbering
 
     def write(self) -> None:
-        """Write what has changed."""
+        """Write the changed records."""
         for name, numbering in self._known.items():
             if numbering is None or numbering is self._read[name]:
                 continue

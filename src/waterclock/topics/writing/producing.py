@@ -1,4 +1,4 @@
-"""The batching producer: for those who send one message at a time, and want entries of many."""
+"""The batching producer: sends one message at a time, and appends entries of many."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Producer(Closing):
             self._drain()
 
     def close(self) -> None:
-        """Flush, and end the background thread. Nothing can be sent afterwards."""
+        """Flush, and end the background thread. A later `send` raises an error."""
         with self._changed:
             try:
                 if not self._closed:
