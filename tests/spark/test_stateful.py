@@ -147,5 +147,8 @@ def test_a_checkpoint_of_another_number_of_buckets_is_refused_with_what_to_do(pr
     spark.test(0, row(("a", 100, 100)))
     other = TwsTester(processor, timeMode=mode, eventTimeExtractor=lambda _: MAX_NS)
     other.updateValueState("batcher", 0, spark.peekValueState("batcher", 0))
-    with pytest.raises(InvalidArgumentError, match=r"written with 4 and the query has 5; give it buckets=4, or start"):
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"buckets must be 4, as in the checkpoint, got 5\. Start the query with a new checkpoint",
+    ):
         other.test(0, row(("a", 200, 200), entry=1))
