@@ -190,9 +190,9 @@ def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> N
         messages_of(batches, url=url)
     with pytest.raises(wc.NotFoundError, match="'other'"):
         messages_of(batches, "other", url=url)
-    with pytest.raises(wc.InvalidArgumentError, match="no column 'messages'"):
+    with pytest.raises(wc.InvalidArgumentError, match="must have a column 'messages'"):
         messages_of(batches.drop("messages"))
-    with pytest.raises(wc.InvalidArgumentError, match="column 'count' is bigint, and must be int"):
+    with pytest.raises(wc.InvalidArgumentError, match="column 'count' must be int, got bigint"):
         messages_of(batches.selectExpr("source", "streams", "CAST(count AS BIGINT) AS count", "messages"))
     with pytest.raises(
         wc.InvalidArgumentError, match=r"'payload' must not have the name of a message's column. Rename it"
