@@ -13,8 +13,8 @@ import pytest
 import waterclock as wc
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.cli import main
-from waterclock.ingest.collectd import parse_message
 from waterclock.ingest.files import MessageFile, message_from_json
+from waterclock.ingest.mapping.collectd import parse_message
 from waterclock.message import Position
 
 LONG = "x" * 2**20

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from waterclock.arrow import MESSAGE_SCHEMA
-from waterclock.ingest.collectd import parse_message
+from waterclock.ingest.mapping.collectd import parse_message
 from waterclock.ingest.recording import read_recording
 
 RECORDING = files("waterclock.ingest") / "recordings" / "collectd.parquet"

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from waterclock.ingest.collectd import parse_columns
+from waterclock.ingest.mapping.collectd import parse_columns
 
 
 def read_recording() -> pa.Table:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA, from_arrow
 from waterclock.errors import InvalidArgumentError
-from waterclock.ingest.collectd import parse_columns, parse_message, parse_topic
+from waterclock.ingest.mapping.collectd import parse_columns, parse_message, parse_topic
 from waterclock.time import MAX_NS
 
 PART = st.text(st.characters(blacklist_characters="/", blacklist_categories=("Cs",)), min_size=1)

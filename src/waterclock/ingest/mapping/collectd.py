@@ -50,7 +50,7 @@ def parse_message(topic: str, payload: bytes, *, receive_time: Time | None = Non
         For a topic or payload of another form, naming it.
     """
     source, stream = parse_topic(topic, prefix=prefix)
-    return Message(source, stream, _event_time(payload), payload, receive_time=receive_time)
+    return Message(source, stream, collectd_time(payload), payload, receive_time=receive_time)
 
 
 def parse_topic(topic: str, *, prefix: str = "collectd") -> tuple[str, str]:
@@ -100,7 +100,7 @@ def parse_columns(
     columns: dict[str, Any] = {
         "source": sources,
         "stream": streams,
-        "event_time": pa.array([_event_time(payload) for payload in payloads.to_pylist()], pa.int64()),
+        "event_time": pa.array([collectd_time(payload) for payload in payloads.to_pylist()], pa.int64()),
         "receive_time": receive_times,
         "payload": payloads,
         **missing,
@@ -117,7 +117,14 @@ def _split_topics(topics: pa.ChunkedArray, prefix: str) -> tuple[pa.Array, pa.Ar
     return sources.take(encoded.indices), streams.take(encoded.indices)
 
 
-def _event_time(payload: bytes) -> int:
+def collectd_time(payload: bytes) -> int:
+    """Return the event time of a payload, ns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a payload of another form.
+    """
     match = _PAYLOAD.fullmatch(payload)
     if match is None:
         raise InvalidArgumentError(f"payload: {quoted(payload)} is not collectd's time:value[:value…], time in seconds")

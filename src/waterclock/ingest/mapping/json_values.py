@@ -1,0 +1,130 @@
+"""JSON whose numbers keep the text that was written, and paths into it. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, cast
+
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+
+
+class JsonNumber(NamedTuple):
+    """A number of a JSON text, as it was written."""
+
+    text: str
+
+
+class JsonPath(NamedTuple):
+    """A path to a value: ``a.b.0``, or a JSON Pointer (RFC 6901) such as ``/a/b/0`` for keys that hold dots.
+
+    Attributes
+    ----------
+    text
+        The path as it was written.
+    keys
+        Its keys, from the outermost one.
+    """
+
+    text: str
+    keys: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> JsonPath:
+        """Parse a path; InvalidArgumentError if one of its keys is empty."""
+        if text.startswith("/"):
+            return cls(text, tuple(key.replace("~1", "/").replace("~0", "~") for key in text[1:].split("/")))
+        keys = tuple(text.split("."))
+        if not all(keys):
+            raise InvalidArgumentError(f"path must be keys with dots between them, or /a/b, got {quoted(text)}")
+        return cls(text, keys)
+
+    def find(self, value: object) -> object:
+        """Return the value at the path.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If there is none.
+        """
+        for key in self.keys:
+            if isinstance(value, dict) and key in value:
+                value = cast("dict[str, object]", value)[key]
+            elif isinstance(value, list) and key.isdecimal() and int(key[:9]) < len(cast("list[object]", value)):
+                value = cast("list[object]", value)[int(key[:9])]
+            else:
+                raise InvalidArgumentError(f"payload has nothing at {quoted(self.text)}")
+        return value
+
+
+def read_json(payload: bytes) -> object:
+    """Parse a JSON payload, in which numbers become `JsonNumber`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not JSON in UTF-8.
+    """
+    try:
+        # A text with half a surrogate pair cannot be written as UTF-8, so it is refused where it is used.
+        return json.loads(
+            payload.decode("utf-8"), parse_float=JsonNumber, parse_int=JsonNumber, parse_constant=_refuse_constant
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"payload must be UTF-8: {error.reason} at byte {error.start}") from None
+    except RecursionError:
+        raise InvalidArgumentError("payload must be JSON, and is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"payload must be JSON: {error}") from None
+
+
+def write_json(value: object) -> bytes:
+    """Return a value as a payload: a text as it is, and all else as JSON, with numbers as they were written."""
+    try:
+        return (value if isinstance(value, str) else _written(value)).encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError("payload holds half of a surrogate pair, which is not text") from None
+    except RecursionError:
+        raise InvalidArgumentError("payload must be JSON, and is nested too deeply") from None
+
+
+def to_text(value: object, name: str) -> str:
+    """Return a text or number as the text that names a source or stream.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither, is empty, or is not text that UTF-8 can write.
+    """
+    text = value.text if isinstance(value, JsonNumber) else value
+    if not isinstance(text, str) or not text:
+        raise InvalidArgumentError(f"{name} must be a text or a number, got {quoted(value)}")
+    return check_text(text, name)
+
+
+def check_text(text: str, name: str) -> str:
+    """Return a text that UTF-8 can write; InvalidArgumentError for half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{name} must be text, got half of a surrogate pair in {quoted(text)}") from None
+    return text
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _written(value: object) -> str:
+    match value:
+        case JsonNumber():
+            return value.text
+        case dict():
+            items = cast("dict[str, object]", value).items()
+            return (
+                "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_written(each)}" for key, each in items) + "}"
+            )
+        case list():
+            return f"[{','.join(map(_written, cast('list[Any]', value)))}]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,87 @@
+"""Templates that take a source and a stream out of an MQTT topic, level by level. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+
+_FIELD = re.compile(r"\{([a-z_]+)(\.\.\.)?\}")
+_FIELDS = ("source", "stream", "_")
+_EXAMPLE = "plant/{_}/{source}/{stream...}"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A pattern for topics such as ``collectd/{source}/{stream...}``.
+
+    ``{source}`` and ``{stream}`` take one level each, ``{_}`` a level that does not matter. One field may take several
+    levels: ``{stream...}`` takes as many as remain, at least one, with their slashes.
+
+    Attributes
+    ----------
+    text
+        The template as it was written.
+    """
+
+    text: str
+    _pattern: re.Pattern[str] = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """Parse a template.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a level is neither a literal nor a field, a field occurs twice, or two fields take several levels.
+        """
+        seen: list[str] = []
+        wide = 0
+        parts: list[str] = []
+        for level in text.split("/"):
+            found = _FIELD.fullmatch(level)
+            if found is None:
+                if set(level) & set("{}+#"):
+                    raise InvalidArgumentError(
+                        f"template: the level {quoted(level)} must be a literal or one of"
+                        f" {{source}}, {{stream}} and {{_}}, for example {_EXAMPLE}"
+                    )
+                parts.append(re.escape(level))
+                continue
+            name, is_wide = found[1], found[2] is not None
+            if name not in _FIELDS:
+                raise InvalidArgumentError(f"template: no field named {quoted(name)}; use {', '.join(_FIELDS)}")
+            if name != "_" and name in seen:
+                raise InvalidArgumentError(f"template: {quoted(text)} has {{{name}}} twice")
+            wide += is_wide
+            seen.append(name)
+            pattern = ".*" if is_wide else "[^/]*"
+            parts.append(pattern if name == "_" else f"(?P<{name}>{pattern})")
+        if wide > 1:
+            raise InvalidArgumentError(f"template: {quoted(text)} has two fields of several levels; one is the most")
+        return cls(text, re.compile("/".join(parts), re.DOTALL))
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Which of source and stream it takes."""
+        return frozenset(self._pattern.groupindex)
+
+    def match(self, topic: str) -> dict[str, str]:
+        """Take the fields out of a topic.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the topic has another form, or a field would be empty.
+        """
+        found = self._pattern.fullmatch(topic)
+        if found is None:
+            raise InvalidArgumentError(f"topic {quoted(topic)} does not match the template {quoted(self.text)}")
+        fields = found.groupdict()
+        for name, value in fields.items():
+            if not value:
+                raise InvalidArgumentError(f"topic {quoted(topic)}: the level of {{{name}}} is empty")
+        return fields
