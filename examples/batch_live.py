@@ -2,6 +2,7 @@
 
 import waterclock as wc
 
+NOON = 1_782_907_200_000_000_000  # 2026-07-01T12:00:00Z in ns
 MILLISECOND = 1_000_000
 
 batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
@@ -15,7 +16,8 @@ arrivals = [  # source, stream, when it happened and when it was received, in ms
 ]
 closed = []
 for source, stream, happened, received in arrivals:
-    message = wc.Message(source, stream, happened * MILLISECOND, receive_time=received * MILLISECOND)
+    times = {"event_time": NOON + happened * MILLISECOND, "receive_time": NOON + received * MILLISECOND}
+    message = wc.Message(source, stream, **times)
     closed += batcher.add(message)
 
 # Nothing more came. A live program sleeps until batcher.next_deadline and then says what time it is:
