@@ -70,4 +70,7 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit({"search": search, "find": find_deliberate, "replay": replay}[sys.argv[1]](*sys.argv[2:]))
+    commands = {"search": search, "find": find_deliberate, "replay": replay}
+    if len(sys.argv) < 3 or sys.argv[1] not in commands:  # a command and what it is about
+        sys.exit(__doc__)
+    sys.exit(commands[sys.argv[1]](*sys.argv[2:]))
