@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from tests.conftest import DATABASES
 from tests.simulation import topic_scenarios
 from tests.simulation.__main__ import lines
 from tests.simulation.mutations import Mutation
@@ -32,7 +33,8 @@ FEWEST = 25
 OPEN = {Schedule.read(name).scenario for name in names() if Schedule.read(name).is_open}
 """Scenarios of which a stored schedule finds a fault: they are not searched for others until it is mended."""
 
-SEARCHED = sorted(SCENARIOS.keys() - OPEN)
+SEARCHED = sorted(SCENARIOS.keys() - OPEN, key=lambda name: (repr(SCENARIOS[name].options), name))
+"""Those with a table of the same options one after another, since another table takes as long to create as a run."""
 
 TOPICS = sorted(topic_scenarios.SCENARIOS)
 
@@ -47,11 +49,12 @@ def search(stage: Stage, scenario: str, count: int, first: int = 0) -> Counter[s
 
 
 @pytest.mark.parametrize("scenario", SEARCHED)
-def test_some_schedules_hold(stage: Stage, scenario: str) -> None:
-    if scenario in TOPICS:  # each takes as long as three of a table
+def test_a_schedule_holds(stage: Stage, scenario: str) -> None:
+    """The three databases play a scenario by three strategies; `make soak` plays hundreds on each."""
+    if scenario in TOPICS:
         search(stage, scenario, 1, TOPICS.index(scenario))
     else:
-        search(stage, scenario, 3)
+        search(stage, scenario, 1, (SEARCHED.index(scenario) + DATABASES.index(stage.kind)) % len(DATABASES))
 
 
 @pytest.mark.slow
@@ -74,7 +77,7 @@ def test_every_schedule_of_one_preemption_holds(stage: Stage, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["two_own", "two_compact", "two_of_one_producer"])
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_seed_gives_the_same_run_each_time(stage: Stage, times: int, name: str) -> None:
     scenario = SCENARIOS[name]
     runs = {
@@ -110,7 +113,7 @@ def test_a_stored_schedule_finds_a_deliberate_fault(stage: Stage, schedule: Sche
         again = f"python -m tests.simulation find {schedule.mutation} {schedule.database}"
         assert find(stage, MUTATIONS[schedule.mutation], most_plays=0), f"not found any more; try {again}"
     if schedule.takes_locks:
-        assert not shows_to_one_thread(stage, MUTATIONS[schedule.mutation], 2)
+        assert not shows_to_one_thread(stage, MUTATIONS[schedule.mutation], 1)
 
 
 def test_most_deliberate_faults_are_found_by_locks_that_no_single_thread_meets() -> None:
@@ -125,13 +128,12 @@ def test_most_deliberate_faults_are_found_by_locks_that_no_single_thread_meets()
 def test_a_few_runs_meet_what_is_dangerous(stage: Stage) -> None:
     """Runs in which no actor waits for a lock and no lease ends prove nothing."""
     seen: Counter[str] = Counter()
-    for scenario in ("two_claim", "rows_frozen", "one_fails", "an_operator_skips"):
-        seen += search(stage, scenario, 8)
-    assert seen["sent again"]
-    assert seen["lease lost"]
-    if stage.waits.has_server:
-        assert seen["blocked"]
-        assert seen["frozen"]
+    dangerous = {"sent again", "lease lost"} | ({"blocked", "frozen"} if stage.waits.has_server else set())
+    for seed, scenario in product(range(8), ("two_claim", "rows_frozen", "one_fails", "an_operator_skips")):
+        seen += search(stage, scenario, 1, seed)
+        if dangerous <= seen.keys():
+            return
+    pytest.fail(f"never met: {dangerous - seen.keys()}")
 
 
 @pytest.mark.slow
