@@ -16,9 +16,8 @@ arrivals = [  # source, stream, when it happened and when it was received, in ms
 ]
 closed = []
 for source, stream, happened, received in arrivals:
-    times = {"event_time": NOON + happened * MILLISECOND, "receive_time": NOON + received * MILLISECOND}
-    message = wc.Message(source, stream, **times)
-    closed += batcher.add(message)
+    event_time, receive_time = NOON + happened * MILLISECOND, NOON + received * MILLISECOND
+    closed += batcher.add(wc.Message(source, stream, event_time, receive_time=receive_time))
 
 # Nothing more came. A live program sleeps until batcher.next_deadline and then says what time it is:
 while (deadline := batcher.next_deadline) is not None:

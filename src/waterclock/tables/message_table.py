@@ -26,8 +26,8 @@ from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.extending_together import extend_together
 from waterclock.tables.consumers.heartbeat import heartbeat_of
-from waterclock.tables.consumers.receiving import Request, receive, receive_waiting
-from waterclock.tables.consumers.retrying import nack_all, retry_delayed, retry_ids
+from waterclock.tables.consumers.receiving import Request, Watched, receive, receive_waiting
+from waterclock.tables.consumers.retrying import give_back, nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.subscription import Subscription
 from waterclock.tables.groups.group_state import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups
@@ -429,6 +429,21 @@ class MessageTable:
             return receive(self._row, self._callers, limit, request)
         return receive_waiting(self._row, self._callers, limit, request, to_duration(wait, "wait"))
 
+    def watched(
+        self,
+        consumer: str | None = None,
+        *,
+        where: str | None = None,
+        parameters: Mapping[str, object] | None = None,
+        max_groups: int | None = None,
+    ) -> Watched:
+        """Describe what a `receive` with these arguments waits for."""
+        return Watched(self._row, self._request(consumer, where, None, parameters, max_groups))
+
+    def give_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Give deliveries back, due at once and without counting an attempt. Those that are over stay over."""
+        give_back(self._context, list(deliveries))
+
     def subscribe(
         self,
         consumer: str | None = None,
@@ -476,7 +491,7 @@ class MessageTable:
         return Subscription(
             self._row,
             self._callers,
-            self._context.sql.changes(self._context.backend, self.name),
+            lambda: self._context.sql.changes(self._context.backend, self.name),
             self._request(check_consumer(consumer) or name, where, order, parameters, max_groups, kinds),
             count,
             rate=None if rate_limit is None else Rate.of(check_rate(rate_limit)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -28,7 +29,6 @@ from waterclock.work.ground.handlers import Handlers, entered, is_factory
 from waterclock.work.ground.sources import AnyTable, sources_of, tables_of
 from waterclock.work.running.calling import Caller
 from waterclock.work.running.child import HandledTable
-from waterclock.work.running.event_loop import EventLoop
 from waterclock.work.running.processes import Processes
 from waterclock.work.running.signals import stopping_at_signals
 from waterclock.work.running.supervisor import Watch, give_back
@@ -216,6 +216,36 @@ class Worker:
         if self._error is not None:
             raise self._error
 
+    async def run_async(self) -> None:
+        """Work inside an application's loop: asynchronous handlers run in it, everything else in threads.
+
+        It returns after `stop`. If the task is cancelled, the worker stops with its grace before the cancellation goes
+        on. Signals are left to the application.
+
+        Raises
+        ------
+        WaterclockError
+            If a table is dropped, or cannot be worked with.
+        """
+        loop = self._caller.application_loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def work_until_stopped() -> None:
+            error: BaseException | None = None
+            try:
+                self.run(signals=False)
+            except BaseException as raised:  # noqa: BLE001  # it is raised in the loop
+                error = raised
+            loop.call_soon_threadsafe(_end, ended, error)
+
+        moments.start(threading.Thread(target=work_until_stopped, name="waterclock-work"))
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self.stop()
+            await ended
+            raise
+
     def _stop_at_signal(self, *, again: bool) -> None:
         self._was_signalled = True
         self._stop_within(0 if again else self._grace / _SECOND)
@@ -234,8 +264,8 @@ class Worker:
             return
         every = [each for known in handlers for each in known.all]
         only_async = all(each.is_async for each in every)
-        if self._caller.loop is None and self._watch.processes is None and any(each.is_async for each in every):
-            self._caller.loop = EventLoop(self._lanes, self._caller.wait_for)
+        if self._watch.processes is None and any(each.is_async for each in every):
+            self._caller.open_loop()
         ready: list[Intake] = []
         away: list[int] = []
         for number, known in enumerate(handlers):
@@ -325,9 +355,7 @@ class Worker:
             return Handlers(given)
         manager = entered(given)
         if isinstance(manager, AbstractAsyncContextManager):
-            if self._caller.loop is None:
-                self._caller.loop = EventLoop(self._lanes, self._caller.wait_for)
-            entered_there = self._caller.loop.enter(manager, lambda: self._stops_at is not None)
+            entered_there = self._caller.open_loop().enter(manager, lambda: self._stops_at is not None)
             return None if self._stops_at is not None else Handlers(entered_there)
         return Handlers(stack.enter_context(manager))
 
@@ -426,3 +454,12 @@ def _within(seconds: float, work: Callable[[], object]) -> None:
     thread = threading.Thread(target=work, name="waterclock-work-end", daemon=True)
     moments.start(thread)
     moments.join(thread, seconds)
+
+
+def _end(ended: asyncio.Future[None], error: BaseException | None) -> None:
+    if ended.done():
+        return
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)

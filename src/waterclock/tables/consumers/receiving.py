@@ -67,6 +67,34 @@ class Request:
         return (None if self.selection is None else self.selection.what, self.max_groups)
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What consumers wait for, for one thread that watches several tables."""
+
+    row: TableRow
+    request: Request
+
+    @property
+    def what(self) -> tuple[Hashable, ...]:
+        """Equal for consumers that wait for the same messages of a database."""
+        context = self.row.last_seen
+        owner = self.request.consumer if context.options.groups == "exclusive" else None
+        return (context.table_id, owner, *self.request.what)
+
+    def changes(self) -> Changes:
+        """Begin to watch the table for changes. The caller closes what it gets."""
+        context = self.row.last_seen
+        return context.sql.changes(context.backend, context.name)
+
+    def due_in(self) -> float:
+        """Return the seconds until a claim may find something; infinity if nothing is scheduled."""
+        context = self.row.now()
+        due, now, free_at = _when_due(context, _where(context, self.request), self.request)
+        if due is None:
+            return math.inf
+        return max(0, max(due, context.paused_until or due, free_at or due) - now) / _SECOND
+
+
 def receive(row: TableRow, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
     """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
     context = row.now()

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.undecided import decide
+from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.finishing.acking import back_off_at_once, is_one_update
 from waterclock.tables.messages.finishing.dead_letters import bury, dies_when_given_back, exhausted_reason
 from waterclock.tables.messages.rows import locking
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
 _T = TypeVar("_T")
@@ -43,6 +44,18 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
                 one.lose()
             count += kept
     return count
+
+
+def give_back(context: TableContext, deliveries: Sequence[Delivery]) -> None:
+    """Give deliveries back, due at once and without counting an attempt. Those that are over stay over."""
+    find_out(context, deliveries)
+    ours = [one for one in deliveries if not (one.over or one.undecided)]
+    if not ours:
+        return
+    context.backend.transact(lambda own: acking.give_back(context, own, [one.leased for one in ours]))
+    process_heartbeat(context).note_sent(-len(ours))
+    for one in ours:
+        one.end("close")
 
 
 def _nack_chunk(

@@ -33,11 +33,18 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.leaving import leave_behind, leaving
-from waterclock.tables.consumers.receiving import Request, pause, receive, seconds_until_due, seconds_until_own_due
+from waterclock.tables.consumers.receiving import (
+    Request,
+    Watched,
+    pause,
+    receive,
+    seconds_until_due,
+    seconds_until_own_due,
+)
+from waterclock.tables.consumers.retrying import give_back
 from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.finishing.expiring import expire_some, expire_unstarted
 from waterclock.tables.messages.putting.unique_keys import purge_keys
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
@@ -84,7 +91,7 @@ class Subscription(Closing):
         self,
         row: TableRow,
         callers: CallerConnections,
-        changes: Changes,
+        changes: Callable[[], Changes],
         request: Request,
         limit: int | None,
         *,
@@ -93,7 +100,8 @@ class Subscription(Closing):
     ) -> None:
         self._row = row
         self._callers = callers
-        self._changes = changes
+        self._watch_changes = changes
+        self._changes_seen: Changes | None = None
         self._request = request
         self._limit = limit
         self._heartbeat = heartbeat
@@ -102,6 +110,8 @@ class Subscription(Closing):
         self._waiting: deque[Delivery] = deque()
         self._handed_out: list[Delivery] = []
         self._stop = Stop()
+        self._waits = True
+        self._pause = 0.0
         self._closed = False
         self._purged_at = -math.inf
         self._keys_purged_at = moments.monotonic()
@@ -126,6 +136,17 @@ class Subscription(Closing):
         for beating in (self._process_heartbeat, self._ticking):
             heartbeat_of(row.last_seen.backend).add(beating)
 
+    @property
+    def _changes(self) -> Changes:
+        if self._changes_seen is None:
+            self._changes_seen = self._watch_changes()
+        return self._changes_seen
+
+    @property
+    def watched(self) -> Watched:
+        """What it waits for."""
+        return Watched(self._row, self._request)
+
     def stop(self) -> None:
         """End the iteration after the current delivery; other threads and signal handlers may call it.
 
@@ -143,7 +164,8 @@ class Subscription(Closing):
         self._ticking.close()
         self._process_heartbeat.leave(self)
         with ExitStack() as leaving:
-            leaving.callback(self._changes.close)
+            if self._changes_seen is not None:
+                leaving.callback(self._changes_seen.close)
             leaving.callback(self._consumer_heartbeat.close)
             try:
                 self._give_back(self._row.last_seen)
@@ -281,7 +303,8 @@ class Subscription(Closing):
 
     def need_no_notifications(self) -> None:
         """Have writers notify no more until the next `wait`: who has something to do looks by itself."""
-        self._changes.disarm()
+        if self._changes_seen is not None:
+            self._changes_seen.disarm()
 
     def nudge(self) -> None:
         """End a `wait`; other threads call it."""
@@ -289,15 +312,14 @@ class Subscription(Closing):
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
         """Give back what `take` gave, due at once and without counting an attempt, also what was being handled."""
-        context = self._row.last_seen
-        find_out(context, deliveries)
-        ours = [one for one in deliveries if not (one.over or one.undecided)]
-        if not ours:
-            return
-        context.backend.transact(lambda own: acking.give_back(context, own, [one.leased for one in ours]))
-        self._process_heartbeat.note_sent(-len(ours))
-        for one in ours:
-            one.end("close")
+        give_back(self._row.last_seen, deliveries)
+
+    def let_go(self, delivery: Delivery | None = None) -> None:
+        """Give back all that waits here, and a delivery whose handling has not begun. The subscription stays open."""
+        unstarted = [*self._waiting] if delivery is None else [delivery, *self._waiting]
+        self._waiting.clear()
+        self._handed_out = [one for one in self._handed_out if one is not delivery]
+        self.give_back(unstarted)
 
     def __iter__(self) -> Self:
         return self
@@ -315,6 +337,27 @@ class Subscription(Closing):
                 return delivery
         raise StopIteration
 
+    def poll(self) -> Delivery | float:
+        """Return the next delivery; if there is none, the seconds to wait before the next call.
+
+        It never waits itself: one thread can poll many subscriptions. Infinity means until something changes or becomes
+        due that `watched` describes, or for ever if this was stopped.
+        """
+        self._waits = False
+        while not self._stop.is_set():
+            self._pause = 0.0
+            try:
+                delivery = self._next()
+            except (UnavailableError, RefusedError, InvalidArgumentError) as error:
+                self._wait_after(error)
+                return self._pause
+            self._failures.end(self._row.last_seen.name)
+            if delivery is not None:
+                return delivery
+            if self._pause:
+                return self._pause
+        return math.inf
+
     def _next(self) -> Delivery | None:
         """Give the next delivery, or None after having waited for one."""
         context = self._row.now()
@@ -331,7 +374,7 @@ class Subscription(Closing):
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._idle.pass_on(self)
-            self._stop.wait(min(rate_pause, LOOK_EVERY))
+            self._sleep(min(rate_pause, LOOK_EVERY))
             return None
         if room > 0:
             found = self._claim(room)
@@ -341,11 +384,14 @@ class Subscription(Closing):
                 self.need_no_notifications()
             else:
                 self._purge(context, _PURGE_EVERY)
-                self._wait_for_more()
+                if self._waits:
+                    self._wait_for_more()
+                else:
+                    self._pause = math.inf
         else:
             # What ends a delivery nudges; a lease may also just end.
             ends = min((one.lease_until for one in (*self._handed_out, *self._waiting)), default=now)
-            self._stop.wait(min(LOOK_EVERY, (ends - now) / _SECOND))
+            self._sleep(min(LOOK_EVERY, (ends - now) / _SECOND))
         return None
 
     def _claim(self, room: int) -> list[Delivery]:
@@ -459,7 +505,13 @@ class Subscription(Closing):
         is_timeout = isinstance(error, TimedOutError)  # the database answers, and its limits may be changed
         if not is_timeout and moments.monotonic() - (self._failures.since or 0) > self.patience:
             raise error
-        self._stop.wait(pause)
+        self._sleep(pause)
+
+    def _sleep(self, seconds: float) -> None:
+        if self._waits:
+            self._stop.wait(seconds)
+        else:
+            self._pause = max(seconds, 0.0)
 
     def _purge(self, context: TableContext, after: float) -> None:
         """Purge some of what is to go, where that was last done so many seconds ago.

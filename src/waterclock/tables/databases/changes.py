@@ -96,6 +96,10 @@ class Changes(Protocol):
         """
         ...
 
+    def ring(self, alarm: Stop) -> None:
+        """Have changes nudge this flag, by which one thread can wait for several tables of a database."""
+        ...
+
     def disarm(self) -> None:
         """Need no notifications for now: who has something to do looks by itself. Called often."""
         ...
@@ -126,6 +130,9 @@ class Polling:
         self._interval = min(self._interval * _GROWTH, _SELDOM)
         self._waited_at = moments.monotonic()
         return ended
+
+    def ring(self, alarm: Stop) -> None:
+        """Nothing to do: who looks at intervals looks at all tables."""
 
     def disarm(self) -> None:
         """Nothing to do: no writer notifies."""

@@ -57,6 +57,14 @@ class Caller:
         self._ended = ended
         self._making = threading.Lock()
         self.loop: EventLoop | None = None
+        self.application_loop: asyncio.AbstractEventLoop | None = None
+
+    def open_loop(self) -> EventLoop:
+        """Return the loop in which asynchronous handlers run; begin it if this is the first one."""
+        with self._making:
+            if self.loop is None:
+                self.loop = EventLoop(self._lanes, self.wait_for, self.application_loop)
+            return self.loop
 
     def call(self, one: Handling) -> bool:
         """Handle a message in the calling thread; say whether the thread keeps its slot."""
@@ -84,10 +92,7 @@ class Caller:
     def _run_if_coroutine(self, given: Any, one: Handling) -> None:
         """Run what an ordinary decorator around an ``async def`` gives: as a function it looks like any other."""
         if inspect.isawaitable(given):
-            with self._making:
-                if self.loop is None:
-                    self.loop = EventLoop(self._lanes, self.wait_for)
-            self.loop.submit(lambda: self._within_timeout(_awaited(given, one.delivery)), one)
+            self.open_loop().submit(lambda: self._within_timeout(_awaited(given, one.delivery)), one)
 
     def _enter_around(self, one: Handling, stack: ExitStack) -> None:
         manager = self._around(one.delivery) if self._around is not None else None

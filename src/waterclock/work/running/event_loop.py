@@ -1,4 +1,4 @@
-"""The event loop in which a worker runs asynchronous handlers, in a thread of its own."""
+"""The event loop in which a worker runs asynchronous handlers: in a thread of its own, or the application's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,21 @@ class EventLoop:
         Where messages come from, once it pulls.
     handle
         Handles one message.
+    loop
+        The application's own loop, which runs in another thread and goes on after this is closed; None: a new one.
     """
 
-    def __init__(self, lanes: Lanes, handle: Callable[[Handling], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        handle: Callable[[Handling], Awaitable[object]],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self._lanes = lanes
         self._handle = handle
-        self._loop = asyncio.new_event_loop()
+        self._is_ours = loop is None
+        self._loop = asyncio.new_event_loop() if loop is None else loop
+        self._ended = threading.Event()
         self._stack = AsyncExitStack()
         self._tasks: dict[asyncio.Task[object], Handling] = {}
         self._beginning = threading.Lock()
@@ -42,13 +51,14 @@ class EventLoop:
         self._asked_at = 0
         self._answered = True
         self._said_blocked = False
-        self._thread = threading.Thread(target=self._run, name="waterclock-work-loop", daemon=True)
-        moments.start(self._thread)
+        if self._is_ours:
+            moments.start(threading.Thread(target=self._run, name="waterclock-work-loop", daemon=True))
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
+        self._ended.set()
 
     def submit(self, handle: Callable[[], Coroutine[Any, Any, object]], handling: Handling) -> None:
         """Run one handler in the loop for a thread that waits for it."""
@@ -151,13 +161,15 @@ class EventLoop:
     def close(self, seconds: float) -> None:
         """Leave what was entered, and end the loop, within so many seconds at the most."""
         self._loop.call_soon_threadsafe(self._begin_to_end)
-        moments.join(self._thread, seconds)
+        moments.wait(self._ended, seconds)
 
     def _begin_to_end(self) -> None:
         self._ending = self._loop.create_task(self._end())
 
     async def _end(self) -> None:
         tasks = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        if not self._is_ours:
+            tasks = [*self._tasks]
         for each in tasks:
             each.cancel()
         if tasks:
@@ -166,4 +178,7 @@ class EventLoop:
             await self._stack.aclose()
         except Exception:  # noqa: BLE001  # the worker ends all the same
             _log.exception("what the handlers' factory does at its end failed")
-        self._loop.stop()
+        if self._is_ours:
+            self._loop.stop()
+        else:
+            self._ended.set()

@@ -108,6 +108,10 @@ class Listening:
         self._armed = False
         return self._connection.wait(self, seconds, stop)
 
+    def ring(self, alarm: Stop) -> None:
+        """Have notifications nudge this flag."""
+        self.alarm = alarm
+
     def disarm(self) -> None:
         """Show that we do not wait any more."""
         if self._is_shown and self._connection is not None:

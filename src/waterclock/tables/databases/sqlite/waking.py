@@ -66,6 +66,9 @@ class SqliteChanges:
                 self._look_shortly(min(until, moments.monotonic() + _SHOWS_WITHIN), stop)
         return True
 
+    def ring(self, alarm: Stop) -> None:
+        """Nothing to do: a commit to any table ends the wait for each."""
+
     def disarm(self) -> None:
         """Nothing to do: no writer notifies."""
 

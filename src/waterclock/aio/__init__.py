@@ -1,0 +1,19 @@
+"""Waterclock for asyncio: the same names, awaited. Calls run in threads of the database; waiting takes one thread."""
+
+from waterclock.aio.database import Database, connect
+from waterclock.aio.deliveries import Deliveries, Delivery
+from waterclock.aio.tables import MessageGroups, MessageSchedules, MessageTable
+from waterclock.aio.topics import Producer, Subscription, Topic
+
+__all__ = [
+    "Database",
+    "Deliveries",
+    "Delivery",
+    "MessageGroups",
+    "MessageSchedules",
+    "MessageTable",
+    "Producer",
+    "Subscription",
+    "Topic",
+    "connect",
+]

@@ -1,0 +1,94 @@
+"""Opening a database for a loop."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from waterclock.aio.calling import Awaited, AwaitedAs, Facade, Threads
+from waterclock.aio.tables import MessageTable
+from waterclock.aio.topics import Topic
+from waterclock.aio.waiting import Waiting
+from waterclock.connection import Database as SyncDatabase
+from waterclock.connection import connect as sync_connect
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.message_table import MessageTable as SyncTable
+from waterclock.tables.model.options import check_count
+from waterclock.time import Clock, Duration
+from waterclock.topics.topic import Topic as SyncTopic
+
+_MOST_THREADS = 64
+"""Each may use a connection, and a server has a hundred or so."""
+
+
+def _table(database: Database, table: SyncTable) -> MessageTable:
+    return MessageTable(table, database.threads, database.waiting)
+
+
+def _topic(database: Database, topic: SyncTopic) -> Topic:
+    return Topic(topic, database.threads)
+
+
+class Database(Facade[SyncDatabase]):
+    """A database with its topics and message tables; see `waterclock.Database`. Usable in ``async with``.
+
+    It may be used from several loops, each in a thread of its own.
+    """
+
+    def __init__(self, sync: SyncDatabase, threads: Threads) -> None:
+        super().__init__(sync, threads)
+        self.waiting = Waiting()
+
+    create_topic = AwaitedAs(SyncDatabase.create_topic, _topic)
+    topic = AwaitedAs(SyncDatabase.topic, _topic)
+    topics = Awaited(SyncDatabase.topics)
+    topic_infos = Awaited(SyncDatabase.topic_infos)
+    create_table = AwaitedAs(SyncDatabase.create_table, _table)
+    table = AwaitedAs(SyncDatabase.table, _table)
+    tables = Awaited(SyncDatabase.tables)
+    archive = Awaited(SyncDatabase.archive)
+    backup = Awaited(SyncDatabase.backup)
+
+    async def close(self) -> None:
+        """Wait for the calls under way, and give the connections back."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.waiting.close()
+        self.threads.close()
+        self.sync.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def connect(
+    url: str,
+    ledgers: str | Path | None = None,
+    filesystem: Any = None,
+    *,
+    create: bool | None = None,
+    timeout: Duration = "30s",
+    clock: Clock | None = None,
+    threads: int = 8,
+) -> Database:
+    """Open a database for use with ``await``; see `waterclock.connect`.
+
+    Parameters
+    ----------
+    threads
+        How many calls are made at a time. Others wait in the loop. At most 64.
+    """
+    if check_count(threads, "threads") > _MOST_THREADS:
+        raise InvalidArgumentError(f"threads must be at most {_MOST_THREADS}, got {threads}")
+    pool = Threads(threads)
+    opened = partial(sync_connect, url, ledgers, filesystem, create=create, timeout=timeout, clock=clock)
+    return Database(await pool.call(opened, undo=SyncDatabase.close), pool)

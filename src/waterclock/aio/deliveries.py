@@ -1,0 +1,160 @@
+"""Deliveries of message tables, and subscriptions to them, for a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from waterclock.aio.calling import Awaited, Facade, Plain, Threads
+from waterclock.aio.waiting import Waiting
+from waterclock.errors import LeaseLostError
+from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
+from waterclock.tables.consumers.subscription import Subscription as SyncSubscription
+
+
+class Delivery(Facade[SyncDelivery]):
+    """A message that this consumer has; see `waterclock.Delivery`.
+
+    ``async with delivery:`` extends its lease while the block runs. It acks when the block ends, and backs off when the
+    block raises. If the task is cancelled, the message is given back at once, and no attempt is counted.
+    """
+
+    id = Plain[SyncDelivery, Any](lambda delivery: delivery.id)
+    payload = Plain[SyncDelivery, Any](lambda delivery: delivery.payload)
+    headers = Plain[SyncDelivery, Mapping[str, str]](lambda delivery: delivery.headers)
+    group = Plain[SyncDelivery, str | None](lambda delivery: delivery.group)
+    priority = Plain[SyncDelivery, int](lambda delivery: delivery.priority)
+    columns = Plain[SyncDelivery, dict[str, Any]](lambda delivery: delivery.columns)
+    epoch = Plain[SyncDelivery, int](lambda delivery: delivery.epoch)
+    lease_until = Plain[SyncDelivery, int](lambda delivery: delivery.lease_until)
+    expires_at = Plain[SyncDelivery, int | None](lambda delivery: delivery.expires_at)
+    time_created = Plain[SyncDelivery, int](lambda delivery: delivery.time_created)
+    time_scheduled = Plain[SyncDelivery, int](lambda delivery: delivery.time_scheduled)
+    cancelled = Plain[SyncDelivery, bool](lambda delivery: delivery.cancelled)
+    lost = Plain[SyncDelivery, bool](lambda delivery: delivery.lost)
+    over = Plain[SyncDelivery, bool](lambda delivery: delivery.over)
+
+    ack = Awaited(SyncDelivery.ack)
+    nack = Awaited(SyncDelivery.nack)
+    snooze = Awaited(SyncDelivery.snooze)
+    dead_letter = Awaited(SyncDelivery.dead_letter)
+    extend = Awaited(SyncDelivery.extend)
+
+    async def __aenter__(self) -> Self:
+        self.sync.__enter__()  # which starts the heartbeat, and asks nothing
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave = partial(self._leave, kind, error, trace)
+        if isinstance(error, asyncio.CancelledError):
+            leave = partial(self._give_back, kind, trace)
+        await self.threads.call(leave)
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sync.__exit__(kind, error, trace)
+
+    def _give_back(self, kind: type[BaseException] | None, trace: TracebackType | None) -> None:
+        with suppress(LeaseLostError):
+            if not (self.sync.over or self.sync.undecided):
+                self.sync.snooze("0s")
+        self.sync.__exit__(kind, LeaseLostError("the task was cancelled") if self.sync.lost else None, trace)
+
+
+class Deliveries:
+    """Iterates over deliveries with ``async for``, and waits for the next one; see `waterclock.tables`' subscription.
+
+    Use it in ``async with``: what it claimed and did not hand out then goes back at once. The database is asked in one
+    of its threads, and waiting takes no thread of its own.
+    """
+
+    def __init__(self, subscribe: Callable[[], SyncSubscription], threads: Threads, waiting: Waiting) -> None:
+        self._subscribe = subscribe
+        self.threads = threads
+        self._waiting = waiting
+        self._sync: SyncSubscription | None = None
+        self._turn = asyncio.Lock()
+        self._working = threading.Lock()  # a call goes on in its thread after its await was cancelled
+        self._stopped = asyncio.Event()
+
+    async def _opened(self) -> SyncSubscription:
+        if self._sync is None:
+            self._sync = await self.threads.call(self._subscribe, undo=lambda sync: sync.close())
+        return self._sync
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        async with self._turn:
+            sync = await self._opened()
+            was_woken = False
+            while not self._stopped.is_set():
+                found: SyncDelivery | float = 0.0
+                try:
+                    found = await self.threads.call(partial(self._poll, sync), undo=partial(self._undo, sync))
+                finally:
+                    if was_woken:
+                        self._waiting.report(sync.watched, found=isinstance(found, SyncDelivery))
+                if isinstance(found, SyncDelivery):
+                    return Delivery(found, self.threads)
+                was_woken = found == math.inf and await self._until_due(sync)
+                if found != math.inf:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._stopped.wait(), found)
+            raise StopAsyncIteration
+
+    def _poll(self, sync: SyncSubscription) -> SyncDelivery | float:
+        with self._working:
+            return sync.poll()
+
+    def _undo(self, sync: SyncSubscription, found: SyncDelivery | float) -> None:
+        with self._working:
+            sync.let_go(found if isinstance(found, SyncDelivery) else None)
+
+    async def _until_due(self, sync: SyncSubscription) -> bool:
+        """Wait until a poll may find something, or until this is stopped."""
+        due = asyncio.ensure_future(self._waiting.until_due(sync.watched))
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait((due, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return due.done() and due.result()
+        finally:
+            for each in (due, stopped):
+                each.cancel()
+            if due.done() and not due.cancelled() and self._stopped.is_set():
+                self._waiting.report(sync.watched, found=True)
+
+    def stop(self) -> None:
+        """End the iteration after the current delivery."""
+        self._stopped.set()
+
+    async def close(self) -> None:
+        """Give back what was not handed out, at once and without counting an attempt."""
+        self._stopped.set()
+        sync, self._sync = self._sync, None
+        if sync is not None:
+            await self.threads.call(partial(self._close, sync))
+
+    def _close(self, sync: SyncSubscription) -> None:
+        sync.stop()
+        with self._working:
+            sync.close()
+
+    async def __aenter__(self) -> Self:
+        await self._opened()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

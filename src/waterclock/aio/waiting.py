@@ -1,0 +1,188 @@
+"""Waiting for messages: one thread for all that wait for a database.
+
+Each distinct thing that is waited for is a *watch*. The thread looks when its messages are due, sleeps until the first
+of them is or something changes, and wakes one waiter of the watch. That one claims, reports whether it found something,
+and only then is the next one woken: as many wake as there are messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from waterclock._support import moments
+from waterclock.errors import WaterclockError
+from waterclock.tables.consumers.receiving import Watched, pause_after
+from waterclock.tables.databases.changes import Changes, Stop
+
+_LOOK_EVERY = 1.0
+"""Seconds after which a look is repeated though nothing was announced: options change, and clocks differ."""
+
+_WRITERS_UNDER_WAY = 0.003
+"""Seconds after which a database is asked again that could not promise to announce every change."""
+
+
+@dataclass
+class _Watch:
+    watched: Watched
+    changes: Changes | None = None
+    waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=deque)
+    is_claiming: bool = False
+    in_vain: int = 0
+    look_at: float = 0.0
+
+
+class Waiting:
+    """The waits for one database. Its thread lives while something waits."""
+
+    def __init__(self) -> None:
+        self._watches: dict[Hashable, _Watch] = {}
+        self._lock = threading.Lock()
+        self._stop = Stop()
+        self._alarm = Stop()
+        self._thread: threading.Thread | None = None
+
+    async def until_due(self, watched: Watched, seconds: float = math.inf) -> bool:
+        """Wait until a claim may find something; then claim, and `report`.
+
+        Returns
+        -------
+        bool
+            False if ``seconds`` were over first; then nothing is to be reported.
+        """
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        waiter = (loop, woken)
+        with self._lock:
+            watch = self._watches.setdefault(watched.what, _Watch(watched))
+            watch.waiters.append(waiter)
+            watch.look_at = 0.0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="waterclock-aio-waiting", daemon=True)
+                moments.start(self._thread)
+        self._stop.nudge()
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else max(seconds, 0)):
+                await woken
+        except TimeoutError:
+            if self._leave(watch, waiter):
+                return False
+        except asyncio.CancelledError:
+            if not self._leave(watch, waiter):
+                self.report(watched, found=True)  # the next one is to look instead
+            raise
+        return True
+
+    def _leave(self, watch: _Watch, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> bool:
+        """Wait no more; return False if this waiter was woken already."""
+        with self._lock:
+            if waiter not in watch.waiters:
+                return False
+            watch.waiters.remove(waiter)
+        self._stop.nudge()
+        return True
+
+    def report(self, watched: Watched, *, found: bool) -> None:
+        """Say what the claim found for which a waiter was woken."""
+        with self._lock:
+            watch = self._watches.get(watched.what)
+            if watch is None or not watch.is_claiming:
+                return
+            watch.is_claiming = False
+            watch.in_vain = 0 if found else watch.in_vain + 1
+            watch.look_at = moments.monotonic() + pause_after(watch.in_vain)
+        self._stop.nudge()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            moments.join(self._thread)
+
+    def _run(self) -> None:
+        while watches := self._open():
+            try:
+                self._wait(watches, self._look(watches))
+            except BaseException:
+                self._end()
+                raise
+
+    def _open(self) -> list[_Watch]:
+        """Return what is waited for. With nothing left the thread ends; the next waiter starts another one."""
+        with self._lock:
+            for what, watch in [*self._watches.items()]:
+                if self._stop.is_set() or not (watch.waiters or watch.is_claiming):
+                    del self._watches[what]
+                    if watch.changes is not None:
+                        watch.changes.close()
+            if not self._watches:
+                self._thread = None
+            return [*self._watches.values()]
+
+    def _end(self) -> None:
+        """Wake all, so that their claims say what is wrong."""
+        with self._lock:
+            watches, self._watches = self._watches, {}
+            self._thread = None
+        for watch in watches.values():
+            while watch.waiters:
+                self._wake(watch)
+
+    def _look(self, watches: list[_Watch]) -> float:
+        """Wake who may claim; return in how many seconds to look again."""
+        pauses = [_LOOK_EVERY]
+        for watch in watches:
+            if watch.is_claiming or not watch.waiters:
+                continue
+            now = moments.monotonic()
+            if watch.look_at > now:
+                pauses.append(watch.look_at - now)
+                continue
+            try:
+                if watch.changes is None:
+                    watch.changes = watch.watched.changes()
+                if not watch.changes.arm():
+                    pauses.append(_WRITERS_UNDER_WAY)
+                due_in = watch.watched.due_in()
+            except WaterclockError:
+                due_in = 0.0  # the claim raises it where it can be handled
+            if due_in <= 0:
+                self._wake(watch)
+            else:
+                watch.look_at = now + min(due_in, _LOOK_EVERY)
+                pauses.append(due_in)
+        return min(pauses)
+
+    def _wake(self, watch: _Watch) -> None:
+        with self._lock:
+            while watch.waiters:
+                loop, woken = watch.waiters.popleft()
+                try:
+                    loop.call_soon_threadsafe(_set, woken)
+                except RuntimeError:  # its loop was closed
+                    continue
+                watch.is_claiming = True
+                return
+
+    def _wait(self, watches: list[_Watch], seconds: float) -> None:
+        waiting = [watch for watch in watches if watch.waiters and not watch.is_claiming and watch.changes is not None]
+        if not waiting:
+            self._stop.wait(seconds)
+            return
+        first, *others = (watch.changes for watch in waiting if watch.changes is not None)
+        first.ring(self._alarm)
+        for other in others:
+            other.ring(self._stop)
+        if first.wait(seconds, self._stop) or not first.tells:
+            for watch in waiting:
+                if not watch.in_vain:  # else it is left alone until its pause is over
+                    watch.look_at = 0.0
+
+
+def _set(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)

@@ -1,0 +1,68 @@
+"""A cancelled await loses no message and leaves no connection in a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from tests.aio.conftest import Run
+
+from waterclock import aio
+
+
+async def _use_some(orders: aio.MessageTable, seed: int, kept: list[aio.Delivery]) -> None:
+    match seed % 4:
+        case 0:
+            kept += await orders.receive(limit=3)
+        case 1:
+            kept += await orders.receive(limit=2, wait="1s")
+        case 2:
+            async with orders.subscribe() as deliveries, await anext(deliveries):
+                await asyncio.Event().wait()
+        case _:
+            await orders.put("more")
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_only_what_a_caller_received_stays_claimed_after_cancelled_calls(run: Run, count: int) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text", ack_wait="10m")
+        await orders.put_many({"payload": str(number)} for number in range(2 * count))
+        chance = random.Random(count)  # noqa: S311  # the same on each run
+        kept: list[aio.Delivery] = []
+        for first in range(0, count, 8):
+            tasks = [asyncio.ensure_future(_use_some(orders, seed, kept)) for seed in range(first, first + 8)]
+            for task in tasks:
+                await asyncio.sleep(chance.random() * 0.004)
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(30):  # the calls under way end, and give back what they got
+            while (await orders.stats()).in_flight > len(kept):
+                pass
+        assert (await orders.stats()).in_flight == len(kept)
+        assert await orders.nack(kept) == len(kept)
+        assert len(await asyncio.gather(*(orders.put("last") for _ in range(20)))) == 20
+
+    run(use, threads=2)
+
+
+def test_a_task_that_is_cancelled_while_it_handles_a_message_gives_it_back_without_an_attempt(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text", max_attempts=5)
+        await orders.put("one")
+        handling = asyncio.Event()
+
+        async def handle() -> None:
+            async with orders.subscribe() as deliveries, await anext(deliveries):
+                handling.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(handle())
+        await handling.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        [again] = await orders.receive()
+        assert again.epoch == 1
+
+    run(use)
