@@ -11,7 +11,7 @@ import waterclock
 
 PACKAGE = Path(waterclock.__file__).parent
 TESTS = Path(__file__).parent
-FACES = {"waterclock", "waterclock.spark", "waterclock.cli", "waterclock.testing"}
+FACES = {"waterclock", "waterclock.aio", "waterclock.spark", "waterclock.cli", "waterclock.testing"}
 """The packages whose names are public, and come from files inside."""
 
 WAITED_FOR = {"self._changed", "self._event", "self._has_it", "self._stopped", "changed"}

@@ -84,7 +84,7 @@ class Deliveries:
         self._sync: SyncSubscription | None = None
         self._turn = asyncio.Lock()
         self._working = threading.Lock()  # a call goes on in its thread after its await was cancelled
-        self._stopped = asyncio.Event()
+        self._ending = asyncio.Event()
 
     async def _opened(self) -> SyncSubscription:
         if self._sync is None:
@@ -98,7 +98,7 @@ class Deliveries:
         async with self._turn:
             sync = await self._opened()
             was_woken = False
-            while not self._stopped.is_set():
+            while not self._ending.is_set():
                 found: SyncDelivery | float = 0.0
                 try:
                     found = await self.threads.call(partial(self._poll, sync), undo=partial(self._undo, sync))
@@ -110,7 +110,7 @@ class Deliveries:
                 was_woken = found == math.inf and await self._until_due(sync)
                 if found != math.inf:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._stopped.wait(), found)
+                        await asyncio.wait_for(self._ending.wait(), found)
             raise StopAsyncIteration
 
     def _poll(self, sync: SyncSubscription) -> SyncDelivery | float:
@@ -124,23 +124,23 @@ class Deliveries:
     async def _until_due(self, sync: SyncSubscription) -> bool:
         """Wait until a poll may find something, or until this is stopped."""
         due = asyncio.ensure_future(self._waiting.until_due(sync.watched))
-        stopped = asyncio.ensure_future(self._stopped.wait())
+        stopped = asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait((due, stopped), return_when=asyncio.FIRST_COMPLETED)
             return due.done() and due.result()
         finally:
             for each in (due, stopped):
                 each.cancel()
-            if due.done() and not due.cancelled() and self._stopped.is_set():
+            if due.done() and not due.cancelled() and self._ending.is_set():
                 self._waiting.report(sync.watched, found=True)
 
     def stop(self) -> None:
         """End the iteration after the current delivery."""
-        self._stopped.set()
+        self._ending.set()
 
     async def close(self) -> None:
         """Give back what was not handed out, at once and without counting an attempt."""
-        self._stopped.set()
+        self._ending.set()
         sync, self._sync = self._sync, None
         if sync is not None:
             await self.threads.call(partial(self._close, sync))
