@@ -8,7 +8,8 @@ import random
 import pytest
 from tests.aio.conftest import Run
 
-from waterclock import aio
+from waterclock import UnavailableError, aio
+from waterclock.tables.consumers.heartbeat import heartbeat_of
 
 
 async def _use_some(orders: aio.MessageTable, seed: int, kept: list[aio.Delivery]) -> None:
@@ -64,5 +65,35 @@ def test_a_task_that_is_cancelled_while_it_handles_a_message_gives_it_back_witho
         await asyncio.gather(task, return_exceptions=True)
         [again] = await orders.receive()
         assert again.epoch == 1
+
+    run(use)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_lease_is_not_extended_after_a_cancelled_message_could_not_be_given_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_delivery: object, _delay: object) -> None:
+        raise UnavailableError("the database is away")
+
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        await orders.put("one")
+        [delivery] = await orders.receive()
+        released: list[object] = []
+        beating = heartbeat_of(database.sync.backend)
+        monkeypatch.setattr(type(delivery.sync), "snooze", fail)
+        monkeypatch.setattr(beating, "release", released.append)
+
+        async def handle() -> None:
+            async with delivery:
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(handle())
+        await asyncio.sleep(0)
+        task.cancel()
+        [error] = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(error, UnavailableError)
+        assert released == [delivery.sync]
 
     run(use)

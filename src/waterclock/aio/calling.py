@@ -21,7 +21,6 @@ from waterclock.errors import InvalidArgumentError
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S")
-_F = TypeVar("_F", bound="Facade[Any]")
 _Sync = TypeVar("_Sync")
 
 _ITEMS_A_CALL = 500
@@ -118,7 +117,7 @@ class Awaited(Generic[_P, _R]):
 
     def __init__(self, method: Callable[Concatenate[Any, _P], _R]) -> None:
         self._method = method
-        update_wrapper(self, method)  # type: ignore[arg-type]
+        update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
 
     @overload
     def __get__(self, facade: None, owner: type) -> Self: ...
@@ -141,7 +140,7 @@ class AwaitedAs(Generic[_P, _R, _S]):
     def __init__(self, method: Callable[Concatenate[Any, _P], _R], wrap: Callable[[Any, _R], _S]) -> None:
         self._method = method
         self._wrap = wrap
-        update_wrapper(self, method)  # type: ignore[arg-type]
+        update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
 
     @overload
     def __get__(self, facade: None, owner: type) -> Self: ...
@@ -194,7 +193,7 @@ class Iterated(Generic[_P, _R]):
     def __init__(self, method: Callable[Concatenate[Any, _P], Iterator[_R]], items_a_call: int = _ITEMS_A_CALL) -> None:
         self._method = method
         self._items_a_call = items_a_call
-        update_wrapper(self, method)  # type: ignore[arg-type]
+        update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
 
     @overload
     def __get__(self, facade: None, owner: type) -> Self: ...
@@ -216,7 +215,7 @@ class Iterated(Generic[_P, _R]):
 
             def close() -> None:
                 with running:
-                    items.close()  # type: ignore[attr-defined]
+                    items.close()  # type: ignore[attr-defined]  # reads are generators
 
             try:
                 while found := await threads.call(some):

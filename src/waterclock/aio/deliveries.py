@@ -15,6 +15,7 @@ from waterclock.aio.calling import Awaited, Facade, Plain, Threads
 from waterclock.aio.waiting import Waiting
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
+from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription as SyncSubscription
 
 
@@ -53,21 +54,19 @@ class Delivery(Facade[SyncDelivery]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave = partial(self._leave, kind, error, trace)
         if isinstance(error, asyncio.CancelledError):
-            leave = partial(self._give_back, kind, trace)
-        await self.threads.call(leave)
+            await self.threads.call(self._give_back)
+        else:
+            await self.threads.call(partial(self.sync.__exit__, kind, error, trace))
 
-    def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.sync.__exit__(kind, error, trace)
-
-    def _give_back(self, kind: type[BaseException] | None, trace: TracebackType | None) -> None:
-        with suppress(LeaseLostError):
+    def _give_back(self) -> None:
+        try:
             if not (self.sync.over or self.sync.undecided):
                 self.sync.snooze("0s")
-        self.sync.__exit__(kind, LeaseLostError("the task was cancelled") if self.sync.lost else None, trace)
+        except LeaseLostError:  # another consumer has it by now
+            return
+        finally:
+            heartbeat_of(self.sync.context.backend).release(self.sync)
 
 
 class Deliveries:

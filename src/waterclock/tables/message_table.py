@@ -442,7 +442,7 @@ class MessageTable:
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
         """Give deliveries back, due at once and without counting an attempt. Those that are over stay over."""
-        give_back(self._context, list(deliveries))
+        give_back(self._context, _deliveries(deliveries))
 
     def subscribe(
         self,
