@@ -105,6 +105,13 @@ def test_lines_may_have_integer_times_of_another_unit(jobs: Shell) -> None:
     assert message.time_scheduled == 4_000_000_000_000_000_000
 
 
+def test_integer_times_that_look_like_seconds_are_warned_of_once(jobs: Shell) -> None:
+    lines = [{"payload": 1, "n": 5, "at": 4_000_000_000}, {"payload": 1, "n": 5, "at": 4_000_000_001}]
+    (jobs.folder / "jobs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    jobs("table", "put", "jobs", "--jsonl", "jobs.jsonl")
+    assert jobs.said.count("warning: at looks like seconds since 1970") == 1
+
+
 def test_wrong_line_is_named_with_what_was_put_before(jobs: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(payloads, "LINES_TOGETHER", 2)
     for wrong in ("[1]", '{"id": 1}', "{", '{"payload": 1, "at": "soon"}', '{"payload_base64": "!"}', "\udcff"):

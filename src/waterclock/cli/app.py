@@ -142,7 +142,7 @@ def run(arguments: list[str]) -> int:
         logging.lastResort.setFormatter(_EscapingFormatter())
     with warnings.catch_warnings():
         words = _with_options_behind_command(_with_negative_values(arguments))
-        warnings.showwarning = partial(_show_warning, words)
+        warnings.showwarning = partial(_show_warning, words, set())
         return _run(words)
 
 
@@ -181,8 +181,11 @@ def _with_options_behind_command(arguments: list[str]) -> list[str]:
     return [*command, *options, *own] if command else [*rest, *options]
 
 
-def _show_warning(arguments: list[str], message: Warning | str, *_: object) -> None:
+def _show_warning(arguments: list[str], shown: set[str], message: Warning | str, *_: object) -> None:
     text = redacted(str(message))
+    if text in shown:  # Python shows a warning once for each place in the code
+        return
+    shown.add(text)
     if isinstance(message, UnitWarning) and any(arguments[: len(words)] == words for words in _TAKE_A_UNIT):
         text = f"{text.partition(';')[0]}; give --time-unit {message.unit}"
     Output().complain(f"warning: {text}")
