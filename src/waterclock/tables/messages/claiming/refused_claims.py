@@ -330,7 +330,7 @@ def _some(refused: Sequence[object]) -> str:
 
 
 def _reason(what: str, error: WaterclockError) -> str:
-    return f"{what} are passed by for {PASSED_BY_FOR // 1_000_000_000} s: {error}"
+    return f"{what} are passed by for up to {PASSED_BY_FOR // 1_000_000_000} s: {error}"
 
 
 def _report(context: TableContext, what: str, error: WaterclockError) -> None:
