@@ -171,6 +171,13 @@ def test_releasing_takes_a_group_from_its_consumer_only_by_force(sequenced: Mess
     assert names(sequenced.receive()) == ["a1", "a2"]
 
 
+def test_releasing_by_force_counts_an_attempt_of_the_first_message_alone(sequenced: MessageTable) -> None:
+    put(sequenced, "a1", "a2", "a3")
+    assert names(sequenced.receive(2)) == ["a1", "a2"]
+    assert sequenced.groups.release("a", force=True) == GroupChange(2, 0)
+    assert [(one.id, one.epoch) for one in sequenced.peek()] == [(1, 1), (2, 0), (3, 0)]
+
+
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
 def test_a_pinned_group_waits_for_its_consumer(make_table: Callable[..., MessageTable], policy: str) -> None:
     table = make_table(groups=policy)

@@ -45,6 +45,8 @@ class Chosen:
         Those to change, in order.
     in_flight
         How many of the group are with a consumer.
+    first_out
+        The position of the first of those; None if there is none.
     skipped
         How many of those in flight are left alone.
     now
@@ -55,6 +57,7 @@ class Chosen:
 
     seqs: list[int]
     in_flight: int
+    first_out: int | None
     skipped: int
     now: int
     group: sa.Row[Any] | None
@@ -90,12 +93,19 @@ def choose(
     rows = context.rows
     now = context.backend.now(connection)
     found = connection.execute(
-        sa.select(rows.c.seq, rows.c.claim_id, rows.c.time_next).where(*_placed(context)).order_by(rows.c.position),
+        sa.select(rows.c.seq, rows.c.position, rows.c.claim_id, rows.c.time_next)
+        .where(*_placed(context))
+        .order_by(rows.c.position),
         {"of": group_id},
     ).all()
-    out = {row.seq for row in found if row.claim_id is not None and row.time_next is not None and row.time_next > now}
+    out = {
+        row.seq: row.position
+        for row in found
+        if row.claim_id is not None and row.time_next is not None and row.time_next > now
+    }
     seqs = [row.seq for row in found if force or row.seq not in out][:count]
-    return Chosen(seqs, len(out), 0 if force else len(out), now, noted.get(group_id))
+    first_out = next(iter(out.values()), None)
+    return Chosen(seqs, len(out), first_out, 0 if force else len(out), now, noted.get(group_id))
 
 
 def _placed(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
@@ -215,6 +225,7 @@ def release(
     if chosen.in_flight and not force:
         return GroupChange(0, chosen.in_flight)
     if not dry_run:
+        release_behind(context, connection, [(group_id, chosen.first_out)])  # whose handling has not begun
         release_behind(context, connection, [(group_id, -1)], started=True)
         if chosen.group is not None and not chosen.group.pinned:
             _set(context, connection, group_id, assigned=UNASSIGNED, drain_to=None)
