@@ -195,8 +195,14 @@ def test_polling_looks_less_and_less_often_and_shortly_again_after_something_hap
         polling.wait(0, stop)
     assert intervals == sorted(intervals)
     assert intervals[-1] == 0.1
-    polling._waited_at -= 1
+    polling._waited_at -= 0.09  # a claim that finds nothing
     polling.wait(0, stop)
+    assert polling._interval == 0.1
+    polling._waited_at -= 1  # the handling of what was found
+    polling.wait(0, stop)
+    assert polling._interval < 0.01
+    polling._interval = 0.1
+    polling.disarm()
     assert polling._interval < 0.01
 
 

@@ -4,15 +4,16 @@ It leads. The others sleep until it passes the lead on, which it does when it fi
 and leads if that gives it nothing. So of many consumers as many wake as there are messages, and the database is asked
 as often as for one.
 
-In a table with exclusive groups the leader cannot tell what is due in the groups of others. There one of those that
-sleep looks for all of them (`due_in`).
+In a table with exclusive groups, the leader also asks when the others have to claim, and wakes those for which that
+is earlier than they know.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,10 @@ LEADS_FOR = 3.0
 
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the groups of those that sleep: what another process puts there shows nowhere else."""
+"""Seconds between two looks of the leader for the others: what another process puts for them may show nowhere else."""
+
+_EARLIER = 0.05
+"""Seconds by which a claim must be due earlier than a sleeper knows to wake it: looks differ by some milliseconds."""
 
 
 class Sleeper(Protocol):
@@ -34,6 +38,22 @@ class Sleeper(Protocol):
     def nudge(self) -> None:
         """End its wait."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDue:
+    """What a consumer of exclusive groups has to claim.
+
+    Attributes
+    ----------
+    seconds
+        In how many seconds it has to claim, for its own groups or its lease.
+    has_room
+        Whether it may get more groups.
+    """
+
+    seconds: float
+    has_room: bool
 
 
 class IdleConsumers:
@@ -52,10 +72,8 @@ class IdleConsumers:
         self.purged_at = -math.inf
         # Weak, because a consumer that is forgotten without being closed must not be kept alive.
         self._sleeping: WeakKeyDictionary[Sleeper, None] = WeakKeyDictionary()
-        self._looking = threading.Lock()
+        self._due_at: WeakKeyDictionary[Sleeper, tuple[str, float]] = WeakKeyDictionary()
         self._looked_at = -math.inf
-        self._asked_at: dict[str, float] = {}
-        self._due_at: dict[str, float | None] = {}
 
     def leads(self, one: Sleeper) -> bool:
         """Return whether this one watches the database; if not, it sleeps until it is nudged, or calls again."""
@@ -63,63 +81,78 @@ class IdleConsumers:
         with self._lock:
             if self._leader is None or self._leader is one or now - self._seen_at > LEADS_FOR:
                 self._leader, self._seen_at = one, now
-                self._sleeping.pop(one, None)
+                self._forget(one)
                 return True
             self._sleeping[one] = None
             return False
 
-    def pass_on(self, one: Sleeper, *, to_all: bool = False) -> None:
+    def pass_on(self, one: Sleeper, to: Sleeper | None = None) -> None:
         """Hand the lead to another consumer, if this one leads: it has something to do, or is closed.
 
         Parameters
         ----------
-        to_all
-            Wake all, because only each consumer by itself can find out whether there is something for it.
+        to
+            Which one, if it still sleeps.
         """
         with self._lock:
-            self._sleeping.pop(one, None)
+            self._forget(one)
             if self._leader is not one:
                 return
-            self._leader = None
-            woken = list(self._sleeping)
-            if not to_all:
-                del woken[1:]
-                self._leader, self._seen_at = (woken[0] if woken else None), moments.monotonic()
-            for each in woken:
-                self._sleeping.pop(each, None)
-        for each in woken:
-            each.nudge()
+            following = to if to in self._sleeping else next(iter(self._sleeping), None)
+            self._leader, self._seen_at = following, moments.monotonic()
+            if following is not None:
+                self._forget(following)
+        if following is not None:
+            following.nudge()
 
-    def due_in(self, name: str, look: Callable[[Sequence[str]], Mapping[str, float | None]]) -> float | None:
-        """Return in how many seconds a consumer that sleeps has to claim; None if it has to find out by itself.
+    def expect(self, one: Sleeper, name: str, seconds: float) -> None:
+        """Note that a sleeper has to claim in so many seconds. The leader wakes it if that becomes earlier."""
+        with self._lock:
+            if one in self._sleeping:
+                self._due_at[one] = name, moments.monotonic() + seconds
+
+    def due_in(self, one: Sleeper) -> float:
+        """Return in how many seconds a sleeper has to claim, as far as that was looked for; at least now."""
+        with self._lock:
+            _, due_at = self._due_at.get(one, ("", -math.inf))
+        return max(0.0, due_at - moments.monotonic())
+
+    def to_look_for(self, *, changed: bool) -> Collection[str]:
+        """Return for which sleepers the leader has to look when they have to claim, by name.
 
         Parameters
         ----------
-        look
-            Asks the database this for several consumers. It is called once in `LOOK_EVERY` seconds for all of them.
+        changed
+            Whether something has changed; if not, it looks once in `LOOK_EVERY`.
         """
         now = moments.monotonic()
-        self._asked_at[name] = now
-        if self._looking.acquire(blocking=False):  # else another one is looking, and this one asks again
-            try:
-                if now - self._looked_at >= LOOK_EVERY:
-                    self._asked_at = {one: at for one, at in self._asked_at.copy().items() if now - at <= LEADS_FOR}
-                    self._look(sorted(self._asked_at), look)
-                    self._looked_at = now
-                elif name not in self._due_at:
-                    self._look([name], look)
-            finally:
-                self._looking.release()
-        due_at = self._due_at.get(name, math.inf)
-        return None if due_at is None else max(due_at - now, 0)
+        with self._lock:
+            if not changed and now - self._looked_at < LOOK_EVERY:
+                return ()
+            self._looked_at = now
+            return {name for name, _ in self._due_at.values()}
 
-    def _look(self, names: Sequence[str], look: Callable[[Sequence[str]], Mapping[str, float | None]]) -> None:
-        found = look(names)
-        now = moments.monotonic()
-        self._due_at = {
-            **{one: at for one, at in self._due_at.items() if one in self._asked_at},
-            **{one: None if due is None else now + due for one, due in found.items()},
-        }
+    def note_due(self, found: Mapping[str, OwnDue]) -> Sleeper | None:
+        """Wake the sleepers that have to claim earlier than they know; return one that has room, if any."""
+        now, woken, has_room = moments.monotonic(), list[Sleeper](), None
+        with self._lock:
+            for one, (name, known) in list(self._due_at.items()):
+                if name not in found:
+                    continue
+                due_at = now + found[name].seconds
+                if due_at < known - _EARLIER:
+                    woken.append(one)
+                    self._forget(one)
+                else:
+                    self._due_at[one] = name, due_at
+                    has_room = one if found[name].has_room else has_room
+        for each in woken:
+            each.nudge()
+        return has_room
+
+    def _forget(self, one: Sleeper) -> None:
+        self._sleeping.pop(one, None)
+        self._due_at.pop(one, None)
 
 
 _idle = PerDatabaseCache[dict[Hashable, IdleConsumers]](lambda _: {})

@@ -20,6 +20,7 @@ from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_
 from waterclock.tables.catalogue.selection import Bound, Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Delivery, hand_over
+from waterclock.tables.consumers.idling import OwnDue
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming.claiming import claim, claim_within, is_idle, next_due
 from waterclock.tables.messages.claiming.group_levels import own_groups_due
@@ -302,11 +303,19 @@ def seconds_until_due(context: TableContext, request: Request) -> float:
     return max(0, max(due, context.paused_until or due) - now) / _SECOND
 
 
-def seconds_until_own_due(context: TableContext, names: Sequence[str]) -> dict[str, float | None]:
-    """Return as `seconds_until_due` when each of these consumers has to claim what is its own; None: not known."""
-    found, now = context.backend.look(lambda own: own_groups_due(context, own, names))
+def seconds_until_own_due(context: TableContext, names: Sequence[str], request: Request) -> dict[str, OwnDue]:
+    """Return when each of these consumers, which ask for the same, has to claim what is its own."""
+    limited = request.max_groups is not None
+    found, now = context.backend.look(lambda own: own_groups_due(context, own, names, limited=limited))
     until = context.paused_until or 0
-    return {one: None if due is None else max(0, max(due, until) - now) / _SECOND for one, due in found.items()}
+    due_in: dict[str, OwnDue] = {}
+    for name, (due, has_room) in found.items():
+        if due is None:
+            seconds = seconds_until_due(context, replace(request, consumer=name))
+        else:
+            seconds = max(0, max(due, until) - now) / _SECOND
+        due_in[name] = OwnDue(seconds, has_room)
+    return due_in
 
 
 def _where(context: TableContext, request: Request) -> sa.ColumnElement[bool] | None:

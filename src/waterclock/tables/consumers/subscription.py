@@ -33,14 +33,7 @@ from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.leaving import leave_behind, leaving
-from waterclock.tables.consumers.receiving import (
-    Request,
-    Watched,
-    pause,
-    receive,
-    seconds_until_due,
-    seconds_until_own_due,
-)
+from waterclock.tables.consumers.receiving import Request, Watched, pause, receive, seconds_until_own_due
 from waterclock.tables.consumers.retrying import give_back
 from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
@@ -59,7 +52,8 @@ _PURGE_EVERY = 1.0  # s, where there is nothing else to do; what is due waits fo
 _PURGE_KEYS_EVERY = 60.0  # s
 _PURGE_AGAIN_AFTER = 10.0  # s after a failure: consumers must not spend their time on what keeps failing
 _MOST = 1024  # messages in one claim; half as many after each one that the database refuses
-_OWN_GROUPS_EVERY = 1.0  # s, where no writer notifies: what another process routes to a group shows to its owner only
+_IN_VAIN_EVERY = 1.0  # s after which an idle consumer claims again what is due in its groups and was not to be had
+_CLAIMS_EVERY = 10.0  # s in which nothing happens
 _FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
 
 
@@ -119,6 +113,7 @@ class TableSubscription(Closing):
         self._purge_later: dict[Callable[[TableContext], int], float] = {}
         self._in_vain = 0
         self._changed = True  # whether something has changed, or become due, since the last claim
+        self._claimed_at = -math.inf
         self._most = _MOST
         self.consumer = request.consumer
         self.patience = 60.0
@@ -269,6 +264,7 @@ class TableSubscription(Closing):
         if self._waiting or self._handed_out:  # something may become of those, too
             self._idle.pass_on(self)
         elif not self._lead():
+            self._changed = True
             return True
         # For no longer than the table's options are known: what comes then need not wait for a look at them.
         longest = self._row.fresh_for
@@ -279,27 +275,45 @@ class TableSubscription(Closing):
 
     def _lead(self) -> bool:
         """Sleep while another consumer of this process watches the database; return False once this one is nudged."""
-        due_at = None
-        while not self._idle.leads(self):
+        due_in = None
+        while True:
+            if self._idle.leads(self):
+                if not self._is_exclusive or self._look_for_others():
+                    return True
+                continue
             patience = LEADS_FOR
-            if self._is_exclusive:  # the leader does not know when the groups of others are due
-                if due_at is None or not self._changes.tells:
-                    due_in = self._own_due_in()
-                    if due_in == 0 and due_at is not None:
-                        return False
-                    due_at = moments.monotonic() + (due_in or _OWN_GROUPS_EVERY)  # what was due was claimed in vain
-                patience = LEADS_FOR if self._changes.tells else _OWN_GROUPS_EVERY
-                patience = min(patience, max(due_at - moments.monotonic(), 0))
-            if self._stop.wait(patience) or (due_at is not None and moments.monotonic() >= due_at):
+            if self._is_exclusive:
+                is_first, due_in = due_in is None, self._idle.due_in(self) or self._own_due_in()
+                if not (due_in or is_first):
+                    return False
+                patience = min(patience, due_in or _IN_VAIN_EVERY)  # what was due was claimed in vain
+            if self._stop.wait(patience):
                 return False
-        return True
 
     def _own_due_in(self) -> float:
-        context = self._row.last_seen
-        due_in = None
-        if self.consumer is not None and self._request.max_groups is None:
-            due_in = self._idle.due_in(self.consumer, lambda names: seconds_until_own_due(context, names))
-        return seconds_until_due(context, self._request) if due_in is None else due_in
+        if self.consumer is None:
+            return 0
+        due_in = seconds_until_own_due(self._row.last_seen, [self.consumer], self._request)[self.consumer].seconds
+        if due_in:
+            self._idle.expect(self, self.consumer, due_in)
+        return due_in
+
+    def _look_for_others(self) -> bool:
+        """Wake the others that have to claim. Return False if one of them leads from now on, as this gets no groups."""
+        names = self._idle.to_look_for(changed=self._changed and self._in_vain <= 1)
+        if not names or self.consumer is None:
+            return True
+        found = seconds_until_own_due(self._row.last_seen, sorted({*names, self.consumer}), self._request)
+        other = self._idle.note_due(found)
+        if other is None or found[self.consumer].has_room:
+            return True
+        self._idle.pass_on(self, other)
+        return False
+
+    @property
+    def claims_every(self) -> float:
+        """Seconds after which it claims although nothing changed, since a claim also mends what no change shows."""
+        return min(_CLAIMS_EVERY, self._row.last_seen.options.poll_interval / _SECOND)
 
     def need_no_notifications(self) -> None:
         """Have writers notify no more until the next `wait`: who has something to do looks by itself."""
@@ -375,35 +389,39 @@ class TableSubscription(Closing):
         if rate_pause:
             self._idle.pass_on(self)
             self._sleep(min(rate_pause, LOOK_EVERY))
+            self._changed = True
             return None
-        if room > 0:
+        if room <= 0:
+            # What ends a delivery nudges; a lease may also just end.
+            ends = min((one.lease_until for one in (*self._handed_out, *self._waiting)), default=now)
+            self._sleep(min(LOOK_EVERY, (ends - now) / _SECOND))
+            self._changed = True
+            return None
+        # While nothing changes, a look costs less than a claim.
+        if self._changed or moments.monotonic() - self._claimed_at >= self.claims_every:
             found = self._claim(room)
             self._waiting.extend(found)
             self._looked_at = now
             if found:
                 self.need_no_notifications()
-            else:
-                self._purge(context, _PURGE_EVERY)
-                if self._waits:
-                    self._wait_for_more()
-                else:
-                    self._pause = math.inf
+                return None
+        self._purge(context, _PURGE_EVERY)
+        if self._waits:
+            self._wait_for_more()
         else:
-            # What ends a delivery nudges; a lease may also just end.
-            ends = min((one.lease_until for one in (*self._handed_out, *self._waiting)), default=now)
-            self._sleep(min(LOOK_EVERY, (ends - now) / _SECOND))
+            self._pause = math.inf
         return None
 
     def _claim(self, room: int) -> list[Delivery]:
         self._claims = True
+        self._claimed_at = moments.monotonic()
+        self._changed = True
         found = receive(self._row, self._callers, min(room, self._most), self._request)
         self._claims = False
         self._most = min(2 * self._most, _MOST)
         if found:
             self._in_vain = 0
-        # What it waited for may have been routed to a group of another one; without a change there is nothing for them.
-        if found or (self._is_exclusive and self._changed and self._in_vain <= 1):
-            self._idle.pass_on(self, to_all=self._is_exclusive)
+            self._idle.pass_on(self)
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found

@@ -110,7 +110,10 @@ class Changes(Protocol):
 
 
 class Polling:
-    """Looks again after a while that grows from wait to wait, for databases that tell nothing."""
+    """Looks again after a while that grows from wait to wait, for databases that tell nothing.
+
+    What a consumer does between two waits while nothing happens takes less than the longest of them.
+    """
 
     tells = False
 
@@ -124,7 +127,7 @@ class Polling:
 
     def wait(self, seconds: float, stop: Stop) -> bool:
         """Wait; shortly where something happened since the last wait."""
-        if moments.monotonic() - self._waited_at > self._interval:
+        if moments.monotonic() - self._waited_at > _SELDOM:
             self._interval = _FIRST_LOOK
         ended = stop.wait(min(seconds, self._interval))
         self._interval = min(self._interval * _GROWTH, _SELDOM)
@@ -135,7 +138,8 @@ class Polling:
         """Nothing to do: who looks at intervals looks at all tables."""
 
     def disarm(self) -> None:
-        """Nothing to do: no writer notifies."""
+        """Look again shortly: something happened."""
+        self._interval = _FIRST_LOOK
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -74,21 +74,19 @@ def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[
         connection.execute(_living_together(), {**mine, "until": until})
 
 
-def claim_due(context: TableContext, connection: SqlConnection, name: str) -> tuple[int, bool]:
-    """Say when a consumer has to claim next, to get a lease or to renew it, ns; and whether it gets nothing before."""
-    known = connection.execute(_lease(), {"table": context.table_id, "who": name}).first()
-    if known is None:
+def claim_due(context: TableContext, session: int | None, lease_until: int | None) -> tuple[int, bool]:
+    """Return when a consumer has to claim next, to get a lease or to renew it, ns; and whether it gets nothing before.
+
+    Parameters
+    ----------
+    session, lease_until
+        Its row; None if there is none.
+    """
+    if lease_until is None:
         return 0, False
-    if known.session != context.backend.session:
-        return known.lease_until, True
-    return known.lease_until - context.options.ack_wait // 2, False
-
-
-def next_lapse(context: TableContext, connection: SqlConnection) -> int | None:
-    """Say when the next lease of a consumer ends that no heartbeat renews, ns."""
-    return connection.execute(
-        sa.select(sa.func.min(consumers.c.lease_until)).where(consumers.c.table_id == context.table_id)
-    ).scalar()
+    if session != context.backend.session:
+        return lease_until, True
+    return lease_until - context.options.ack_wait // 2, False
 
 
 def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -> int:
@@ -184,11 +182,6 @@ def share_sql(
     """
     now = context.backend.now_sql()
     its = groups.c.table_id == context.table_id
-
-    def count_of(owner: sa.ColumnElement[str]) -> sa.ScalarSelect[int]:
-        owned = sa.select(sa.func.count()).select_from(groups).where(its, belongs_to(owner))
-        return owned.correlate(consumers).scalar_subquery()
-
     something = (
         sa.select(groups.c.priority)
         .where(its, groups.c.assigned == consumers.c.name, groups.c.ready_at.is_not(None))
@@ -205,7 +198,7 @@ def share_sql(
             consumers.c.lease_until > now,
             consumers.c.session != _GONE,
             something.is_(None),
-            sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > count_of(consumers.c.name)),
+            has_room(context),
         )
         .cte("waiting")
     )
@@ -222,8 +215,19 @@ def share_sql(
         else_=sa.func.least(most, sa.func.greatest(1, (due + waiting) // (waiting + 1))),
     )
     most_groups = sa.bindparam("most_groups", type_=sa.BigInteger)
-    room = sa.case((most_groups.is_(None), most), else_=sa.func.greatest(0, most_groups - count_of(name)))
+    room = sa.case((most_groups.is_(None), most), else_=sa.func.greatest(0, most_groups - _count_of(context, name)))
     return sa.select(sa.func.least(share - taken, room))
+
+
+def has_room(context: TableContext) -> sa.ColumnElement[bool]:
+    """Say in SQL that a consumer, a row of a statement around this, may get more groups."""
+    return sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > _count_of(context, consumers.c.name))
+
+
+def _count_of(context: TableContext, owner: sa.ColumnElement[str]) -> sa.ScalarSelect[int]:
+    owned = sa.select(sa.func.count()).select_from(groups)
+    owned = owned.where(groups.c.table_id == context.table_id, belongs_to(owner))
+    return owned.correlate(consumers).scalar_subquery()
 
 
 def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _SECOND = 1_000_000_000
 _SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
-_CLAIMS_AFTER = 10.0  # s in which nothing happens
 _AT_ONCE = 500  # messages that one claim takes at the most
 
 _APART, _LONGEST_APART = 2 * _SECOND, 60 * _SECOND
@@ -128,7 +127,7 @@ class Intake:
 
     def _wait(self) -> None:
         """Wait for something to do: while nothing happens, a look costs less than a claim would."""
-        until = moments.monotonic() + _CLAIMS_AFTER
+        until = moments.monotonic() + self.subscription.claims_every
         while not self.subscription.wait() and moments.monotonic() < until:
             pass
 

@@ -116,10 +116,11 @@ def next_group_due(
 
     What is found first that may be due already is answer enough.
     """
-    me = consumer or UNASSIGNED
-    top = look(context, connection, me)
+    me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
+    its = {"me": me, "unassigned": UNASSIGNED}
+    [top] = connection.execute(_next_group_due(context, limited=limited), its)
     earliest: int | None = None
-    for due in _due_times(context, connection, me, max_groups, top):
+    for due in _due_times(context, connection, me, top, full=limited and not top.has_room):
         earliest = due if earliest is None else min(earliest, due)
         if earliest <= top.now:
             break
@@ -127,21 +128,28 @@ def next_group_due(
 
 
 def _due_times(
-    context: TableContext, connection: SqlConnection, me: str, max_groups: int | None, top: Look
+    context: TableContext, connection: SqlConnection, me: str, top: sa.Row[Any], *, full: bool
 ) -> Iterator[int]:
-    if top.unrouted:
+    if top.first_new is not None:
         yield 0
-    full = False
     if context.options.groups == "exclusive":
-        due, is_refused = consumers.claim_due(context, connection, me)
+        due, is_refused = consumers.claim_due(context, top.session, top.lease_until)
         yield due
         if is_refused:  # what is ready for the name is not for this session, which would ask for it without a pause
             return
-        lapse = consumers.next_lapse(context, connection)
-        if lapse is not None:
-            yield lapse
-        full = max_groups is not None and consumers.room_of(context, connection, me, max_groups) == 0
-    for level in levels(context, connection, me, top):
+        if top.lapse is not None:
+            yield top.lapse
+    of_one_level = [(top.my_earliest, top.my_lowest == top.my_highest)]
+    if not full:
+        of_one_level.append((top.any_earliest, top.any_lowest == top.any_highest))
+    if context.options.ungrouped != "free" and all(is_one for _, is_one in of_one_level):
+        yield from (earliest for earliest, _ in of_one_level if earliest is not None)
+    else:
+        yield from _due_times_by_level(context, connection, me, full=full)
+
+
+def _due_times_by_level(context: TableContext, connection: SqlConnection, me: str, *, full: bool) -> Iterator[int]:
+    for level in levels(context, connection, me):
         at: dict[str, Any] = {"table_id": context.table_id, "of": level.priority}
         questions = [(_earliest_group(), at | {"who": who}) for who in level.whose if who != UNASSIGNED or not full]
         if context.options.ungrouped == "free":
@@ -153,23 +161,35 @@ def _due_times(
 
 
 def own_groups_due(
-    context: TableContext, connection: SqlConnection, names: Sequence[str]
-) -> tuple[dict[str, int | None], int]:
+    context: TableContext, connection: SqlConnection, names: Sequence[str], *, limited: bool
+) -> tuple[dict[str, tuple[int | None, bool]], int]:
     """Find when each of these consumers has to claim, for its lease or its own groups; also what the clock says; ns.
 
     It is None for those whose groups have several priorities: `next_group_due` finds it. Reads only.
+
+    Parameters
+    ----------
+    limited
+        Whether they have a ``max_groups``.
+
+    Returns
+    -------
+    dict
+        By name, and with it whether the consumer may get more groups.
     """
-    due: dict[str, int | None] = dict.fromkeys(names, 0)
+    found: dict[str, tuple[int | None, bool]] = dict.fromkeys(names, (0, True))
     now = 0
-    for row in connection.execute(_own_groups_due(context), {"names": list(names)}):
+    for row in connection.execute(_own_groups_due(context, limited=limited), {"names": list(names)}):
         now = row.now
-        is_ours = row.session == context.backend.session
-        lease = row.lease_until - (context.options.ack_wait // 2 if is_ours else 0)
-        if is_ours and row.lowest is not None and row.lowest < row.highest:
-            due[row.name] = None
+        due, is_refused = consumers.claim_due(context, row.session, row.lease_until)
+        if is_refused:
+            found[row.name] = due, False
+        elif row.my_lowest != row.my_highest:
+            found[row.name] = None, not limited or bool(row.has_room)
         else:
-            due[row.name] = lease if row.earliest is None or not is_ours else min(lease, row.earliest)
-    return due, now
+            due = due if row.my_earliest is None else min(due, row.my_earliest)
+            found[row.name] = due, not limited or bool(row.has_room)
+    return found, now
 
 
 FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
@@ -254,23 +274,66 @@ def _earliest_group() -> sa.Select[Any]:
 
 
 @built_once(maxsize=256)
-def _own_groups_due(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Look at everything in one statement, because most looks find nothing and each statement would be a round trip."""
+    own, rows = consumers.consumers, context.rows
+    its = own.c.table_id == context.table_id
+    me = sa.bindparam("me", type_=own.c.name.type)
+    unassigned = sa.bindparam("unassigned", type_=groups.c.assigned.type)
+
+    def of_me(value: sa.ColumnElement[Any]) -> sa.ScalarSelect[Any]:
+        return sa.select(value).where(its, own.c.name == me).scalar_subquery()
+
+    of_consumers: list[sa.ColumnElement[Any]] = []
+    if context.options.groups == "exclusive":
+        lapse = sa.select(sa.func.min(own.c.lease_until)).where(its).scalar_subquery()
+        found = {"session": of_me(own.c.session), "lease_until": of_me(own.c.lease_until), "lapse": lapse}
+        of_consumers = [one.label(name) for name, one in found.items()]
+    return sa.select(
+        context.backend.now_sql().label("now"),
+        sa.select(rows.c.seq)
+        .where(is_unrouted(rows))
+        .order_by(rows.c.seq)
+        .limit(1)
+        .scalar_subquery()
+        .label("first_new"),
+        *of_consumers,
+        *([of_me(consumers.has_room(context)).label("has_room")] if limited else []),
+        *_ready_ends(context, "my", me),
+        *_ready_ends(context, "any", unassigned),
+    )
+
+
+@built_once(maxsize=256)
+def _own_groups_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple[Any, ...]]:
     own = consumers.consumers
-
-    def first(value: sa.Column[int], *order: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
-        its = groups.c.table_id == context.table_id, groups.c.assigned == own.c.name, groups.c.ready_at.is_not(None)
-        return sa.select(value).where(*its).order_by(*order).limit(1).correlate(own).scalar_subquery()
-
-    priority = groups.c.priority
     return sa.select(
         context.backend.now_sql().label("now"),
         own.c.name,
         own.c.session,
         own.c.lease_until,
-        first(groups.c.ready_at, priority, groups.c.ready_at).label("earliest"),
-        first(priority, priority).label("lowest"),
-        first(priority, priority.desc()).label("highest"),
+        *_ready_ends(context, "my", own.c.name),
+        *([consumers.has_room(context).label("has_room")] if limited else []),
     ).where(own.c.table_id == context.table_id, context.sql.any_of(own.c.name, "names"))
+
+
+def _ready_ends(context: TableContext, whose: str, owner: sa.ColumnElement[str]) -> list[sa.Label[Any]]:
+    """Select the lowest and highest priority of an owner's groups that have something, and what is due first there.
+
+    That is of the lowest: where both are the same, which is usual, it is what is due first of all.
+    """
+    priority, ready_at = groups.c.priority, groups.c.ready_at
+
+    def first(value: sa.Column[int], *order: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
+        its = groups.c.table_id == context.table_id, groups.c.assigned == owner, ready_at.is_not(None)
+        found = sa.select(value).where(*its).order_by(*order).limit(1)
+        return found.correlate(consumers.consumers).scalar_subquery()
+
+    return [
+        first(ready_at, priority, ready_at).label(f"{whose}_earliest"),
+        first(priority, priority).label(f"{whose}_lowest"),
+        first(priority, priority.desc()).label(f"{whose}_highest"),
+    ]
 
 
 def is_ungrouped(context: TableContext) -> sa.ColumnElement[bool]:
