@@ -7,14 +7,17 @@ import sqlite3
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from waterclock._support.urls import redacted, shown
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.extras import install_command
-from waterclock.errors import NotFoundError, WaterclockError
+from waterclock.errors import ForbiddenError, NotFoundError, WaterclockError
 from waterclock.spark.runtime.class_archive import SWITCH, find_archive, is_wanted
 from waterclock.spark.runtime.java import Java, find_java
+
+if TYPE_CHECKING:
+    from waterclock.database.backend import Backend
 
 OLDEST_SQLITE = (3, 35)
 """The first SQLite whose UPDATE returns rows, which a claim needs."""
@@ -24,7 +27,10 @@ _DRIVERS = {"PostgreSQL": ("psycopg", "postgresql"), "MariaDB": ("pymysql", "mys
 
 
 class Finding(NamedTuple):
-    """One thing looked at: ``status`` is ``"ok"``, ``"absent"`` (an option not installed) or ``"broken"``."""
+    """One thing looked at.
+
+    ``status`` is ``"ok"``, ``"absent"`` (an option not installed), ``"warning"`` (it works slowly) or ``"broken"``.
+    """
 
     what: str
     status: str
@@ -49,7 +55,7 @@ def _examine(common: Common) -> Iterator[Finding]:
     yield _package("Spark", "pyspark", install_command("spark"), needed=False)
     yield from _java()
     if common.url is not None:
-        yield _database(common)
+        yield from _database(common)
 
 
 def _package(what: str, package: str, remedy: str, *, needed: bool) -> Finding:
@@ -88,20 +94,38 @@ def _class_archive(java: Java) -> Finding:
     return Finding(what, "ok", str(archive), "")
 
 
-def _database(common: Common) -> Finding:
+def _database(common: Common) -> Iterator[Finding]:
     try:
         import sqlalchemy as sa
 
         from waterclock.database.schema.table_catalogue import message_tables
         from waterclock.database.schema.topic_catalogue import topics
 
-        with common.connect() as database, database.backend.snapshot() as connection:
-            there = [
-                connection.scalar(sa.select(sa.func.count()).select_from(each)) for each in (topics, message_tables)
-            ]
+        with common.connect() as database:
+            with database.backend.snapshot() as connection:
+                there = [
+                    connection.scalar(sa.select(sa.func.count()).select_from(each)) for each in (topics, message_tables)
+                ]
             counts = f"{there[0]} topics, {there[1]} message tables"
-            return Finding("Database", "ok", f"{database.backend.name}: {counts}", "")
+            yield Finding("Database", "ok", f"{database.backend.name}: {counts}", "")
+            yield from _snapshots(database.backend)
     except NotFoundError as error:
-        return Finding("Database", "absent", shown(common.url), redacted(error, common.url))
+        yield Finding("Database", "absent", shown(common.url), redacted(error, common.url))
     except WaterclockError as error:
-        return Finding("Database", "broken", shown(common.url), redacted(error, common.url))
+        yield Finding("Database", "broken", shown(common.url), redacted(error, common.url))
+
+
+def _snapshots(backend: Backend) -> Iterator[Finding]:
+    from waterclock.database.held_snapshots import held_snapshots
+
+    what = "Open transactions"
+    try:
+        held = held_snapshots(backend)
+    except ForbiddenError as error:
+        yield Finding(what, "absent", "not shown to this user", str(error))
+        return
+    for one in held or ():
+        remedy = "end it: the server keeps all rows that were changed since, and queues get slower"
+        yield Finding(what, "warning", str(one), remedy)
+    if held == []:
+        yield Finding(what, "ok", "none that is old", "")

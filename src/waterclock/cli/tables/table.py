@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,10 +14,11 @@ from waterclock.cli.tables.payloads import columns_of, headers_of, pairs, payloa
 from waterclock.cli.tables.table_options import ChangingOptions, shown
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import pause_end, span
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import ForbiddenError, InvalidArgumentError
 from waterclock.time import TimeUnit, format_time, to_time
 
 if TYPE_CHECKING:
+    from waterclock.connection import Database
     from waterclock.tables.consumers.delivery import Delivery
     from waterclock.tables.message_table import MessageTable
     from waterclock.tables.messages.inspecting.peeking import Peeked
@@ -125,9 +127,19 @@ def info(name: str, /, *, common: Common = Common()) -> None:
             **asdict(table_stats),
             "oldest_age": span(table_stats.oldest_age),
             **_pause(table),
+            "open_transactions": _open_transactions(database),
             **shown(table.options),
         }
         common.output.facts(facts)
+
+
+def _open_transactions(database: Database) -> str | None:
+    """Name the transactions that make the server keep old rows; None: there is none, or it does not tell."""
+    from waterclock.database.held_snapshots import held_snapshots
+
+    with suppress(ForbiddenError):
+        return "; ".join(map(str, held_snapshots(database.backend) or ())) or None
+    return None
 
 
 def _pause(table: MessageTable) -> dict[str, Any]:

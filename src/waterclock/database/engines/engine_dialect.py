@@ -49,6 +49,10 @@ class EngineDialect(Protocol):
     outlives_errors: bool
     """Whether a driver's connection may be used again after an error: not if the driver remembers what it prepared."""
 
+    long_transactions: sa.TextClause | None
+    """Asks for the transactions that have been open for more than ``longest`` seconds, and for which the server keeps
+    rows that were changed since: process, seconds, user and program; None where no reader makes writers slower."""
+
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Make an engine whose connections are set up for durable, concurrent use."""
         ...

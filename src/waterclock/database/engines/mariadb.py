@@ -193,6 +193,14 @@ class MariadbDialect:
         """max_statement_time, a statement that was killed, or a lock not had in time."""
         return _code(error) in _OUT_OF_TIME
 
+    long_transactions = sa.text("""
+        SELECT trx.trx_mysql_thread_id AS process, TIMESTAMPDIFF(SECOND, trx.trx_started, NOW()) AS seconds,
+            list.user AS user, '' AS program
+        FROM information_schema.innodb_trx AS trx
+            LEFT JOIN information_schema.processlist AS list ON list.id = trx.trx_mysql_thread_id
+        WHERE trx.trx_started < NOW() - INTERVAL :longest SECOND AND trx.trx_mysql_thread_id <> CONNECTION_ID()
+        ORDER BY trx.trx_started""")
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the user, the database, a table, a column or a routine, or for want of a server's privilege."""
         return _code(error) in _FORBIDDEN

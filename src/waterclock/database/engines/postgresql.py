@@ -200,6 +200,16 @@ class PostgresqlDialect:
         """query_canceled, which statement_timeout raises, or lock_not_available, which lock_timeout does."""
         return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
+    # Of a role without pg_read_all_stats the server shows this for its own processes alone.
+    long_transactions = sa.text("""
+        SELECT pid AS process, CAST(extract(epoch FROM clock_timestamp() - xact_start) AS BIGINT) AS seconds,
+            usename AS "user", application_name AS program
+        FROM pg_stat_activity
+        WHERE xact_start < clock_timestamp() - make_interval(secs => :longest)
+            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+            AND backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()
+        ORDER BY xact_start""")
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """insufficient_privilege, or a user who may not connect: with this password, or at all."""
         state = getattr(error.orig, "sqlstate", None)

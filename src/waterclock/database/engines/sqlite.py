@@ -52,6 +52,7 @@ class SqliteDialect:
     """SQLite's answers."""
 
     name = "sqlite"
+    long_transactions = None
     longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
     commits_each = False
     outlives_errors = True

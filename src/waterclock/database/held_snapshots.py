@@ -1,0 +1,55 @@
+"""Transactions that have been open for long. A server keeps what was changed since, and everything gets slower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from waterclock._support.quoting import quoted
+from waterclock.database.backend import Backend
+from waterclock.time import format_duration
+
+LONG = 300
+"""Seconds after which an open transaction is named: shorter ones do little harm, and most reports end sooner."""
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """A transaction that has been open for long.
+
+    Attributes
+    ----------
+    process
+        Number of the server's process or thread that runs it.
+    seconds
+        For how long it has been open.
+    user, program
+        Whose it is, as far as the server tells.
+    """
+
+    process: int
+    seconds: int
+    user: str | None
+    program: str | None
+
+    def __str__(self) -> str:
+        who = "".join(
+            f", {name} {quoted(value)}" for name, value in (("user", self.user), ("program", self.program)) if value
+        )
+        return f"process {self.process}{who}: open for {format_duration(self.seconds * _NS)}"
+
+
+def held_snapshots(backend: Backend) -> list[HeldSnapshot] | None:
+    """List the transactions that have been open for more than `LONG`, the oldest first; None where there is no server.
+
+    Raises
+    ------
+    ForbiddenError
+        Where the server does not show them to this user.
+    """
+    question = backend.dialect.long_transactions
+    if question is None:
+        return None
+    with backend.snapshot() as connection:
+        return [HeldSnapshot(*row) for row in connection.execute(question, {"longest": LONG})]
