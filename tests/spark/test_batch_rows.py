@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import waterclock as wc
 from waterclock.batching.batch import Batch
-from waterclock.spark.packing import ROWS
+from waterclock.spark import pace
+from waterclock.spark.packing import ROWS, unpack
 from waterclock.spark.records import POSITIONED, cells_of_records
 from waterclock.spark.streaming import batch_rows
 from waterclock.spark.streaming.batch_rows import Payloads, encoded, looks
+from waterclock.spark.writing import message_writer
+from waterclock.spark.writing.message_writer import MessageWriter
+from waterclock.spark.writing.write_options import WriteOptions
+from waterclock.topics.store import sealed_file
+from waterclock.topics.store.sealed_file import SealedFile
+from waterclock.topics.topic import Topic
 
 SIZES = [1, 1, 1, 1, 9_000, 9_000, 9_000, 1]
 FACTS = {"start": 1, "end": 2, "closed_at": 3}
@@ -65,6 +73,84 @@ def test_batches_have_the_same_bytes_however_they_are_looked_up(
         monkeypatch.setattr(batch_rows, "MOST_BYTES", most)
         written = [each for _, some in encoded(iter([a_batch_each(payloads)]), payloads) for each in some.to_pylist()]
         assert written == expected
+
+
+@pytest.fixture(params=["own files", "a shared file"])
+def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Topic]:
+    """Yield a topic of four sealed ledgers with several row groups; tasks look up ten messages at once."""
+    monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 16)
+    monkeypatch.setattr(pace, "MESSAGES_AT_ONCE", 10)
+    monkeypatch.setattr(batch_rows, "FIRST_LOOK", 10)
+    monkeypatch.setattr(message_writer, "ENTRY_MESSAGES", 10)
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("rejected")
+        topic = database.create_topic("telemetry")
+        first = 1
+        for count in (64, 64, 4, 4):
+            times = range(first, first + count)
+            topic.append([wc.Message("press", "load", n, bytes(n), receive_time=n) for n in times])
+            topic.roll()
+            topic.seal()
+            first += count
+        if request.param == "a shared file":
+            assert topic.compact() == 3
+        yield topic
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the number of each row group that is decoded is appended."""
+    groups: list[int] = []
+    read = SealedFile.read
+
+    def noting(file: SealedFile, group: int, columns: Collection[str]) -> pa.Table:
+        groups.append(group)
+        return read(file, group, columns)
+
+    monkeypatch.setattr(SealedFile, "read", noting)
+    return groups
+
+
+def row_groups_of(topic: Topic) -> int:
+    return sum(pq.ParquetFile(file).num_row_groups for file in {info.file for info in topic.ledgers() if info.file})
+
+
+def reject(topic: Topic, batches: pa.RecordBatch) -> list[wc.Message]:
+    """Write messages to the topic "rejected" as a pipeline writes rejected ones, and return what is there."""
+    url = str(topic.storage.backend.url)
+    numbers, columns = unpack(batches)
+    sources = pa.array(["press"] * len(numbers))
+    rows = pa.record_batch({"source": sources, "reason": pa.array(["late"] * len(numbers)), **columns})
+    options = WriteOptions.checked({"url": url, "topic": "rejected", "payloads": topic.name})
+    MessageWriter(options, "rejected", streaming=False).write(iter([rows]))
+    with wc.connect(url) as database:
+        return list(database.topic("rejected").read())
+
+
+def test_a_task_that_writes_batches_decodes_each_row_group_once(sealed: Topic, decoded: list[int]) -> None:
+    rows = a_batch_each(Payloads(sealed))
+    decoded.clear()
+    written = [each for _, some in encoded(iter([rows]), Payloads(sealed)) for each in some.to_pylist()]
+    assert len(written) == 136
+    assert len(decoded) == row_groups_of(sealed)
+
+
+def test_a_task_that_writes_rejected_messages_decodes_each_row_group_once(sealed: Topic, decoded: list[int]) -> None:
+    rows = a_batch_each(Payloads(sealed))
+    decoded.clear()
+    assert [len(message.payload) for message in reject(sealed, rows)] == list(range(1, 137))
+    assert len(decoded) == row_groups_of(sealed)
+
+
+def test_large_rejected_messages_are_appended_fewer_at_a_time(
+    payloads: Payloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_writer, "MOST_BYTES", 10_000)
+    with wc.connect(str(payloads.topic.storage.backend.url)) as database:
+        database.create_topic("rejected")
+    written = reject(payloads.topic, a_batch_each(payloads))
+    assert [len(message.payload) for message in written] == SIZES
+    assert [message.position.entry for message in written if message.position] == [0, 0, 0, 0, 1, 2, 3, 3]
 
 
 def test_a_batch_that_exceeds_memory_is_named_with_its_topic_position_and_size(

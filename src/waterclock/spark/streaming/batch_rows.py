@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from waterclock.spark.pace import FIRST_LOOK, MESSAGES_AT_ONCE, MOST_BYTES, Pace
 from waterclock.spark.packing import row_counts, unpack
 from waterclock.time_columns import as_nanoseconds
 from waterclock.topics.catalogue.damage_policy import OnDamage
+from waterclock.topics.reading.decoded_groups import DecodedGroups
 from waterclock.topics.reading.looking_up import TooManyBytesError, look_up
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
@@ -52,7 +53,8 @@ _TOO_LARGE = (TooManyBytesError, MemoryError, pa.ArrowInvalid, pa.ArrowCapacityE
 _log = logging.getLogger(__name__)
 
 
-class Payloads(NamedTuple):
+@dataclass(frozen=True)
+class Payloads:
     """The topic that messages were read from, where what else they hold is looked up.
 
     Attributes
@@ -63,11 +65,14 @@ class Payloads(NamedTuple):
         Errors for which a message goes on without its payload, with `LOST_HEADER`; any other ends the look.
     remedy
         What errors say besides.
+    decoded
+        The row groups decoded last, for the lookups of one task.
     """
 
     topic: Topic
     pass_over: tuple[type[WaterclockError], ...] = ()
     remedy: str = ""
+    decoded: DecodedGroups = field(default_factory=DecodedGroups)
 
     @classmethod
     def to_write(cls, topic: Topic, *, fail_on_data_loss: bool, on_damage: OnDamage) -> Payloads:
@@ -174,7 +179,8 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
     """
     try:
         storage, names = payloads.topic.storage, POSITIONED_SCHEMA.names
-        found = look_up(storage, rows.select(POSITION), names, payloads.pass_over, most_bytes)
+        places = rows.select(POSITION)
+        found = look_up(storage, places, names, payloads.pass_over, most_bytes, payloads.decoded)
     except (NotFoundError, DamagedError, LostFileError) as error:
         raise type(error)(f"payloads: {error}{payloads.remedy}") from error
     found = _with_lost(found, rows, payloads.topic.name)

@@ -24,11 +24,13 @@ from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.spark.options import plainly
+from waterclock.spark.pace import MOST_BYTES
 from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import POSITION, Payloads, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
 from waterclock.topics.model.producer_state import NumbersUsedError
+from waterclock.topics.reading.looking_up import TooManyBytesError
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.producers import forget_producers
 
@@ -89,12 +91,12 @@ class MessageWriter(Writer):
         options = self._options
         with plainly(), options.connect() as database, options.open_payloads(database) as payloads:
             topic = database.topic(self._topic)
-            for first in range(0, rows.num_rows, ENTRY_MESSAGES):
-                some = _with_headers(rows.slice(first, ENTRY_MESSAGES), payloads)
-                sequence = (task.micro_batch << _ROW_BITS) + first
-                producer = f"{self._producer(task)}-{task.partition}"
+            producer = f"{self._producer(task)}-{task.partition}"
+            sequence = task.micro_batch << _ROW_BITS
+            for messages in _messages(rows, payloads):
                 with _in_words_of_streams(topic, task):
-                    appended = topic.append(some, producer=producer, sequence=sequence)
+                    appended = topic.append(messages, producer=producer, sequence=sequence)
+                sequence += len(messages)
                 if appended.rejected:
                     count, reason = len(appended.rejected), appended.rejected[0].reason
                     _log.warning("%d messages are not written, the first: %s", count, reason)
@@ -145,12 +147,25 @@ def _in_order(rows: pa.Table) -> pa.Table:
     return rows.take(pc.call_function("sort_indices", [keys], pc.SortOptions(order)))
 
 
+def _messages(rows: pa.Table, payloads: Payloads | None) -> Iterator[pa.Table]:
+    """Yield the messages to append at a time: fewer if their payloads are large, at the same rows in each attempt."""
+    left = [rows.slice(first, ENTRY_MESSAGES) for first in range(0, rows.num_rows, ENTRY_MESSAGES)][::-1]
+    while left:
+        some = left.pop()
+        try:
+            yield _with_headers(some, payloads)
+        except TooManyBytesError:
+            half = some.num_rows // 2
+            left += [some.slice(half), some.slice(0, half)]
+
+
 def _with_headers(rows: pa.Table, payloads: Payloads | None) -> pa.Table:
     """Return the messages to append; a column ``reason`` and the position become headers."""
     if payloads is None:
         messages = rows.select([name for name in MESSAGE_SCHEMA.names if name in rows.column_names])
     else:
-        messages = found_at(payloads, rows).select(MESSAGE_SCHEMA.names)
+        most_bytes = None if rows.num_rows == 1 else MOST_BYTES
+        messages = found_at(payloads, rows, most_bytes).select(MESSAGE_SCHEMA.names)
     if "reason" not in rows.column_names:
         return messages
     added = {REASON_HEADER: rows.column("reason").cast(pa.string())}

@@ -20,6 +20,7 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.tombstones import is_lost
 from waterclock.topics.format.entries import decode_entries
 from waterclock.topics.reading.contiguity import CHUNK_BYTES, look_in
+from waterclock.topics.reading.decoded_groups import DecodedGroups
 from waterclock.topics.reading.reading import Chunk, positioned
 from waterclock.topics.reading.sealed_ledger import SealedLedger
 from waterclock.topics.store.ledger_files import LostFileError
@@ -48,6 +49,7 @@ def look_up(
     columns: Sequence[str],
     pass_over: tuple[type[WaterclockError], ...] = (),
     most_bytes: int | None = None,
+    decoded: DecodedGroups | None = None,
 ) -> pa.Table:
     """Read the messages at some positions, in the order in which the positions are given.
 
@@ -59,6 +61,8 @@ def look_up(
         Errors for which unreadable messages get null rows instead.
     most_bytes
         Bytes of messages at which to give up; None: no limit.
+    decoded
+        The row groups that earlier lookups of the same columns decoded.
 
     Raises
     ------
@@ -77,7 +81,7 @@ def look_up(
     found = np.full(len(wanted), -1)
     count = size = 0
     for ledger in np.unique(ordered[:, 0]).tolist():
-        lookup = _Lookup(storage, ledger, columns, pass_over)
+        lookup = _Lookup(storage, ledger, columns, pass_over, decoded)
         for table, places in lookup.pieces(ordered[ordered[:, 0] == ledger][:, 1:]):
             there, rows = _rows(table, places)
             if not there.all():
@@ -106,12 +110,18 @@ class _Lookup:
     """Reads what holds sorted places of one ledger, piece by piece."""
 
     def __init__(
-        self, storage: Storage, ledger: int, columns: Sequence[str], passed: tuple[type[WaterclockError], ...]
+        self,
+        storage: Storage,
+        ledger: int,
+        columns: Sequence[str],
+        passed: tuple[type[WaterclockError], ...],
+        decoded: DecodedGroups | None,
     ) -> None:
         self._storage = storage
         self._ledger = ledger
         self._columns = columns
         self._passed = passed
+        self._decoded = decoded
 
     def pass_over(self, error: WaterclockError) -> None:
         """Raise the error, unless its messages may be left out."""
@@ -164,7 +174,7 @@ class _Lookup:
         numbers = np.maximum(np.searchsorted(firsts, _keys(places), side="right") - 1, 0)
         for number in np.unique(numbers):
             try:
-                table = file.read(int(number), {*self._columns, "entry", "index"})
+                table = file.read(int(number), {*self._columns, "entry", "index"}, self._decoded)
             except (DamagedError, LostFileError) as error:
                 self.pass_over(error)
             else:

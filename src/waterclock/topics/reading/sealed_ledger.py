@@ -14,6 +14,7 @@ from waterclock.topics.catalogue.damage_policy import located
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.format.file_checksums import FileChecksums, check_text
 from waterclock.topics.format.row_groups import RowGroup, row_groups_from_json
+from waterclock.topics.reading.decoded_groups import DecodedGroups
 from waterclock.topics.reading.footers import footer_in_catalogue, parsed_footer
 from waterclock.topics.store.sealed_file import SealedFile
 
@@ -47,7 +48,7 @@ class SealedLedger:
         self.number: int = row["ledger"]
         self._topic = storage.name
         try:
-            path: str = _path_of(row)
+            path = self._path = _path_of(row)
             self.groups, checksums = checked_row_groups(row)
             shared = ledgers_share_a_file(self.groups)
             footer = parsed_footer(
@@ -71,8 +72,13 @@ class SealedLedger:
         """The footer of its file, parsed, including other ledgers in the file."""
         return self._file.metadata
 
-    def read(self, group: int, columns: Collection[str]) -> pa.Table:
+    def read(self, group: int, columns: Collection[str], decoded: DecodedGroups | None = None) -> pa.Table:
         """Read some columns of the messages of one row group, in the order of the file.
+
+        Parameters
+        ----------
+        decoded
+            Where to look first, by a reader that always reads the same columns.
 
         Raises
         ------
@@ -86,7 +92,8 @@ class SealedLedger:
         piece = self.groups[group]
         number = group if piece.number is None else piece.number
         try:
-            table = self._file.read(number, columns)
+            decode = partial(self._file.read, number, columns)
+            table = decode() if decoded is None else decoded.get(self._path, number, decode)
         except DamagedError as error:
             raise located(error, self._topic, ledger=self.number, entry=piece.entry) from error
         rows = piece.row + piece.messages
