@@ -141,7 +141,7 @@ def frequent_statements(table: MessageTable, database: Database) -> dict[str, An
         changes.close()
     ours = {text: values for text, values in seen if text.split()[0] in ("SELECT", "WITH", "UPDATE", "DELETE")}
     ours = {text: values for text, values in ours.items() if "WHERE" in text}
-    assert len(ours) > 8
+    assert len(ours) > 20
     return ours
 
 

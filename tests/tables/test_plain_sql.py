@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from waterclock.connection import Database
+from waterclock.errors import RefusedError
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.schema import FURTHEST
 
@@ -154,6 +156,37 @@ def test_places_with_which_claims_cannot_compute_are_refused(
     catch_up(clock)
     # One claim need not take all that is due.
     assert "other" in [one.payload for _ in range(3) for one in sequenced.receive(10)]
+
+
+@pytest.mark.parametrize("groups", [None, "exclusive"])
+@pytest.mark.parametrize("seq", [2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("names", ["b", "abc"])
+def test_a_message_of_any_seq_is_handled_and_keeps_no_other(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    clock: MovableClock,
+    groups: str | None,
+    seq: int,
+    names: str,
+) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": name, "group": "g" if groups else None} for name in names])
+    is_refused = database.backend.dialect.name == "sqlite"
+    with pytest.raises(IntegrityError, match="orders_seq_range") if is_refused else nullcontext():
+        run(database, "UPDATE orders SET seq = :seq WHERE message = 'b'", seq=seq)
+    catch_up(clock)
+    assert sorted(payloads(table)) == [*names]
+    assert table.stats().in_flight == len(names)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "mariadb"], indirect=True)  # PostgreSQL draws no later one
+def test_a_put_behind_the_last_seq_names_the_column(orders: MessageTable, database: Database) -> None:
+    orders.put("a")
+    last = 2**63 - (2 if database.backend.dialect.name == "sqlite" else 1)
+    run(database, "UPDATE orders SET seq = :last", last=last)
+    with pytest.raises(RefusedError, match="seq"):
+        orders.put("b")
+    assert payloads(orders) == ["a"]
 
 
 def test_a_message_that_plain_sql_moves_to_another_group_goes_to_its_end(

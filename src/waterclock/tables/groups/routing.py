@@ -28,6 +28,7 @@ _AT_ONCE = 2_000
 """Numbers of messages that are routed without an answer in between: names are not kept of more groups."""
 
 _LOWEST = -(2**31)
+_FIRST_SEQ, _LAST_SEQ = -(2**63), 2**63 - 1  # plain SQL may set any
 _YES = sa.literal_column("1")
 
 _Row = sa.Row[*tuple[Any, ...]]
@@ -55,14 +56,14 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
     """
     if not list(connection.execute(_turn(), {"table": context.table_id})):
         return False
-    after = 0
+    start = _FIRST_SEQ
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:
-        window = _look(context, connection, after)
+        window = _look(context, connection, start)
         routed = _route_window(context, connection, window, passed)
         if len(window) < _ROUTED_AT_ONCE or routed:
             return len(window) == _ROUTED_AT_ONCE
-        after = window[-1].seq
+        start = min(window[-1].seq + 1, _LAST_SEQ)
 
 
 def route_these(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
@@ -135,7 +136,7 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
         The seq of a message that is new: what is new up to the next `_AT_ONCE` numbers is routed. There is no lower
         bound, since what has a smaller number may be committed only now, and goes before what is put behind it then.
     """
-    window = {"upto": first - 1 + _AT_ONCE}
+    window = {"upto": min(first - 1 + _AT_ONCE, _LAST_SEQ)}
     table = {"table": context.table_id}
     return [
         (_keeping_turn(context), table),
@@ -149,7 +150,8 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
 
 def is_much_new(context: TableContext, first: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Say that there are new messages behind those that `routing_at_once` would route."""
-    return sa.exists().where(is_unrouted(context.rows), context.rows.c.seq >= first + _AT_ONCE)
+    behind = sa.func.least(first, _LAST_SEQ - _AT_ONCE) + _AT_ONCE
+    return sa.exists().where(is_unrouted(context.rows), context.rows.c.seq >= behind)
 
 
 @built_once(maxsize=256)
@@ -233,9 +235,9 @@ def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundS
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
 
-def _look(context: TableContext, connection: SqlConnection, after: int) -> list[_Row]:
+def _look(context: TableContext, connection: SqlConnection, start: int) -> list[_Row]:
     """Look at the next messages that are new, in their order; lock those of them that no other transaction has."""
-    found = connection.execute(_window(context), {"after": after}).all()
+    found = connection.execute(_window(context), {"start": start}).all()
     ours = {row.seq: row for row in found if row.ours}
     if not context.sql.one_writer:
         # What plain SQL moved to another group in this moment is left to the next one.
@@ -250,7 +252,7 @@ def _next_new(rows: sa.FromClause) -> sa.Select[Any, Any, Any, Any]:
     is_new = rows.c.position.is_(None) & ~is_acked
     return (
         sa.select(rows.c.seq, group_of(rows).label("group"), is_new.label("is_new"), is_acked.label("is_acked"))
-        .where(is_unrouted(rows), rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
+        .where(is_unrouted(rows), rows.c.seq >= sa.bindparam("start", type_=sa.BigInteger))
         .order_by(rows.c.seq)
         .limit(_ROUTED_AT_ONCE)
     )

@@ -75,6 +75,7 @@ _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 # with numbers, so one such row would end them. A payload, headers or an error of another type concern one message.
 _CHECKED = frozenset(OWN_COLUMNS) - {"seq", "message", "headers", "last_error"}
 _SMALL = {"priority": 2**31, "routed": 2**15}
+_LAST_SEQ = 2**63 - 2  # behind 2^63 - 1, SQLite draws no number and calls the disk full
 
 _ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
 
@@ -129,6 +130,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
             if column.name in _CHECKED:
                 check = sa.CheckConstraint(_has_its_type(column), f"{rows.name}_{column.name}_type")
                 rows.append_constraint(check)
+        rows.append_constraint(sa.CheckConstraint(rows.c.seq.between(1, _LAST_SEQ), f"{rows.name}_seq_range"))
         super().create_bare(connection, rows)
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
