@@ -334,8 +334,10 @@ class GroupRules(RuleBasedStateMachine):
         done = self.table.groups.release(group, force=force)
         assert done.done == (len(flying) if force else 0)
         if force or not flying:
+            begun = True
             for entry in self.model[group]:
-                entry.release(self.now, counted=True)
+                entry.release(self.now, counted=begun)
+                begun = begun and entry is not next(iter(flying), None)
             assert self.owners()[group] is None
 
     @rule(group=st.sampled_from(GROUPS))
