@@ -238,7 +238,7 @@ def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, 
     ("options", "says"),
     [
         ({"topic": "nowhere"}, "no topic named 'nowhere'"),
-        ({"colums": "source"}, "the option 'colums' is not known"),
+        ({"colums": "source"}, "no option named 'colums'"),
         ({"columns": "sauce"}, "got 'sauce'"),
         ({"startingPosition": "first"}, "position: 'first'"),
         ({"startingPosition": "0:0:0", "startingTimestamp": "5"}, "must not both be given"),
