@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         UnavailableError,
         WaterclockError,
     )
+    from waterclock.figures.timeline import timeline
     from waterclock.message import Message, Position
     from waterclock.tables.consumers.delivery import Delivery
     from waterclock.tables.message_table import MessageTable
@@ -83,6 +84,7 @@ __all__ = [
     "assign_batches",
     "connect",
     "restore",
+    "timeline",
 ]
 
 _HOMES = {
@@ -108,6 +110,7 @@ _HOMES = {
     "assign_batches": "batching.event_time.columns",
     "connect": "connection",
     "restore": "backup.restoring",
+    "timeline": "figures.timeline",
 }
 """Where each public name is at home; those that are not here are errors."""
 

@@ -40,7 +40,8 @@ POSITION_FIELDS = (
 POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 """The columns of a message and its position."""
 
-_TIMES = ("event_time", "publish_time", "receive_time")
+MESSAGE_TIMES = ("event_time", "publish_time", "receive_time")
+"""The columns of a message that hold times, int64 nanoseconds."""
 
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
@@ -136,7 +137,7 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Message]:
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.ChunkedArray:
-    if field.name in _TIMES:
+    if field.name in MESSAGE_TIMES:
         column = as_nanoseconds(column, field.name, time_unit)
     elif field.type == pa.string() and not _is_text(column.type):
         # Arrow would write 7.0 and true, names that the producer never said.

@@ -67,6 +67,7 @@ LEFT_OUT = {
     ),
     TableSubscription: dict.fromkeys(
         [
+            "claims_every",
             "give_back",
             "let_go",
             "need_no_notifications",

@@ -278,7 +278,7 @@ def test_overwriting_and_rows_of_another_shape_are_refused(
     other = wc.connect(f"sqlite:///{tmp_path / 'other.db'}")
     other.create_topic("t")
     writer = rows.write.format("waterclock").options(url=str(other.backend.url), topic="t")
-    with pytest.raises(PySparkException, match='use mode "append"'):
+    with pytest.raises(PySparkException, match='Use mode "append"'):
         writer.mode("overwrite").save()
     with pytest.raises(PySparkException, match="must have a column 'stream'"):
         writer.mode("append").save()

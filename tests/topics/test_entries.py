@@ -238,7 +238,7 @@ def test_the_checksum_leaves_out_when_messages_were_sent_and_stays_the_same_for_
     early, late = (encode_entry(some, lambda now=now: now, with_checksum=True) for now in (1, 2))
     assert early.data != late.data
     assert early.checksum == late.checksum == expected
-    assert encode_entry(some, lambda: 3).checksum is None
+    assert encode_entry(some, lambda: 3).checksum == 0
 
 
 def test_the_packed_form_stays_the_same_for_ever() -> None:

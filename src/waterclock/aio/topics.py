@@ -74,6 +74,8 @@ class Topic(Facade[SyncTopic]):
     append = Awaited(SyncTopic.append)
     read = Iterated(SyncTopic.read)
     read_arrow = Iterated(SyncTopic.read_arrow, items_a_call=1)
+    read_pandas = Awaited(SyncTopic.read_pandas)
+    read_polars = Awaited(SyncTopic.read_polars)
     find = Awaited(SyncTopic.find)
     newest = Awaited(SyncTopic.newest)
     at = Awaited(SyncTopic.at)

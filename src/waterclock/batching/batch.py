@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
+from waterclock._support.html import facts_as_html, rows_as_html
 from waterclock._support.quoting import quoted
 from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.batching.facts import moment, parsed, read_as, text
 from waterclock.checksum import has_trailer, trailer, without_trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
+from waterclock.frames import to_pandas
 from waterclock.message import Message
+from waterclock.time import format_time
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CloseReason = Literal["timeout", "conflict", "complete", "slots", "gap", "start", "stall", "flush"]
 """Why a batch closed."""
@@ -27,6 +33,9 @@ _METADATA_KEY = b"waterclock.batch"
 _TRAILER = b"WCB1"
 """Begins the trailer behind the stream's end. Other readers of Arrow stop at that end, and see a plain stream."""
 
+
+_MOST_SHOWN = 10
+"""Messages of a batch that a notebook shows."""
 
 _to_json = json.JSONEncoder().encode
 
@@ -111,6 +120,39 @@ class Batch:
     def id(self) -> str:
         """What names this batch everywhere, also as a message id: source and start."""
         return batch_id(self.source, self.start)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return the messages as columns of `waterclock.arrow.POSITIONED_SCHEMA`, the batch's facts in its metadata."""
+        facts = encode_facts(self.source, self.start, self.end, self.closed_at, self.reason)
+        return to_arrow(self.messages, positions=True).replace_schema_metadata(batch_metadata(facts))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the messages as a pandas data frame. Times are datetimes in UTC, payloads bytes, headers dicts.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If pandas is not installed.
+        """
+        return to_pandas(self.to_arrow())
+
+    def _repr_html_(self) -> str:
+        """Show the batch in a notebook: its facts, and its first messages without their payloads."""
+        facts = {
+            "source": self.source,
+            "start": format_time(self.start),
+            "end": format_time(self.end),
+            "closed at": format_time(self.closed_at),
+            "reason": self.reason,
+            "messages": f"{len(self.messages):,}",
+        }
+        rows = [
+            [message.stream, format_time(message.event_time), f"{len(message.payload):,} B"]
+            for message in self.messages[:_MOST_SHOWN]
+        ]
+        return facts_as_html(f"Batch {self.id}", facts) + rows_as_html(
+            ["stream", "event time", "payload"], rows, len(self.messages)
+        )
 
     def to_bytes(self) -> bytes:
         """Write the batch as Arrow IPC, its facts in the schema metadata: the payload of a batch in a message table."""

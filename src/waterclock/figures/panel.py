@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
-from waterclock.figures.svg import add, picture, shorten, to_text
+from waterclock.figures.svg import Svg, add, picture, shorten, to_text
 from waterclock.figures.theme import style_sheet
 
 MARGIN = 18
@@ -29,7 +29,7 @@ def check_width(width: int) -> None:
         raise InvalidArgumentError(f"width must be at least {_NARROWEST} px, got {quoted(width)}")
 
 
-def panel(width: float, height: float, title: str, summary: str, content: Iterable[Element] = ()) -> str:
+def panel(width: float, height: float, title: str, summary: str, content: Iterable[Element] = ()) -> Svg:
     """Put ``content`` on a panel of ``width`` by ``height`` pixels and write the picture."""
     root = picture(width, height, title, summary, style_sheet())
     add(root, "rect", class_="panel frame", x=0.5, y=0.5, width=width - 1, height=height - 1, rx=8)
@@ -40,6 +40,6 @@ def panel(width: float, height: float, title: str, summary: str, content: Iterab
     return to_text(root)
 
 
-def empty_panel(width: float, title: str, words: str) -> str:
+def empty_panel(width: float, title: str, words: str) -> Svg:
     """Write a picture that says why there is nothing on it."""
     return panel(width, HEADER, title, words)

@@ -15,6 +15,15 @@ _LETTER = 0.6
 Value = str | int | float
 
 
+class Svg(str):
+    """The text of an SVG picture, which a notebook shows as a picture."""
+
+    __slots__ = ()
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
 def picture(width: float, height: float, title: str, description: str, style: str) -> Element:
     """Begin an SVG picture of ``width`` by ``height`` pixels with a style sheet and its texts for screen readers."""
     root = Element("svg")
@@ -56,10 +65,10 @@ def path(parent: Element, class_: str, pieces: Iterable[str], *, stroke_width: f
             element.set("stroke-width", number(stroke_width))
 
 
-def to_text(root: Element) -> str:
+def to_text(root: Element) -> Svg:
     """Write the picture as text, an element a line."""
     indent(root, space=" ")
-    return tostring(root, encoding="unicode") + "\n"
+    return Svg(tostring(root, encoding="unicode") + "\n")
 
 
 def number(value: float) -> str:

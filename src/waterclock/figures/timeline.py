@@ -14,7 +14,7 @@ from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
 from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
-from waterclock.figures.svg import add, counted, number, path, shorten
+from waterclock.figures.svg import Svg, add, counted, number, path, shorten
 from waterclock.time import MAX_NS, MIN_NS, Time, format_time, to_time
 
 _GUTTER = 132
@@ -31,7 +31,7 @@ _MOST_WINDOWS = 640
 
 def timeline(
     batches: Iterable[Batch],
-    rejected: Iterable[Rejection],
+    rejected: Iterable[Rejection] = (),
     *,
     lanes: Iterable[str] | None = None,
     start: Time | None = None,
@@ -39,7 +39,7 @@ def timeline(
     width: int = 1000,
     title: str = "Messages batched by when they happened",
     notes: Iterable[tuple[Time, str]] = (),
-) -> str:
+) -> Svg:
     """Draw batches and rejected messages over event time, as SVG text of at most about 200 kB.
 
     Every message is a dot at its event time, its height given by its stream; above 9,000 messages, bars count them
@@ -65,8 +65,9 @@ def timeline(
 
     Returns
     -------
-    str
-        A picture that needs no script, font or style sheet, and that follows its surroundings into dark mode.
+    Svg
+        A str that notebooks show as a picture. It needs no script, font or style sheet, and follows its surroundings
+        into dark mode.
 
     Raises
     ------
@@ -112,7 +113,7 @@ def _scale(
 
 def _draw(
     lanes: Sequence[Lane], scale: Scale, width: int, title: str, summary: str, notes: Iterable[tuple[int, str]]
-) -> str:
+) -> Svg:
     detail = _detail(sum(lane.size for lane in lanes))
     bottom = HEADER + len(lanes) * (LANE_HEIGHT + _GAP) - _GAP
     content = Element("g")

@@ -7,10 +7,12 @@ import secrets
 import socket
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any, Literal, Self, Unpack
 
 import sqlalchemy as sa
 
+from waterclock._support.html import facts_as_html
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
 from waterclock.database.schema.table_catalogue import message_tables
@@ -64,7 +66,10 @@ from waterclock.tables.model.values.arguments import (
     many,
     one_or_many,
 )
-from waterclock.time import MAX_NS, Duration, Time, to_duration, to_time
+from waterclock.time import MAX_NS, Duration, Time, format_duration, to_duration, to_time
+
+_SHOWN = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead", "exhausted", "blocked")
+"""The counts of `TableStats` that a notebook shows."""
 
 
 class MessageTable:
@@ -208,6 +213,15 @@ class MessageTable:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook: how many messages it has in each state."""
+        counts = asdict(self.stats())
+        shown = {name: f"{counts[name]:,}" for name in _SHOWN}
+        age = counts["oldest_age"]
+        return facts_as_html(
+            f"Message table {self.name}", shown | {"oldest due for": "" if age is None else format_duration(age)}
+        )
 
     def put(
         self,

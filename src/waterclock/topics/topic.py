@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
-from waterclock.arrow import from_arrow
+from waterclock._support.html import facts_as_html
+from waterclock.arrow import MESSAGE_TIMES, POSITIONED_SCHEMA, from_arrow
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.frames import ArrowStream, as_messages, to_pandas, to_polars
 from waterclock.message import Message, Position
-from waterclock.time import Duration, Time, to_duration
+from waterclock.time import Duration, Time, format_time, to_duration
 from waterclock.topics.catalogue.altering import alter_topic, rename_topic
 from waterclock.topics.catalogue.creating import create_topic, open_topic
 from waterclock.topics.catalogue.damage_policy import Damage, OnDamage, check_on_damage
@@ -29,8 +31,9 @@ from waterclock.topics.reading.finding import Found, check_by, find_first, find_
 from waterclock.topics.reading.looking_up import look_up
 from waterclock.topics.reading.planning import plan_slices
 from waterclock.topics.reading.positions import entry_boundary, place_of, position_of
-from waterclock.topics.reading.pruning import ALL, ReadFilter
+from waterclock.topics.reading.pruning import ALL, ReadFilter, check_names
 from waterclock.topics.reading.reading import (
+    ReadOptions,
     check_columns,
     check_limit,
     check_position,
@@ -54,6 +57,10 @@ from waterclock.topics.upkeep.verifying import verify_topic
 from waterclock.topics.writing.appending import Appended, append_entry
 from waterclock.topics.writing.producers import numbered
 from waterclock.topics.writing.producing import Producer
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
 
 _MESSAGES_AT_ONCE = 4096
 
@@ -111,8 +118,10 @@ class Topic:
 
     def append(
         self,
-        messages: Iterable[Message] | pa.Table | pa.RecordBatch,
+        messages: Message | Iterable[Message] | Iterable[Mapping[str, Any]] | ArrowStream,
         *,
+        columns: Mapping[str, str] | None = None,
+        payload: str | None = None,
         producer: str | None = None,
         sequence: int | None = None,
         epoch: int | None = None,
@@ -127,8 +136,15 @@ class Topic:
         Parameters
         ----------
         messages
-            At least one message, or a table with the columns source, stream, event_time and, where you have them,
-            publish_time, receive_time (int64 ns), headers and payload.
+            One Message, an iterable of Message objects or of dicts, or a table: of pyarrow, pandas, Polars or DuckDB,
+            or anything else with Arrow's stream interface. Tables and dicts have source, stream, event_time and, if you
+            have them, publish_time, receive_time, headers and payload; other columns are ignored. Times in tables are
+            int64 nanoseconds, or datetimes with a time zone. A pyarrow RecordBatchReader is read to its end first.
+        columns
+            Names in the table or the dicts, if they differ: ``{"source": "device", "event_time": "measured_at"}``.
+        payload
+            Name of the column that holds payloads. Its texts are stored as UTF-8, its numbers and booleans as in JSON.
+            Without this, payloads must be bytes.
         producer
             Name of a producer that numbers its messages. Then a repeated append writes nothing and returns the first
             position, if it is one of the producer's last 5 appends.
@@ -145,7 +161,7 @@ class Topic:
             max_allowed_packet), or if their numbers are invalid: used for other messages, repeated only in part, or
             before the producer's last without having been appended, or so far before it that this is unknown.
         SchemaError
-            If a table lacks a column.
+            If a table lacks a column, or has one of another type.
         ProducerFencedError
             If a newer instance of the producer has taken over.
         UnavailableError
@@ -153,6 +169,8 @@ class Topic:
         """
         storage = self.storage
         clock = storage.backend.now_about
+        if columns is not None or payload is not None:
+            messages = as_messages(messages, columns, payload)
         entry = encode_entry(messages, clock, storage.ahead_limit(), with_checksum=producer is not None)
         return append_entry(storage, entry, numbered(producer, sequence, epoch, entry.given, entry.checksum))
 
@@ -164,6 +182,8 @@ class Topic:
         since: Time | None = None,
         until: Time | None = None,
         by: str = "publish_time",
+        source: str | Collection[str] | None = None,
+        stream: str | Collection[str] | None = None,
         limit: int | None = None,
         on_damage: OnDamage = "raise",
     ) -> Iterator[Message]:
@@ -182,6 +202,9 @@ class Topic:
         by
             Which time that is, as for `find`. One message of a producer whose clock is far ahead is found for every
             publish_time up to its own; "effective_time" is not misled by it.
+        source, stream
+            Only messages of this source or stream, or of these; None: all. Files are read only in parts that may hold
+            such sources.
         limit
             Messages to read at most.
         on_damage
@@ -196,8 +219,17 @@ class Topic:
         UnavailableError
             If the file of a ledger is gone, or cannot be reached now; the text names it.
         """
-        batches = self.read_arrow(start, stop, since=since, until=until, by=by, limit=limit, on_damage=on_damage)
-        for batch in batches:
+        for batch in self.read_arrow(
+            start,
+            stop,
+            since=since,
+            until=until,
+            by=by,
+            source=source,
+            stream=stream,
+            limit=limit,
+            on_damage=on_damage,
+        ):
             for first in range(0, batch.num_rows, _MESSAGES_AT_ONCE):
                 yield from from_arrow(batch.slice(first, _MESSAGES_AT_ONCE))
 
@@ -209,6 +241,8 @@ class Topic:
         since: Time | None = None,
         until: Time | None = None,
         by: str = "publish_time",
+        source: str | Collection[str] | None = None,
+        stream: str | Collection[str] | None = None,
         limit: int | None = None,
         columns: Sequence[str] | None = None,
         on_damage: OnDamage = "raise",
@@ -222,15 +256,47 @@ class Topic:
         """
         wanted = check_columns(columns)
         left = check_limit(limit)
+        chosen = ReadFilter(sources=check_names(source, "source"), streams=check_names(stream, "stream"))
         damage = Damage(self.name, check_on_damage(on_damage))
         first, last = self._range(start, stop, since, until, check_by(by), on_damage)
-        for chunk in read_chunks(self.storage, first, last, wanted, damage):
-            for batch in positioned(chunk, wanted):
-                yield batch if left is None else batch.slice(0, left)
+        needed = [*wanted, *(name for name in chosen.columns if name not in wanted)]
+        for chunk in read_chunks(self.storage, first, last, needed, damage, chosen):
+            for batch in positioned(chunk, needed):
+                found = chosen.rows(batch).select(wanted) if chosen.columns else batch
+                if found.num_rows:
+                    yield found if left is None else found.slice(0, left)
                 if left is not None:
-                    left -= batch.num_rows
+                    left -= found.num_rows
                     if left <= 0:
                         return
+
+    def read_pandas(
+        self, start: Position | None = None, stop: Position | None = None, **options: Unpack[ReadOptions]
+    ) -> pd.DataFrame:
+        """Read as `read_arrow` does, into one pandas data frame.
+
+        Its columns are those of `waterclock.arrow.POSITIONED_SCHEMA`, or the ``columns`` given. Times are datetimes in
+        UTC, exact to the nanosecond; payloads are bytes, headers dicts. Everything is in memory: give a range.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If pandas is not installed; also as `read`.
+        DamagedError, UnavailableError
+            As `read`.
+        """
+        return to_pandas(self._table(start, stop, options))
+
+    def read_polars(
+        self, start: Position | None = None, stop: Position | None = None, **options: Unpack[ReadOptions]
+    ) -> pl.DataFrame:
+        """Read as `read_pandas` does, into one Polars data frame. Headers are maps."""
+        return to_polars(self._table(start, stop, options))
+
+    def _table(self, start: Position | None, stop: Position | None, options: ReadOptions) -> pa.Table:
+        columns = check_columns(options.get("columns"))
+        schema = pa.schema([POSITIONED_SCHEMA.field(name) for name in columns])
+        return pa.Table.from_batches(self.read_arrow(start, stop, **options), schema)
 
     def find(self, time: Time, by: str = "publish_time") -> Found:
         """Find the first remaining message at or after a time, exactly, even if times are out of order.
@@ -686,3 +752,13 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r} in {self.storage.backend.name}>"
+
+    def _repr_html_(self) -> str:
+        """Show the topic in a notebook: how much it holds, and from when to when."""
+        info, bounds = self.info, self.bounds
+        facts: dict[str, object] = {"messages": f"{info.messages:,}", "ledgers": f"{info.ledgers:,}"}
+        facts |= {"size": f"{info.size:,} B", "head": info.head}
+        if bounds is not None:
+            for name in MESSAGE_TIMES:
+                facts[name] = f"{format_time(bounds.begin[name])} to {format_time(bounds.end[name])}"
+        return facts_as_html(f"Topic {self.name}", facts)

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from waterclock._support import moments
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import span
-from waterclock.cli.topics import upkeep
+from waterclock.cli.topics import exporting, upkeep
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import MAX_NS, MIN_NS, TimeUnit, format_time
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 app = App(name="topic")
 for command in (
+    exporting.export,
     upkeep.roll,
     upkeep.seal,
     upkeep.compact,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, from_arrow, to_arrow, to_ipc
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.frames import as_messages
 from waterclock.message import Message
 from waterclock.topics.format import packed_entries
 from waterclock.topics.format.content_checksum import checksum_of_columns, checksum_of_messages, pairs_of_headers
@@ -88,7 +88,7 @@ class Decoded(NamedTuple):
 
 
 def encode_entry(
-    messages: Iterable[Message] | pa.Table | pa.RecordBatch,
+    messages: object,
     now: Callable[[], int],
     limit: AheadLimit | None = None,
     *,
@@ -99,7 +99,7 @@ def encode_entry(
     Parameters
     ----------
     messages
-        Messages, or a table with their columns.
+        Everything that `as_messages` takes.
     now
         Fills in publish_time and receive_time where they are None. Called at most once.
     limit
@@ -320,32 +320,24 @@ def _filled_one_by_one(messages: Sequence[Message], time: int) -> list[Message]:
     ]
 
 
-def _checked(messages: Iterable[Message] | pa.Table | pa.RecordBatch) -> list[Message] | pa.RecordBatch:
+def _checked(given: object) -> list[Message] | pa.RecordBatch:
     """Return at least one message, as a list or as one batch of `MESSAGE_SCHEMA`."""
-    if isinstance(messages, pa.Table | pa.RecordBatch):
-        batches = as_message_columns(messages).combine_chunks().to_batches()
-        if len(batches) > 1:
-            raise InvalidArgumentError(
-                "messages must hold at most 2 GB of texts and of payloads. Append the table in pieces"
-            )
-        if batches and batches[0].num_rows:
-            return batches[0]
-        raise _none()
-    if not isinstance(messages, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+    if isinstance(given, list) and all(isinstance(each, Message) for each in cast("list[object]", given)):
+        messages: list[Message] | pa.Table = list(cast("list[Message]", given))
+    else:
+        messages = as_messages(given)
+    if isinstance(messages, list):
+        if not messages:
+            raise _none()
+        return messages
+    batches = as_message_columns(messages).combine_chunks().to_batches()
+    if len(batches) > 1:
         raise InvalidArgumentError(
-            f"messages must be a list of Message objects or a pyarrow.Table, got {quoted(messages)}"
+            "messages must hold at most 2 GB of texts and of payloads. Append the table in pieces"
         )
-    listed = list[object](messages)
-    for message in listed:
-        if not isinstance(message, Message):
-            # Only types: messages are data, and errors may be logged.
-            raise InvalidArgumentError(
-                f"messages must be a list of Message objects or a pyarrow.Table, got a {type(message).__name__} in a"
-                f" {type(messages).__name__}"
-            )
-    if not listed:
+    if not batches or not batches[0].num_rows:
         raise _none()
-    return cast("list[Message]", listed)
+    return batches[0]
 
 
 def _none() -> InvalidArgumentError:

@@ -1,13 +1,17 @@
-"""Skipping parts of a range that hold no wanted messages, by the catalogue and by file statistics."""
+"""Skipping messages that are not wanted: whole parts by the catalogue and file statistics, then single rows."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
 from waterclock.topics.model.bounds import Bounds
 
 
@@ -19,12 +23,13 @@ class ReadFilter:
     ----------
     times
         By event_time, publish_time and receive_time: the smallest and the largest wanted, ns.
-    sources
-        The sources wanted; None: all.
+    sources, streams
+        The sources and the streams wanted; None: all.
     """
 
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     sources: Collection[str] | None = None
+    streams: Collection[str] | None = None
 
     def conditions(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
         """Say in SQL which ledgers or entries may hold a wanted message; those without bounds may."""
@@ -42,6 +47,22 @@ class ReadFilter:
             bounds.begin[time] <= last and bounds.end[time] >= first for time, (first, last) in self.times.items()
         )
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `rows` needs."""
+        return [name for name, chosen in self._names() if chosen is not None]
+
+    def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages of the wanted sources and streams."""
+        for name, chosen in self._names():
+            if chosen is not None:
+                values = pa.array(chosen, pa.string())
+                batch = batch.filter(pc.call_function("is_in", [batch.column(name)], pc.SetLookupOptions(values)))
+        return batch
+
+    def _names(self) -> tuple[tuple[str, Collection[str] | None], ...]:
+        return ("source", self.sources), ("stream", self.streams)
+
     def row_groups(self, metadata: pq.FileMetaData) -> list[bool]:
         """Say of each row group of a file whether its statistics leave room for a wanted source."""
         return [self._has_source(metadata.row_group(number).column(0)) for number in range(metadata.num_row_groups)]
@@ -57,3 +78,13 @@ class ReadFilter:
 
 ALL = ReadFilter()
 """Everything."""
+
+
+def check_names(given: str | Collection[str] | None, name: str) -> list[str] | None:
+    """Check a choice of sources or streams, one name or several; None means all."""
+    if given is None:
+        return None
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Collection) or not all(isinstance(each, str) for each in names):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(f"{name} must be a name or a list of names, got {quoted(given)}")
+    return list(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counting
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -15,13 +15,15 @@ from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.database.schema.topic_catalogue import ledgers
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Position
-from waterclock.topics.catalogue.damage_policy import Damage, located
+from waterclock.time import Time
+from waterclock.topics.catalogue.damage_policy import Damage, OnDamage, located
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.tombstones import is_lost
 from waterclock.topics.format.entries import decode_entries
 from waterclock.topics.format.row_groups import RowGroup, row_of, starts_of
 from waterclock.topics.model.names import LARGEST_INTEGER, check_integer
 from waterclock.topics.reading.contiguity import EntryRow, look
+from waterclock.topics.reading.pruning import ALL, ReadFilter
 from waterclock.topics.reading.sealed_ledger import SealedLedger
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.store.sealed_file import ENCODED
@@ -45,8 +47,26 @@ class Chunk(NamedTuple):
     table: pa.RecordBatch | pa.Table
 
 
+class ReadOptions(TypedDict, total=False):
+    """The options of `Topic.read_arrow`, in the same meaning."""
+
+    since: Time | None
+    until: Time | None
+    by: str
+    source: str | Collection[str] | None
+    stream: str | Collection[str] | None
+    limit: int | None
+    columns: Sequence[str] | None
+    on_damage: OnDamage
+
+
 def read_chunks(
-    storage: Storage, start: Position, stop: Position, columns: Collection[str], damage: Damage | None = None
+    storage: Storage,
+    start: Position,
+    stop: Position,
+    columns: Collection[str],
+    damage: Damage | None = None,
+    wanted: ReadFilter = ALL,
 ) -> Iterator[Chunk]:
     """Read the remaining messages from ``start`` to before ``stop``, a bounded piece at a time.
 
@@ -57,6 +77,8 @@ def read_chunks(
     ----------
     damage
         Decides about unreadable parts; None: they are an error.
+    wanted
+        Parts of files without a wanted source are skipped. What is read may still hold others.
 
     Raises
     ------
@@ -67,7 +89,7 @@ def read_chunks(
     UnavailableError
         If the file of a ledger cannot be reached now.
     """
-    yield from _PieceReader(storage, columns, damage or Damage(storage.name)).read(start, stop)
+    yield from _PieceReader(storage, columns, damage or Damage(storage.name), wanted).read(start, stop)
 
 
 def positioned(chunk: Chunk, columns: Sequence[str], *, encoded: bool = False) -> Iterator[pa.RecordBatch]:
@@ -119,10 +141,11 @@ def check_position(position: Position, name: str) -> Position:
 class _PieceReader:
     """Reads piece after piece, and asks its `Damage` about unreadable ones."""
 
-    def __init__(self, storage: Storage, columns: Collection[str], damage: Damage) -> None:
+    def __init__(self, storage: Storage, columns: Collection[str], damage: Damage, wanted: ReadFilter) -> None:
         self._storage = storage
         self._columns = columns
         self._damage = damage
+        self._wanted = wanted
 
     def read(self, start: Position, stop: Position) -> Iterator[Chunk]:
         position, ordinal = start, None
@@ -161,11 +184,13 @@ class _PieceReader:
         try:
             file = SealedLedger(self._storage, row)
             numbers = starts_of(file.groups, row["first_ordinal"])
+            holds = None if self._wanted.sources is None else self._wanted.row_groups(file.metadata)
             for number, group in enumerate(file.groups):
                 following = file.groups[number + 1] if number + 1 < len(file.groups) else None
                 if _place(ledger, group) >= stop:
                     return
-                if following is None or _place(ledger, following) > start:
+                is_before = following is not None and _place(ledger, following) <= start
+                if not is_before and (holds is None or holds[number if group.number is None else group.number]):
                     position = max(start, _place(ledger, group))
                     yield from self._row_group(file, number, numbers[number], start, stop)
                 left -= group.messages
