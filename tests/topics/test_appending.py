@@ -85,7 +85,7 @@ def test_an_empty_append_is_refused(sqlite_topic: Topic, nothing: Any) -> None:
 def test_what_is_no_message_is_refused_by_name(sqlite_topic: Topic) -> None:
     with pytest.raises(InvalidArgumentError, match="got str in "):
         sqlite_topic.append(["text"])  # type: ignore[list-item]
-    with pytest.raises(InvalidArgumentError, match="messages must be Message objects or dicts, .*, got int"):
+    with pytest.raises(InvalidArgumentError, match=r"Message objects or dicts, or a table of .*, got int"):
         sqlite_topic.append(7)  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="no column 'stream'"):
         sqlite_topic.append(pa.table({"source": ["a"], "event_time": [1]}))
