@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,13 @@ from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import RateRule
-from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.configuration.toml_file import read_toml
+from waterclock.configuration.toml_lines import TomlLines
+from waterclock.configuration.toml_table import TomlTable
+from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.spark.buckets import checked_buckets
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, By, Kind, Pipeline, PipelineOutput, PipelineSource, What
-from waterclock.spark.pipeline.toml_lines import TomlLines
-from waterclock.spark.pipeline.toml_table import TomlTable
 from waterclock.time import is_duration, to_duration, to_time
 from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
 from waterclock.topics.model.names import check_name
@@ -64,21 +64,8 @@ class PipelineFile:
         InvalidArgumentError
             Naming the file, the line, the key and what is wrong with its value.
         """
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise NotFoundError(f"no file {quoted(str(path))} found") from None
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"{path} must be UTF-8 text: {error.reason}") from error
-        except IsADirectoryError:
-            raise InvalidArgumentError(f"{path} is a folder. Give the path of the pipeline's file in it") from None
-        except OSError as error:
-            raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
-        try:
-            content = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InvalidArgumentError(f"{path} is not valid TOML: {error}") from error
-        return _checked(path, content, TomlLines(text))
+        content, lines = read_toml(path)
+        return _checked(path, content, lines)
 
 
 def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineFile:

@@ -1,4 +1,4 @@
-"""Takes the keys of a table of a pipeline's TOML file one by one, and says of a mistake where in the file it stands."""
+"""Takes the keys of a table of a TOML file one by one, and says of a mistake where in the file it stands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from waterclock._support.quoting import quoted
+from waterclock.configuration.toml_lines import TomlLines
 from waterclock.database.backend import parse_url
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.spark.pipeline.toml_lines import TomlLines
 
 _MOST = 2**31 - 1
 """As Spark counts."""

@@ -1,0 +1,1 @@
+"""TOML files that describe what to run: read, with errors that name the line."""

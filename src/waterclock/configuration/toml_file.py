@@ -1,0 +1,39 @@
+"""Reads a TOML file that describes what to run."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from waterclock._support.quoting import quoted
+from waterclock.configuration.toml_lines import TomlLines
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+
+
+def read_toml(path: Path) -> tuple[dict[str, Any], TomlLines]:
+    """Read a file, and where each of its keys stands.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    UnavailableError
+        If it cannot be read.
+    InvalidArgumentError
+        If it is a folder, or not TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"no file {quoted(str(path))} found") from None
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path} must be UTF-8 text: {error.reason}") from error
+    except IsADirectoryError:
+        raise InvalidArgumentError(f"{path} is a folder. Give the path of a file in it") from None
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return tomllib.loads(text), TomlLines(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is not valid TOML: {error}") from error
