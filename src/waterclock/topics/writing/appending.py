@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,11 +100,7 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     NotFoundError
         If the topic was removed.
     """
-    if len(entry.data) > storage.backend.largest_value:
-        raise InvalidArgumentError(
-            f"messages must fit an entry of {storage.backend.largest_value} bytes, got {entry.messages}"
-            f" messages of {len(entry.data)} bytes. Append fewer at a time"
-        )
+    _check_size(storage, entry)
     if entry.messages == 0 and producer is None:
         return Appended(None, 0, rejected=entry.rejected)
     own = _Append(storage, entry, producer)
@@ -112,6 +108,72 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     if own.error is not None:
         raise own.error
     return own.answer
+
+
+class JointAppend:
+    """Entries of several topics, and rows of the caller's, that are written in one transaction.
+
+    After an UnavailableError the transaction may have been committed. `commit` may then be called again, also with
+    entries that were encoded later: they are written only if the first ones were not.
+
+    Parameters
+    ----------
+    backend
+        The database of all topics.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._tried: list[_Append] = []
+
+    def commit(
+        self, entries: Sequence[tuple[Storage, Entry]], write_rows: Callable[[SqlConnection], object]
+    ) -> list[Appended]:
+        """Write the entries and the rows.
+
+        Parameters
+        ----------
+        entries
+            Entries, each with its topic. A repeated call needs as many for the same topics.
+        write_rows
+            Writes the rows, or raises to write nothing. It runs first, and may run more than once: it must write the
+            same rows then.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If an entry is too large for the database.
+        NotFoundError
+            If a topic was removed.
+        UnavailableError
+            If the database is busy or away.
+        """
+        for storage, entry in entries:
+            _check_size(storage, entry)
+        own = [_Append(storage, entry, None) for storage, entry in entries]
+        for each, tried in zip(own, self._tried, strict=False):
+            each.token, each.since = tried.token, tried.since
+        self._tried = own
+        in_order = sorted(own, key=lambda each: each.storage.topic_id)  # in one order, so that no two deadlock
+
+        def write(connection: SqlConnection) -> None:
+            write_rows(connection)
+            for each in in_order:  # one at a time: together they may exceed what the database takes
+                [answer] = _write(each.storage, [each], connection)
+                if isinstance(answer, WaterclockError):
+                    raise answer
+                each.finish(answer)
+
+        self._backend.transact(write, indexed=True)
+        return [each.answer for each in own]
+
+
+def _check_size(storage: Storage, entry: Entry) -> None:
+    if len(entry.data) > storage.backend.largest_value:
+        raise InvalidArgumentError(
+            f"messages must fit an entry of {storage.backend.largest_value} bytes, got {entry.messages}"
+            f" messages of {len(entry.data)} bytes. Append fewer at a time"
+        )
 
 
 def _carry_out(group: Sequence[_Append]) -> None:
