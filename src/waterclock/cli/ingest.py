@@ -1,0 +1,324 @@
+"""``waterclock ingest``: move messages from where they are published into topics."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from waterclock._support.blocked_imports import block_import
+from waterclock._support.quoting import in_a_line, quoted
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import Output
+from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.time import format_time, system_clock
+
+if TYPE_CHECKING:
+    from waterclock.ingest.checking import Checked
+    from waterclock.ingest.ingest import Ingest, IngestPlan
+    from waterclock.ingest.ingest_file import IngestFile
+    from waterclock.ingest.progress import Event
+
+app = App(name="ingest")
+
+_SAY_EVERY = 30.0  # s
+_SHOW_EVERY = 1.0
+_LONGEST_SHOWN = 120  # characters of a payload
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class MappingOptions:
+    """How messages are mapped, if the source is a URL; a file says it itself."""
+
+    topic: str | None = None
+    """The topic that takes the messages."""
+    format: str = "collectd"
+    """collectd, thin-edge, json, senml or raw."""
+    filter: str | None = None
+    """The MQTT filter; collectd/# and te/+/+/+/+/m/+ for these two formats unless given."""
+    template: str | None = None
+    """How topics name source and stream: collectd/{source}/{stream...}"""
+    qos: int = 1
+    """0 or 1: only at 1 does the broker keep messages for us."""
+    retained: str = "skip"
+    """take or skip messages that the broker kept."""
+    client_id: str | None = None
+    """The name under which the broker keeps the session; one that follows from the topic unless given."""
+    mqtt_version: str = "5"
+    """5 or 3.1.1."""
+    dead_letters: str = "ingest-dead-letters"
+    """The topic of what cannot be mapped."""
+
+
+_NO_MAPPING = MappingOptions()
+
+
+@app.default
+def ingest(source: str, /, *, mapping: MappingOptions = _NO_MAPPING, common: Common = Common()) -> None:
+    """Move messages from an MQTT broker into topics until it is stopped.
+
+    Each message is acked once its append has committed. SIGTERM and SIGINT stop it, and the broker keeps what follows;
+    SIGHUP reads the file again. User and password come from the file, or from WATERCLOCK_MQTT_USERNAME and
+    WATERCLOCK_MQTT_PASSWORD.
+
+    Parameters
+    ----------
+    source
+        mqtt://HOST[:PORT], mqtts://HOST[:PORT], or a TOML file.
+    """
+    block_import("pandas")  # pyarrow would import it, for seconds and 60 MB, and no frame occurs here
+    from waterclock.ingest.ingest import Ingest
+
+    read = _read(source, mapping)
+    output = common.output
+    with _with_database_of(read, common).connect() as database:
+        runner = Ingest(database, read.plan, _teller(output))
+        reload = None if _is_url(source) else lambda: runner.reload(lambda: _read(source, mapping).plan)
+        with _signals(runner.stop, reload), _saying(runner, output):
+            runner.run()
+
+
+@app.command
+def check(
+    source: str,
+    /,
+    *,
+    sample: int = 20,
+    wait: str = "30s",
+    messages: Path | None = None,
+    broker_config: Path | None = None,
+    mapping: MappingOptions = _NO_MAPPING,
+    common: Common = Common(),
+) -> None:
+    """Show what the next messages are mapped to, and what the broker would do; append nothing.
+
+    Exit code 1 if a message would become a dead letter.
+
+    Parameters
+    ----------
+    source
+        mqtt://HOST[:PORT], mqtts://HOST[:PORT], or a TOML file.
+    sample
+        How many messages to look at.
+    wait
+        How long to wait for them.
+    messages
+        Look at the messages of this file instead, JSON lines as `mosquitto_sub -F %j` writes them.
+    broker_config
+        Mosquitto's configuration, to say what it would lose: /etc/mosquitto/mosquitto.conf.
+    """
+    from itertools import islice
+
+    from waterclock.ingest.checking import BrokerCheck, check_one, read_published
+    from waterclock.ingest.mapping.format_rule import RuleSet
+    from waterclock.time import to_duration
+
+    plan = _read(source, mapping).plan
+    output = common.output
+    rules = RuleSet(plan.rules)
+    broker = None if messages is not None else BrokerCheck(plan)
+    if broker is None:
+        assert messages is not None  # noqa: S101  # the line above
+        published = islice(read_published(messages), sample)
+    else:
+        published = broker.sample(sample, to_duration(wait, "wait") / 1_000_000_000)
+    bad = seen = 0
+    for each in published:
+        checked = check_one(rules, plan.most_payload, each, system_clock())
+        seen += 1
+        bad += checked.reason is not None
+        _show(output, checked)
+    if broker is not None:
+        output.talk(f"the broker is {broker.version or 'of an unknown version'}, and grants what is asked for")
+        if broker.dropped:
+            output.talk(f"the broker dropped {broker.dropped:,} messages for its clients since it was started")
+    _warn_of_broker(output, broker_config)
+    output.talk(f"{seen} messages, {bad} of them would be dead letters")
+    if bad:
+        raise WaterclockError(f"cannot map {bad} of {seen} messages: see the reasons above. Correct the mapping")
+
+
+@app.command
+def replay(
+    source: str,
+    /,
+    *,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    mapping: MappingOptions = _NO_MAPPING,
+    common: Common = Common(),
+) -> None:
+    """Map dead letters again, after the mapping was corrected, and append those that can be mapped.
+
+    Goes on where the last replay ended. What still cannot be mapped is a dead letter again, with the new reason.
+
+    Parameters
+    ----------
+    source
+        The TOML file, or the URL with the options, of the ingest.
+    dry_run
+        Count, and append nothing.
+    """
+    from waterclock.ingest.replaying import replay as replay_dead_letters
+
+    read = _read(source, mapping)
+    with _with_database_of(read, common).connect() as database:
+        replayed = replay_dead_letters(database, read.plan, dry_run=dry_run)
+    common.output.facts(vars(replayed))
+
+
+def _is_url(source: str) -> bool:
+    return "://" in source
+
+
+def _read(source: str, mapping: MappingOptions) -> IngestFile:
+    from waterclock.ingest.ingest_file import IngestFile
+
+    if _is_url(source):
+        return IngestFile(_plan_of_url(source, mapping))
+    if mapping != _NO_MAPPING:
+        raise InvalidArgumentError(f"options of the mapping belong to a URL; {quoted(source)} says them itself")
+    return IngestFile.read(Path(source))
+
+
+def _plan_of_url(source: str, mapping: MappingOptions) -> IngestPlan:
+    from waterclock.ingest.ingest import IngestPlan
+    from waterclock.ingest.mapping.format_rule import FormatRule
+    from waterclock.ingest.mqtt.broker import Broker
+
+    if mapping.topic is None:
+        raise InvalidArgumentError("topic is missing; name one with --topic")
+    rule = FormatRule.checked(
+        mapping.filter, mapping.topic, mapping.format, mapping.template, None, mapping.qos, mapping.retained
+    )
+    broker = Broker.checked(source, client_id=mapping.client_id, version=mapping.mqtt_version)
+    return IngestPlan(broker, (rule,), mapping.dead_letters)
+
+
+def _with_database_of(read: IngestFile, common: Common) -> Common:
+    if read.url is None:
+        return common
+    return replace(common, url=read.url, ledgers=read.ledgers)
+
+
+def _show(output: Output, checked: Checked) -> None:
+    published = checked.published
+    payload = in_a_line(published.payload[:_LONGEST_SHOWN].decode(errors="backslashreplace"))
+    raw = {"mqtt_topic": str(published.topic), "raw": payload, "retained": published.is_retained}
+    if checked.reason is not None:
+        output.facts({**raw, "dead_letter": checked.reason})
+    for message in checked.messages:
+        output.facts(
+            {
+                **raw,
+                "source": message.source,
+                "stream": message.stream,
+                "event_time": format_time(message.event_time),
+                "payload": in_a_line(message.payload[:_LONGEST_SHOWN].decode(errors="backslashreplace")),
+            }
+        )
+    if not output.as_json:
+        output.text("")
+
+
+def _warn_of_broker(output: Output, config: Path | None) -> None:
+    from waterclock.ingest.checking import broker_settings, broker_warnings
+
+    if config is None:
+        output.talk(
+            "a Mosquitto as installed queues 1,000 messages a client, then drops, and forgets them when it stops;"
+            " give --broker-config to see what yours does"
+        )
+        return
+    try:
+        text = config.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {quoted(str(config))}: {error.strerror}") from None
+    for warning in broker_warnings(broker_settings(text)):
+        output.talk(warning)
+
+
+def _teller(output: Output) -> Callable[[Event], None]:
+    lock = threading.Lock()
+
+    def tell(event: Event) -> None:
+        with lock:
+            if output.as_json:
+                output.facts(
+                    {"event": event.name, "at": format_time(system_clock()), "text": event.text, **event.facts}
+                )
+                sys.stdout.flush()
+            elif event.is_warning:
+                output.complain(event.text)
+            else:
+                output.talk(event.text)
+
+    return tell
+
+
+@contextmanager
+def _signals(stop: Callable[[], None], reload: Callable[[], None] | None) -> Generator[None]:
+    def note_stop(_number: int, _frame: object) -> None:
+        stop()
+
+    def note_reload(_number: int, _frame: object) -> None:
+        if reload is not None:
+            reload()
+
+    handlers = {signal.SIGINT: note_stop, signal.SIGTERM: note_stop, signal.SIGHUP: note_reload}
+    before: dict[Any, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def _saying(runner: Ingest, output: Output) -> Generator[None]:
+    """Say meanwhile how far it is: on a terminal on a line that changes, with --json as an event."""
+    from waterclock._support import moments
+    from waterclock.ingest.progress import Event
+
+    ended = threading.Event()
+    tell = _teller(output)
+
+    def say(show: Callable[[str], object], every: float) -> None:
+        before = 0
+        while not moments.wait(ended, every):
+            done = runner.progress.received
+            show(_line(runner, (done - before) / every))
+            before = done
+
+    if sys.stderr.isatty() and not output.quiet and not output.as_json:
+        from rich.console import Console
+        from rich.text import Text
+
+        shown: Any = Console(stderr=True).status("ingests")
+        given = (lambda line: shown.update(Text(line))), _SHOW_EVERY  # a str would be read as Rich's markup
+    else:
+        shown = nullcontext()
+        given = (lambda line: tell(Event("progress", line, runner.progress.facts()))), _SAY_EVERY
+    with shown:
+        thread = threading.Thread(target=say, args=given, daemon=True)
+        moments.start(thread)
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def _line(runner: Ingest, rate: float) -> str:
+    counts = runner.progress.facts()
+    said = [f"{counts['appended']:,} appended, {rate:,.0f}/s"]
+    named = ("waiting", "dead", "repeats", "skipped", "lost", "broker_dropped")
+    said += [f"{counts[name]:,} {name.replace('_', ' ')}" for name in named if counts[name]]
+    said.append("database away" if counts["is_database_away"] else f"{counts['connected']} connected")
+    return ", ".join(said)

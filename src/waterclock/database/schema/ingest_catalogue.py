@@ -1,0 +1,34 @@
+"""The catalogue of ingests: what is known of each session that a broker keeps for one."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.catalogue import metadata
+from waterclock.database.schema.types import BigInt, Blob, LongText, Name
+
+ingest_sessions = sa.Table(
+    "waterclock_ingest_sessions",
+    metadata,
+    sa.Column("name", Name, primary_key=True, doc="The session: `CLIENT_ID@HOST:PORT`."),
+    sa.Column("owner", BigInt, nullable=False, doc="Drawn by the process that uses it; another one is refused."),
+    sa.Column("filters", LongText, nullable=False, doc="The filters that the broker may have for it, as JSON."),
+    sa.Column(
+        "unacked",
+        Blob,
+        nullable=False,
+        doc="Messages that were appended and whose ack the broker may lack: packet id (2 bytes) and hash (8) each.",
+    ),
+    sa.Column("dropped", BigInt, doc="Messages that the broker said it dropped, of all its clients; NULL: not said."),
+    sa.Column("seen_at", BigInt, nullable=False, doc="When its process last wrote this row, ns."),
+)
+"""One row a session. The append of a session's messages writes it, so the two never disagree."""
+
+ingest_retained = sa.Table(
+    "waterclock_ingest_retained",
+    metadata,
+    sa.Column("session", Name, primary_key=True, doc="The session."),
+    sa.Column("topic_hash", BigInt, primary_key=True, autoincrement=False, doc="Of an MQTT topic."),
+    sa.Column("content_hash", BigInt, nullable=False, doc="Of its retained message that was taken last."),
+)
+"""Retained messages that were taken: brokers send them again at each subscription."""

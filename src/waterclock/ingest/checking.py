@@ -1,0 +1,180 @@
+"""A dry run: what the mapping makes of the next messages, and what the broker would do to an ingest."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, cast
+
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError, NotFoundError
+from waterclock.ingest.ingest import IngestPlan
+from waterclock.ingest.mapping.filters import split_share
+from waterclock.ingest.mapping.format_rule import FormatRule, Published, RuleSet
+from waterclock.ingest.mqtt.connection import Connection
+from waterclock.ingest.storing.received import Received
+from waterclock.message import Message
+
+_VERSION_TOPIC = "$SYS/broker/version"
+_LOOK_EVERY = 0.05  # s
+
+_DEFAULTS = {"max_queued_messages": "1000", "persistence": "false", "autosave_interval": "1800"}
+"""Mosquitto's, for what its file does not say."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One message, raw and mapped.
+
+    Attributes
+    ----------
+    published
+        As it was published.
+    messages
+        What it is mapped to.
+    reason
+        Why it would be a dead letter; None if it would not.
+    """
+
+    published: Published
+    messages: tuple[Message, ...] = ()
+    reason: str | None = None
+
+
+def check_one(rules: RuleSet, most_payload: int, published: Published, now: int) -> Checked:
+    """Map one message, and append nothing."""
+    if len(published.payload) > most_payload:
+        reason = f"payload must have at most {most_payload} bytes, got {len(published.payload)}"
+        return Checked(published, reason=reason)
+    try:
+        return Checked(published, tuple(rules.find(published.topic).map(published, now)))
+    except InvalidArgumentError as error:
+        return Checked(published, reason=str(error))
+
+
+def read_published(path: Path) -> Iterator[Published]:
+    """Read published messages from JSON lines with topic, payload and retain, as ``mosquitto_sub -F %j`` writes them.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    InvalidArgumentError
+        If a line is not such an object.
+    """
+    if not path.is_file():
+        raise NotFoundError(f"no file {quoted(str(path))} found")
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _published(f"{path}, line {number}", line)
+
+
+def _published(where: str, line: str) -> Published:
+    try:
+        fields: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{where} must be JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise InvalidArgumentError(f"{where} must be an object with topic and payload, got {quoted(fields)}")
+    values = cast("dict[str, object]", fields)
+    topic, payload = values.get("topic"), values.get("payload", "")
+    if not isinstance(topic, str):
+        raise InvalidArgumentError(f"{where} must have a topic, got {quoted(topic)}")
+    text = payload if isinstance(payload, str) else json.dumps(payload)
+    return Published(topic, text.encode(errors="surrogateescape"), bool(values.get("retain")))
+
+
+class BrokerCheck:
+    """Looks at a broker with a session of its own that ends with it, and takes no message from other consumers.
+
+    Parameters
+    ----------
+    plan
+        What would be done.
+    """
+
+    def __init__(self, plan: IngestPlan) -> None:
+        self.version: str | None = None
+        self.dropped: int | None = None
+        self._plan = plan
+        self._received: SimpleQueue[Received] = SimpleQueue()
+        name = f"waterclock-check-{secrets.token_hex(4)}"
+        self._connection = Connection(plan.broker, name, name, 1, self._take, self._note_dropped, is_clean=True)
+
+    def sample(self, count: int, seconds: float) -> Iterator[Published]:
+        """Connect and yield the next messages, at most so many and for so long.
+
+        Raises
+        ------
+        RefusedByBrokerError
+            If the broker refuses the client or a subscription, or grants a lower QoS.
+        UnavailableError
+            If it cannot be reached.
+        """
+        connection = self._connection
+        connection.open()
+        try:
+            # Without their shares, so that the messages of another consumer stay its own.
+            connection.subscribe([replace(rule, filter=split_share(rule.filter)[1]) for rule in self._plan.rules])
+            connection.subscribe(
+                [FormatRule.checked(_VERSION_TOPIC, "x", "raw", "{source}/{stream...}", qos=0, retained="take")]
+            )
+            connection.watch_dropped()
+            until = moments.monotonic() + seconds
+            while count > 0 and moments.monotonic() < until and connection.is_open:
+                try:
+                    received = self._received.get_nowait()
+                except Empty:
+                    moments.sleep(_LOOK_EVERY)
+                    continue
+                if received.qos:
+                    connection.ack(received.packet_id)
+                count -= 1
+                yield received.published
+        finally:
+            connection.close()
+
+    def _take(self, received: Received) -> bool:
+        if received.published.topic == _VERSION_TOPIC:
+            self.version = received.published.payload.decode(errors="replace")
+        else:
+            self._received.put(received)
+        return True
+
+    def _note_dropped(self, dropped: int) -> None:
+        self.dropped = dropped
+
+
+def broker_settings(text: str) -> dict[str, str]:
+    """Read from Mosquitto's configuration what decides which messages it loses, with its defaults."""
+    found = dict(_DEFAULTS)
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(" ")
+        if name in _DEFAULTS and value.strip():
+            found[name] = value.strip()
+    return found
+
+
+def broker_warnings(settings: Mapping[str, str]) -> list[str]:
+    """Return what a broker with these settings would lose, as sentences."""
+    warnings: list[str] = []
+    queued = settings["max_queued_messages"]
+    if queued != "0":
+        warnings.append(
+            f"the broker queues {queued} messages a client that is slow or away, and drops those that follow"
+            " (max_queued_messages)"
+        )
+    if settings["persistence"] != "true":
+        warnings.append("the broker forgets sessions and what it queued when it stops (persistence false)")
+    elif settings["autosave_interval"] != "0":
+        warnings.append(
+            f"a broker that is killed loses what it acked in the last {settings['autosave_interval']} s"
+            " (autosave_interval)"
+        )
+    return warnings

@@ -1,0 +1,274 @@
+"""The long-running ingest: receives on connections, appends in one thread, acks what was appended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.ingest.mapping.filters import split_share
+from waterclock.ingest.mapping.format_rule import FormatRule, RuleSet
+from waterclock.ingest.mqtt.broker import Broker
+from waterclock.ingest.mqtt.inbox import Inbox
+from waterclock.ingest.mqtt.session import BrokerSession, Surroundings, client_ids
+from waterclock.ingest.progress import Event, IngestProgress, Tell
+from waterclock.ingest.storing.received import Received
+from waterclock.ingest.storing.session_rows import silent_sessions
+from waterclock.ingest.storing.store import MOST_IN_FLIGHT, Store
+from waterclock.time import format_time
+from waterclock.topics.topic import Topic
+
+DEAD_LETTERS = "ingest-dead-letters"
+"""The topic of dead letters unless another one is named."""
+
+MOST_PAYLOAD = 1 << 20
+"""Bytes of a payload unless another limit is given: measurements have some hundred, and brokers may allow 256 MB."""
+
+_APPEND_PATIENCE = 5.0
+"""Seconds after which an append is given up, and tried again: so long may a stop take while the database is away."""
+
+_FIRST_PAUSE = 0.2  # s
+_LONGEST_PAUSE = 5.0
+_LOOK_EVERY = 0.2
+_LOOK_FOR_SILENT_EVERY = 60.0
+
+_SILENT_AFTER = 600_000_000_000
+"""ns after which another consumer of a share counts as gone: each writes its row at least every minute."""
+
+
+@dataclass(frozen=True)
+class IngestPlan:
+    """What an ingest does.
+
+    Attributes
+    ----------
+    broker
+        Where messages come from.
+    rules
+        What is subscribed to, and how it is mapped.
+    dead_letters
+        The topic of what cannot be mapped.
+    most_payload
+        Bytes that a payload may have.
+    """
+
+    broker: Broker
+    rules: tuple[FormatRule, ...]
+    dead_letters: str = DEAD_LETTERS
+    most_payload: int = MOST_PAYLOAD
+
+    def __post_init__(self) -> None:
+        unshared = [rule.filter for rule in self.rules if split_share(rule.filter)[0] is None]
+        if self.broker.connections > 1 and unshared:
+            raise InvalidArgumentError(
+                f"connections must be 1 unless every filter is shared, got {self.broker.connections} and the filter"
+                f" {quoted(unshared[0])}. Write it as $share/NAME/{unshared[0]}"
+            )
+        filters = [rule.filter for rule in self.rules]
+        if twice := next((each for each in filters if filters.count(each) > 1), None):
+            raise InvalidArgumentError(f"filter {quoted(twice)} is given twice")
+
+    def open_topics(self, database: Database) -> dict[str, Topic]:
+        """Open the topics that the rules name; NotFoundError if one is missing."""
+        return {rule.topic: database.topic(rule.topic) for rule in self.rules}
+
+
+class Ingest:
+    """Moves messages from a broker into topics until it is stopped.
+
+    Parameters
+    ----------
+    database
+        Where the topics are.
+    plan
+        What to do.
+    tell
+        Is called with each event, from any thread.
+    """
+
+    def __init__(self, database: Database, plan: IngestPlan, tell: Tell) -> None:
+        self.progress = IngestProgress()
+        self._database = database
+        self._plan = plan
+        self._tell = tell
+        self._inbox = Inbox()
+        self.progress.waiting = self._inbox.__len__
+        self._rules = RuleSet(plan.rules)
+        self._sessions: list[BrokerSession] = []
+        self._failure: Exception | None = None
+        self._changed = threading.Condition()
+        self._wishes_stop = False
+        self._new_plan: Callable[[], IngestPlan] | None = None
+        self._known_silent: set[str] = set()
+        topics = plan.open_topics(database)
+        self._store = self._made_store(topics)
+
+    def stop(self) -> None:
+        """Stop soon: append and ack what was received, and leave the rest to the broker. Safe in a signal handler."""
+        self._wishes_stop = True
+
+    def reload(self, read: Callable[[], IngestPlan]) -> None:
+        """Go on with the rules of another plan, without a new session. Safe in a signal handler."""
+        self._new_plan = read
+
+    def run(self) -> None:
+        """Receive until it is stopped.
+
+        Raises
+        ------
+        RefusedByBrokerError
+            If the broker refuses the client or a subscription, or another client has the client id.
+        SessionTakenError
+            If another process has taken the session.
+        WaterclockError
+            If the database refuses an append for a reason that does not pass.
+        """
+        self._sessions = self._opened_sessions()
+        threads = [self._started(session.run, "session") for session in self._sessions]
+        appending = self._started(self._append_all, "append")
+        try:
+            self._watch()
+        finally:
+            for session in self._sessions:
+                session.stop_receiving()
+            self._inbox.close()
+            moments.join(appending)
+            for session in self._sessions:
+                session.close()
+            for thread in threads:
+                moments.join(thread, _LONGEST_PAUSE)
+        if self._failure is not None:
+            raise self._failure
+        self._tell(Event("stopped", "stopped", self.progress.facts()))
+
+    def _made_store(self, topics: Mapping[str, Topic]) -> Store:
+        database, plan = self._database, self._plan
+        largest = database.backend.largest_value // 2
+        if plan.most_payload > largest:
+            raise InvalidArgumentError(
+                f"max_payload must be at most {largest}, half of what the database takes at once,"
+                f" got {plan.most_payload}"
+            )
+        dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
+        return Store(database.backend, self._rules, topics, dead_letters, plan.most_payload)
+
+    def _opened_sessions(self) -> list[BrokerSession]:
+        broker = self._plan.broker
+        shared = Surroundings(
+            broker, lambda: self._rules, self._inbox, self.progress, self._tell, self._store.note_dropped
+        )
+        in_flight = broker.receive_maximum if broker.version == "5" else MOST_IN_FLIGHT
+        origin = self._database.topic(self._plan.rules[0].topic).storage.origin
+        sessions: list[BrokerSession] = []
+        for client_id in client_ids(broker, f"waterclock-{origin}"):
+            row, state = self._store.open_session(f"{client_id}@{broker.place}", in_flight)
+            watches = not sessions
+            sessions.append(BrokerSession(shared, row, client_id, state.filters, state.dropped, watches=watches))
+        return sessions
+
+    def _started(self, run: Callable[[], None], name: str) -> threading.Thread:
+        def run_noting_failure() -> None:
+            try:
+                run()
+            except Exception as error:  # noqa: BLE001  # a thread has no caller to raise to: the main thread does
+                self._failure = self._failure or error
+
+        thread = threading.Thread(target=run_noting_failure, name=f"waterclock-ingest-{name}", daemon=True)
+        moments.start(thread)
+        return thread
+
+    def _watch(self) -> None:
+        """Wait for an end, and do what is not the business of a message: reload, and look for silent sessions."""
+        look_at = moments.monotonic() + _LOOK_EVERY
+        while not self._wishes_stop and self._failure is None:
+            with self._changed:
+                moments.wait(self._changed, _LOOK_EVERY)
+            if self._new_plan is not None:
+                self._reload()
+            if moments.monotonic() >= look_at:
+                look_at = moments.monotonic() + _LOOK_FOR_SILENT_EVERY
+                self._look_for_silent()
+
+    def _reload(self) -> None:
+        read, self._new_plan = self._new_plan, None
+        assert read is not None  # noqa: S101  # the caller looked
+        try:
+            plan = read()
+            topics = plan.open_topics(self._database)
+        except Exception as error:  # noqa: BLE001  # a mistake in the file must not end what runs
+            self._tell(Event("not_reloaded", f"goes on as before: {error}", is_warning=True))
+            return
+        before, self._plan = self._plan, plan
+        self._rules = RuleSet(plan.rules)
+        self._store.use(self._rules, topics)
+        text = "reloaded"
+        if (plan.broker, plan.dead_letters, plan.most_payload) != (
+            before.broker,
+            before.dead_letters,
+            before.most_payload,
+        ):
+            text += "; broker, dead_letters and max_payload change at the next start"
+        self._tell(Event("reloaded", text))
+
+    def _look_for_silent(self) -> None:
+        """Report consumers of a share that wrote nothing for long: what the broker holds for them is not delivered."""
+        shared = {each.filter for each in self._rules.rules if split_share(each.filter)[0] is not None}
+        try:
+            now = self._database.backend.now()
+            self._store.touch_sessions(now)
+            if not shared:
+                return
+            silent = silent_sessions(self._database.backend, now - _SILENT_AFTER)
+        except UnavailableError:
+            return
+        for session in silent:
+            if session.filters & shared and session.name not in self._known_silent:
+                self._known_silent.add(session.name)
+                text = (
+                    f"session {quoted(session.name)} of a shared filter has been silent since"
+                    f" {format_time(session.seen_at)}. What the broker holds for it waits: start it again, or end its"
+                    " session at the broker"
+                )
+                self._tell(Event("silent_session", text, {"session": session.name}, is_warning=True))
+
+    def _append_all(self) -> None:
+        while batch := self._inbox.take():
+            if not self._append(batch):
+                return
+
+    def _append(self, batch: list[Received]) -> bool:
+        """Append and ack some messages; False if they were not, because it is to stop and the database is away."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                with self._database.backend.patience(_APPEND_PATIENCE):
+                    stored = self._store.append(batch)
+                break
+            except UnavailableError as error:
+                if not self.progress.is_database_away:
+                    self.progress.is_database_away = True
+                    self._tell(Event("database_away", f"cannot append, and tries again: {error}", is_warning=True))
+                if self._wishes_stop or self._failure is not None:
+                    return False
+                moments.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        for received in batch:
+            if received.qos:
+                received.origin.ack(received.packet_id)
+        progress = self.progress
+        if progress.is_database_away:
+            progress.is_database_away = False
+            self._tell(Event("database_back", "appends again"))
+        progress.appended += stored.appended
+        progress.appends += bool(stored.appended or stored.dead)
+        progress.dead += stored.dead
+        progress.repeats += stored.repeats
+        progress.skipped += stored.skipped
+        if stored.dead:
+            text = f"{stored.dead} of {len(batch)} messages became dead letters, the last one: {stored.last_reason}"
+            self._tell(Event("dead_letter", text, {"messages": stored.dead}, is_warning=True))
+        return True

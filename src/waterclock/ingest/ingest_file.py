@@ -1,0 +1,124 @@
+"""An ingest as a TOML file: the broker, what to subscribe to, and how to map it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from waterclock.configuration.toml_file import read_toml
+from waterclock.configuration.toml_lines import TomlLines
+from waterclock.configuration.toml_table import TomlTable
+from waterclock.errors import InvalidArgumentError
+from waterclock.ingest.ingest import DEAD_LETTERS, MOST_PAYLOAD, IngestPlan
+from waterclock.ingest.mapping.format_rule import FormatRule, JsonPaths
+from waterclock.ingest.mapping.json_values import JsonPath
+from waterclock.ingest.mqtt.broker import Broker
+from waterclock.time import NS_PER
+from waterclock.topics.model.names import check_name
+
+_TABLES = ("broker", "subscribe", "database", "limits")
+_PATHS = ("time", "value", "source", "stream")
+
+
+@dataclass(frozen=True)
+class IngestFile:
+    """What a file says.
+
+    Attributes
+    ----------
+    plan
+        What to do.
+    url, ledgers
+        The database; None: the command's.
+    """
+
+    plan: IngestPlan
+    url: str | None = field(default=None, repr=False)
+    ledgers: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> IngestFile:
+        """Read and check a file.
+
+        Raises
+        ------
+        NotFoundError, UnavailableError
+            If there is none, or it cannot be read.
+        InvalidArgumentError
+            Naming the file, the line, the key and what is wrong with its value.
+        """
+        content, lines = read_toml(path)
+        for key, value in content.items():
+            if key not in _TABLES:
+                line = lines.find(key) if isinstance(value, dict | list) else lines.find("", key)
+                raise InvalidArgumentError(f"{path}, line {line}: {key} is not known; there are {', '.join(_TABLES)}")
+        broker = _broker(TomlTable(path, lines, "broker", content.get("broker")))
+        rules = _rules(path, lines, content.get("subscribe"))
+        database = TomlTable(path, lines, "database", content.get("database", {}))
+        url, ledgers = database.url("url"), database.optional("ledgers")
+        database.end()
+        limits = TomlTable(path, lines, "limits", content.get("limits", {}))
+        most = limits.whole("max_payload") or MOST_PAYLOAD
+        dead_letters = limits.optional("dead_letters") or DEAD_LETTERS
+        limits.check("dead_letters", lambda: check_name(dead_letters))
+        limits.end()
+        try:
+            plan = IngestPlan(broker, rules, dead_letters, most)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{path}: {error}") from None
+        return cls(plan, url, ledgers)
+
+
+def _broker(table: TomlTable) -> Broker:
+    url = table.text("url")
+    texts = (
+        "client_id",
+        "version",
+        "username",
+        "password",
+        "password_file",
+        "ca",
+        "certificate",
+        "key",
+        "keepalive",
+        "session_expiry",
+    )
+    options: dict[str, Any] = {name: value for name in texts if (value := table.optional(name)) is not None}
+    for name in ("receive_maximum", "connections"):
+        value = table.whole(name)
+        if value is not None:
+            options[name] = value
+    table.end()
+    return cast("Broker", table.check("url", lambda: Broker.checked(url, **options)))
+
+
+def _rules(path: Path, lines: TomlLines, given: object) -> tuple[FormatRule, ...]:
+    if not isinstance(given, list) or not given:
+        raise InvalidArgumentError(f"{path}, line {lines.find('subscribe')}: write [[subscribe]], once for each filter")
+    return tuple(
+        _rule(TomlTable(path, lines, "subscribe", values, place))
+        for place, values in enumerate(cast("list[object]", given))
+    )
+
+
+def _rule(table: TomlTable) -> FormatRule:
+    filter_text, topic = table.optional("filter"), table.text("topic")
+    table.check("topic", lambda: check_name(topic))
+    format_name, template = table.text("format"), table.optional("template")
+    qos = table.take("qos", (int,), "0 or 1")
+    retained = table.optional("retained") or "skip"
+    given = {name: table.optional(name) for name in _PATHS}
+    unit = table.optional("time_unit")
+    if unit is not None and unit not in NS_PER:
+        raise table.wrong("time_unit", f"subscribe.time_unit must be one of {', '.join(NS_PER)}, got {unit!r}")
+    table.end()
+
+    def checked() -> FormatRule:
+        found = {name: None if text is None else JsonPath.parse(text) for name, text in given.items()}
+        is_json = unit is not None or any(found.values())
+        paths = JsonPaths(**found, time_unit=unit or "s") if is_json else None
+        level = 1 if qos is None else cast("int", qos)
+        return FormatRule.checked(filter_text, topic, format_name, template, paths, level, retained)
+
+    return cast("FormatRule", table.check("filter" if filter_text else "format", checked))

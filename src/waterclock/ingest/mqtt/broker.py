@@ -1,0 +1,192 @@
+"""Which broker, and how to connect to it: a URL and options, checked."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from waterclock._support.quoting import quoted
+from waterclock._support.urls import shown
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.time import Duration, to_duration
+
+Version = Literal["5", "3.1.1"]
+
+USERNAME_VARIABLE = "WATERCLOCK_MQTT_USERNAME"
+PASSWORD_VARIABLE = "WATERCLOCK_MQTT_PASSWORD"  # noqa: S105  # a name
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_SECOND = 1_000_000_000
+_LARGEST_SECONDS = 0xFFFFFFFF
+_LONGEST_KEEPALIVE = 0xFFFF  # s, in 16 bits
+_MOST_RECEIVED = 20_000
+"""Less than a third of all packet ids: those of messages that are remembered must not come round again."""
+_LONGEST_NAME = 200
+"""Characters of a client id: with the broker's address it is a name in the catalogue."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker and how to connect to it.
+
+    Attributes
+    ----------
+    host, port, is_encrypted
+        Where it is, and whether it speaks TLS.
+    client_id
+        Under which the broker keeps the session; None: one that follows from the topic.
+    version
+        Of MQTT.
+    username, password, password_file
+        To sign in; the file is read at each connect. The environment's are taken if none is given.
+    ca, certificate, key
+        Files in PEM: whom to trust, and who this client is; read at each connect.
+    keepalive
+        Seconds after which a silent connection is checked.
+    session_expiry
+        Seconds for which the broker keeps the session while nothing is connected (v5).
+    receive_maximum
+        Messages that may be in flight (v5).
+    connections
+        How many connections share the filters, which must be shared then.
+    """
+
+    host: str
+    port: int
+    is_encrypted: bool = False
+    client_id: str | None = None
+    version: Version = "5"
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    keepalive: int = 30
+    session_expiry: int = 7 * 86_400
+    receive_maximum: int = 1_000
+    connections: int = 1
+
+    @classmethod
+    def checked(
+        cls,
+        url: str,
+        *,
+        client_id: str | None = None,
+        version: str = "5",
+        username: str | None = None,
+        password: str | None = None,
+        password_file: str | None = None,
+        ca: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+        keepalive: Duration = "30s",
+        session_expiry: Duration = "7d",
+        receive_maximum: int = 1_000,
+        connections: int = 1,
+    ) -> Broker:
+        """Check a URL and options.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option and the value; never a password.
+        """
+        host, port, is_encrypted, user, word = _parsed(url)
+        if version not in ("5", "3.1.1"):
+            raise InvalidArgumentError(f"version must be 5 or 3.1.1, got {quoted(version)}")
+        if client_id is not None and not 1 <= len(client_id) <= _LONGEST_NAME:
+            raise InvalidArgumentError(f"client_id must have 1 to {_LONGEST_NAME} characters, got {quoted(client_id)}")
+        if (certificate is None) != (key is None):
+            raise InvalidArgumentError("certificate and key must be given together")
+        if not is_encrypted and (ca or certificate):
+            raise InvalidArgumentError("ca and certificate need TLS; write the URL as mqtts://")
+        if password is not None and password_file is not None:
+            raise InvalidArgumentError("password and password_file must not both be given")
+        for name, number, most in (
+            ("receive_maximum", receive_maximum, _MOST_RECEIVED),
+            ("connections", connections, 64),
+        ):
+            if not 1 <= number <= most:
+                raise InvalidArgumentError(f"{name} must be between 1 and {most}, got {number}")
+        return cls(
+            host,
+            port,
+            is_encrypted,
+            client_id,
+            version,
+            username or user or os.environ.get(USERNAME_VARIABLE),
+            password or word,
+            password_file,
+            ca,
+            certificate,
+            key,
+            to_duration(keepalive, "keepalive", minimum=_SECOND, maximum=_LONGEST_KEEPALIVE * _SECOND) // _SECOND,
+            min(to_duration(session_expiry, "session_expiry") // _SECOND, _LARGEST_SECONDS),
+            receive_maximum,
+            connections,
+        )
+
+    @property
+    def place(self) -> str:
+        """Its address, for people and names: HOST:PORT."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def current_password(self) -> str | None:
+        """Return the password, read from its file or the environment if it is there.
+
+        Raises
+        ------
+        UnavailableError
+            If the file cannot be read.
+        """
+        if self.password_file is None:
+            return self.password or os.environ.get(PASSWORD_VARIABLE)
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnavailableError(f"cannot read password_file {quoted(self.password_file)}: {error}") from None
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Read the certificates; None without TLS.
+
+        Raises
+        ------
+        UnavailableError
+            If a file cannot be read, or is not a certificate.
+        """
+        if not self.is_encrypted:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(quoted(each) for each in (self.ca, self.certificate, self.key) if each)
+            raise UnavailableError(f"cannot read the certificates {files}: {error}") from None
+        return context
+
+
+def _parsed(url: str) -> tuple[str, int, bool, str | None, str | None]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = None, None
+    if (
+        parts is None
+        or parts.scheme not in _PORTS
+        or not parts.hostname
+        or parts.path.strip("/")
+        or parts.query
+        or parts.fragment
+    ):
+        raise InvalidArgumentError(f"url must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT], got {shown(url)!r}")
+    user = unquote(parts.username) if parts.username else None
+    word = unquote(parts.password) if parts.password else None
+    return parts.hostname, port or _PORTS[parts.scheme], parts.scheme == "mqtts", user, word

@@ -1,0 +1,109 @@
+"""What was received and is not appended yet: bounded, so that a database that is slow or away costs no more memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from waterclock._support import moments
+from waterclock.ingest.storing.received import Received
+
+MOST_BYTES = 32 << 20
+"""Bytes of messages that wait. With what Python adds to each, an ingest stays within 120 MB."""
+
+MOST_WAITING = 40_000
+"""Messages that wait: each takes about half a kilobyte in addition to its payload."""
+
+MOST_AT_ONCE = 4_000
+"""Messages of one append: more make an entry no cheaper a message."""
+
+MOST_BYTES_AT_ONCE = 4 << 20
+"""Bytes of one append: MariaDB takes entries of up to 8 MiB as it is installed."""
+
+ENOUGH_AT_ONCE = 1_000
+"""Messages for which an append does not wait for more."""
+
+LONGEST_GATHERING = 0.05
+"""Seconds that a message waits for others of its entry, out of the 250 ms until it should be readable."""
+
+QUIET = 0.005
+"""Seconds without another message after which none is waited for: the broker may have as many in flight as it allows,
+and send nothing more until these are acked."""
+
+
+class Inbox:
+    """Messages of all connections, in the order of their receipt.
+
+    Messages at QoS 0 may fill half of it: the broker does not keep them, so they are dropped above that, and leave room
+    for those that it does keep.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES, most_waiting: int = MOST_WAITING) -> None:
+        self._most_bytes = most_bytes
+        self._most_waiting = most_waiting
+        self._changed = threading.Condition()
+        self._waiting: deque[Received] = deque()
+        self._bytes = 0
+        self._first_at = self._last_at = 0.0
+        self._is_wanted = True
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the messages that wait."""
+        return self._bytes
+
+    def put(self, received: Received) -> bool:
+        """Take a message; False if there is no room. Never waits: the caller's thread also answers the broker."""
+        share = 1 if received.qos else 2
+        with self._changed:
+            if self._waiting and (
+                self._bytes + received.size > self._most_bytes // share
+                or len(self._waiting) >= self._most_waiting // share
+            ):
+                return False
+            now = moments.monotonic()
+            if not self._waiting:
+                self._first_at = now
+                self._changed.notify_all()
+            elif len(self._waiting) + 1 == ENOUGH_AT_ONCE:
+                self._changed.notify_all()
+            self._last_at = now
+            self._waiting.append(received)
+            self._bytes += received.size
+            return True
+
+    def take(self) -> list[Received]:
+        """Wait for messages, gather those that follow closely, and take them in order; none once it is closed."""
+        with self._changed:
+            moments.wait_for(self._changed, lambda: self._waiting or not self._is_wanted)
+            while (left := self._gathering_left()) > 0:
+                moments.wait(self._changed, left)
+            return self._taken()
+
+    def close(self) -> None:
+        """Let `take` return what is there without waiting."""
+        with self._changed:
+            self._is_wanted = False
+            self._changed.notify_all()
+
+    def _gathering_left(self) -> float:
+        if not self._waiting or not self._is_wanted or len(self._waiting) >= ENOUGH_AT_ONCE:
+            return 0
+        now = moments.monotonic()
+        return min(self._first_at + LONGEST_GATHERING, self._last_at + QUIET) - now
+
+    def _taken(self) -> list[Received]:
+        taken: list[Received] = []
+        size = 0
+        while self._waiting and len(taken) < MOST_AT_ONCE:
+            size += self._waiting[0].size
+            if taken and size > MOST_BYTES_AT_ONCE:
+                break
+            received = self._waiting.popleft()
+            self._bytes -= received.size
+            taken.append(received)
+        self._first_at = moments.monotonic()
+        return taken

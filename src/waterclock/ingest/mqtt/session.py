@@ -1,0 +1,261 @@
+"""One session of a broker: kept connected, subscribed to what the rules say, and used by one process at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.errors import UnavailableError
+from waterclock.ingest.mapping.format_rule import FormatRule, RuleSet
+from waterclock.ingest.mqtt.broker import Broker
+from waterclock.ingest.mqtt.connection import Connection, RefusedByBrokerError
+from waterclock.ingest.mqtt.inbox import Inbox
+from waterclock.ingest.progress import Event, IngestProgress, Tell
+from waterclock.ingest.storing.received import Received
+from waterclock.ingest.storing.session_rows import SessionRow
+
+_FIRST_PAUSE = 0.2  # s
+_LONGEST_PAUSE = 30.0
+
+_SHORT = 5.0
+_MOST_SHORT = 5
+"""So many connections in a row that the broker closed within so many seconds: another client has the client id, and
+each of the two ends the other's connection. Only v5 says so itself."""
+
+_LOOK_EVERY = 0.5  # s
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the sessions of an ingest share.
+
+    Attributes
+    ----------
+    broker
+        Where to connect.
+    rules
+        Returns the rules of the moment.
+    inbox
+        Takes what is received.
+    progress, tell
+        Counts, and what learns of events.
+    note_dropped
+        Takes the name of a session and the number of messages that the broker has dropped.
+    """
+
+    broker: Broker
+    rules: Callable[[], RuleSet]
+    inbox: Inbox
+    progress: IngestProgress
+    tell: Tell
+    note_dropped: Callable[[str, int], None]
+
+
+class BrokerSession:
+    """Keeps one session connected until it is stopped.
+
+    Parameters
+    ----------
+    shared
+        What it shares with the others.
+    row
+        The session's row, which this process took.
+    client_id
+        The session's client id.
+    filters
+        The filters that the broker may have for it.
+    dropped
+        How many messages the broker had dropped when it said so last; None: it did not.
+    watches
+        Whether this session watches the broker's count of dropped messages.
+    """
+
+    def __init__(
+        self,
+        shared: Surroundings,
+        row: SessionRow,
+        client_id: str,
+        filters: frozenset[str],
+        dropped: int | None,
+        *,
+        watches: bool,
+    ) -> None:
+        self._shared = shared
+        self._row = row
+        self._client_id = client_id
+        self._filters = filters
+        self._dropped = dropped
+        self._watches = watches
+        self._stopped = threading.Event()
+        self._is_stopping = False
+        self._connection: Connection | None = None
+        self._number = 0
+        self._short = 0
+        self._pause = _FIRST_PAUSE
+        self._subscribed: tuple[FormatRule, ...] = ()
+
+    def stop_receiving(self) -> None:
+        """Leave what arrives from now on to the broker, and connect no more."""
+        self._is_stopping = True
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Send the acks under way, and disconnect."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def run(self) -> None:
+        """Connect again and again.
+
+        Raises
+        ------
+        RefusedByBrokerError
+            If the broker refuses the client or a subscription, or another client has the client id.
+        SessionTakenError
+            If another process has taken the session.
+        """
+        while not self._is_stopping:
+            connection = self._connect()
+            if connection is None:
+                self._rest()
+                continue
+            began = moments.monotonic()
+            try:
+                self._subscribe(connection)
+                self._attend(connection)
+            except UnavailableError as error:
+                self._tell("disconnected", str(error), is_warning=True)
+            if self._is_stopping:
+                return
+            connection.close()
+            self._ended(connection, moments.monotonic() - began)
+
+    def _connect(self) -> Connection | None:
+        self._number += 1
+        shared = self._shared
+        connection = Connection(
+            shared.broker, self._client_id, self._row.name, self._number, self._deliver, self._tell_dropped
+        )
+        try:
+            connection.open()
+        except UnavailableError as error:
+            self._tell("disconnected", str(error), is_warning=True)
+            return None
+        self._connection = connection
+        shared.progress.connected += 1
+        known = "which kept the session" if connection.session_present else "with a new session"
+        self._tell(
+            "connected", f"connected to {shared.broker.place} {known}", session_present=connection.session_present
+        )
+        if not connection.session_present and self._number > 1:
+            self._tell(
+                "session_lost",
+                f"broker {shared.broker.place} no longer had the session; what it held for it is lost",
+                is_warning=True,
+            )
+        return connection
+
+    def _subscribe(self, connection: Connection) -> None:
+        """Subscribe to all filters again, since a broker may have lost some, and drop those that are gone."""
+        rules = self._shared.rules().rules
+        wanted = frozenset(rule.filter for rule in rules)
+        if not wanted <= self._filters:
+            # First, so that a filter is dropped one day also if this process ends in between.
+            self._row.write_filters(self._filters | wanted)
+            self._filters |= wanted
+        connection.subscribe(rules)
+        gone = sorted(self._filters - wanted)
+        connection.unsubscribe(gone)
+        if gone:
+            self._row.write_filters(wanted)
+            self._filters = wanted
+        if self._watches:
+            connection.watch_dropped()
+        self._subscribed = rules
+        self._tell("subscribed", f"subscribed to {', '.join(sorted(wanted))}", filters=sorted(wanted), dropped=gone)
+
+    def _attend(self, connection: Connection) -> None:
+        """Watch over a connection until it ends, or has to."""
+        while not connection.wait(_LOOK_EVERY) and not self._is_stopping:
+            if connection.is_overfull and not len(self._shared.inbox):
+                return
+            if self._shared.rules().rules != self._subscribed:
+                self._subscribe(connection)
+
+    def _ended(self, connection: Connection, lasted: float) -> None:
+        shared = self._shared
+        shared.progress.connected -= 1
+        if connection.is_overfull:
+            self._tell("disconnected", "connects again, so that the broker sends what there was no room for")
+            return
+        self._tell("disconnected", f"connection to {shared.broker.place} ended: {connection.end}", is_warning=True)
+        if connection.is_taken_over:
+            raise self._taken_over()
+        if connection.is_ended_for_good:
+            raise RefusedByBrokerError(f"broker {shared.broker.place} ended the connection: {connection.end}")
+        self._short = self._short + 1 if lasted < _SHORT else 0
+        if self._short >= _MOST_SHORT:
+            raise self._taken_over()
+        with suppress(UnavailableError):  # an append looks again before it writes
+            self._row.check_owner()
+        if lasted >= _SHORT:
+            self._pause = _FIRST_PAUSE
+        self._rest()
+
+    def _taken_over(self) -> RefusedByBrokerError:
+        return RefusedByBrokerError(
+            f"cannot stay connected to {self._shared.broker.place}: another client connects as"
+            f" {quoted(self._client_id)}. Give each client its own client_id"
+        )
+
+    def _rest(self) -> None:
+        moments.wait(self._stopped, self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+    def _deliver(self, received: Received) -> bool:
+        progress = self._shared.progress
+        if self._is_stopping:
+            return False
+        if self._shared.inbox.put(received):
+            progress.received += 1
+            progress.unprotected += not received.qos
+            return True
+        if not received.qos:
+            progress.lost += 1
+            return False
+        self._tell(
+            "no_room",
+            f"{len(self._shared.inbox):,} messages wait for the database; the broker keeps those that follow",
+            is_warning=True,
+        )
+        return False
+
+    def _tell_dropped(self, dropped: int) -> None:
+        before, self._dropped = self._dropped, dropped
+        self._shared.note_dropped(self._row.name, dropped)
+        # A smaller count is that of a broker that was started again.
+        lost = 0 if before is None else dropped - before if dropped >= before else dropped
+        if lost:
+            self._shared.progress.broker_dropped += lost
+            self._tell(
+                "broker_dropped",
+                f"broker {self._shared.broker.place} dropped {lost:,} messages for its clients since it said so last:"
+                " raise its queue limit (max_queued_messages), or stay away for less long",
+                is_warning=True,
+                messages=lost,
+            )
+
+    def _tell(self, name: str, text: str, *, is_warning: bool = False, **facts: object) -> None:
+        self._shared.tell(Event(name, text, {"session": self._row.name, **facts}, is_warning))
+
+
+def client_ids(broker: Broker, default: str) -> Sequence[str]:
+    """Return the client id of each connection."""
+    name = broker.client_id or default
+    if broker.connections == 1:
+        return [name]
+    return [f"{name}-{number}" for number in range(1, broker.connections + 1)]

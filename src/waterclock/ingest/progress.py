@@ -1,0 +1,83 @@
+"""How far an ingest is: counts, and what happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """Something that happened to an ingest.
+
+    Attributes
+    ----------
+    name
+        What happened, in a word: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
+        ``database_back``, ``dead_letter``, ``broker_dropped``, ``no_room``, ``silent_session``, ``reloaded``,
+        ``not_reloaded``, ``stopped``.
+    text
+        The same for people.
+    facts
+        Its details.
+    is_warning
+        Whether a person should look at it.
+    """
+
+    name: str
+    text: str
+    facts: Mapping[str, object] = {}
+    is_warning: bool = False
+
+
+Tell = Callable[[Event], None]
+"""What is called with each event, from any thread."""
+
+
+@dataclass
+class IngestProgress:
+    """Counts since the start. Each has one thread that writes it.
+
+    Attributes
+    ----------
+    received
+        Published messages that arrived.
+    unprotected
+        Those of them at QoS 0, which no broker sends again.
+    appended
+        Messages that were appended: a published one may hold several.
+    appends
+        Transactions that appended something.
+    dead
+        Published messages that could not be mapped.
+    repeats
+        Published messages that had been appended before.
+    skipped
+        Retained messages that were not taken.
+    lost
+        Messages at QoS 0 for which there was no room.
+    broker_dropped
+        Messages that the broker says it dropped since the start, of all its clients.
+    connected
+        Connections that are open.
+    is_database_away
+        Whether the last append failed because the database was busy or away.
+    """
+
+    received: int = 0
+    unprotected: int = 0
+    appended: int = 0
+    appends: int = 0
+    dead: int = 0
+    repeats: int = 0
+    skipped: int = 0
+    lost: int = 0
+    broker_dropped: int = 0
+    connected: int = 0
+    is_database_away: bool = False
+    waiting: Callable[[], int] = field(default=lambda: 0, repr=False)
+
+    def facts(self) -> dict[str, object]:
+        """Return the counts by name, and how many messages wait for their append."""
+        counts = {name: value for name, value in vars(self).items() if name != "waiting"}
+        return {**counts, "waiting": self.waiting()}

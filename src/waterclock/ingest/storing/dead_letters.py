@@ -1,0 +1,68 @@
+"""Messages that could not be mapped: how they are kept in a topic of their own, and read back."""
+
+from __future__ import annotations
+
+from waterclock._support.quoting import cut
+from waterclock.errors import InvalidArgumentError
+from waterclock.ingest.mapping.format_rule import Published
+from waterclock.message import Message
+
+SOURCE = "mqtt"
+"""Source of all dead letters, since what went wrong may be the name of the source itself."""
+
+STREAM = "dead-letter"
+
+KEPT_OF_LARGE = 64 << 10
+"""Bytes that are kept of a payload above the limit: enough to see what it is, and no flood of the database."""
+
+_TOPIC, _TOPIC_HEX, _REASON, _RETAINED, _BYTES = (
+    "mqtt.topic",
+    "mqtt.topic_hex",
+    "reason",
+    "mqtt.retained",
+    "mqtt.payload_bytes",
+)
+
+
+def dead_letter(published: Published, reason: str, received: int) -> Message:
+    """Make the message that keeps a published one with the reason why it was not mapped."""
+    topic, payload, is_retained = published
+    headers = {_REASON: _clean(cut(reason))}
+    if isinstance(topic, bytes):
+        headers[_TOPIC_HEX] = topic.hex()
+    else:
+        headers[_TOPIC] = topic
+    if is_retained:
+        headers[_RETAINED] = "true"
+    return Message.trusted(SOURCE, STREAM, received, payload, received, received, headers, None)
+
+
+def dead_letter_of_large(published: Published, most: int, received: int) -> Message:
+    """Make the message that keeps the beginning of a published one whose payload is above the limit."""
+    size = len(published.payload)
+    kept = published._replace(payload=published.payload[:KEPT_OF_LARGE])
+    reason = f"payload must have at most {most} bytes, got {size}; its first {len(kept.payload)} are kept"
+    letter = dead_letter(kept, reason, received)
+    return letter.replace(headers={**(letter.headers or {}), _BYTES: str(size)})
+
+
+def read_dead_letter(letter: Message) -> Published:
+    """Read back what was published.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the message is not a dead letter, or holds only the beginning of a payload.
+    """
+    headers = letter.headers or {}
+    if _BYTES in headers:
+        raise InvalidArgumentError(f"only the first {len(letter.payload)} bytes of its {headers[_BYTES]} are kept")
+    if _TOPIC_HEX in headers:
+        return Published(bytes.fromhex(headers[_TOPIC_HEX]), letter.payload, _RETAINED in headers)
+    if letter.source != SOURCE or _TOPIC not in headers:
+        raise InvalidArgumentError("this is not a dead letter of an ingest")
+    return Published(headers[_TOPIC], letter.payload, _RETAINED in headers)
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

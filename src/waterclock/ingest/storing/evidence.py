@@ -1,0 +1,79 @@
+"""Which messages were appended whose ack the broker may lack. Pure.
+
+A broker delivers a message again after a reconnect if it has not seen the ack. Such a repeat is dropped only if three
+things agree: the broker marks it as a repeat, it still had the session, and packet id and content are those of a
+message that was appended. Without one of them the message is appended again: twice is better than not at all.
+
+Packet ids identify messages only if the broker counts them up, as Mosquitto does. A broker that uses an id again as
+soon as it is acked may deliver an equal message under the id of an appended one. If that was seen, nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Self
+
+from waterclock.errors import DamagedError
+from waterclock.ingest.storing.received import HASH_BYTES, Received
+
+_ROW = struct.Struct(f">H{HASH_BYTES}s")
+
+_IDS_REUSED = 0
+"""Noted as if it were a packet id, which is never 0: ids of remembered messages were used again. It is forgotten like
+them, since a broker also uses ids again after it was restored from an older state."""
+
+
+class Evidence:
+    """The messages of one session that were appended last, by packet id.
+
+    Parameters
+    ----------
+    most
+        How many are remembered: as many as the broker may have in flight, since an older one's ack has arrived.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most + 1  # with room for the note that ids were reused
+        self._digests: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    @classmethod
+    def unpack(cls, data: bytes, most: int) -> Self:
+        """Read what `pack` wrote."""
+        if len(data) % _ROW.size:
+            raise DamagedError(f"the unacked messages of an ingest session are damaged: {len(data)} bytes")
+        evidence = cls(most)
+        for packet_id, digest in _ROW.iter_unpack(data):
+            evidence._digests[packet_id] = digest
+        return evidence
+
+    def pack(self) -> bytes:
+        """Return it as bytes, oldest first."""
+        return b"".join(_ROW.pack(packet_id, digest) for packet_id, digest in self._digests.items())
+
+    def copy(self) -> Evidence:
+        """Copy it, so that a transaction which fails leaves it as it was."""
+        other = Evidence(self._most - 1)
+        other._digests = dict(self._digests)
+        return other
+
+    def clear(self) -> None:
+        """Forget all, as the broker has forgotten the session."""
+        self._digests.clear()
+
+    def holds(self, received: Received) -> bool:
+        """Return whether a message was appended before."""
+        if not (received.is_repeat and received.origin.session_present) or _IDS_REUSED in self._digests:
+            return False
+        return self._digests.get(received.packet_id) == received.digest()
+
+    def note(self, received: Received) -> None:
+        """Note that a message is appended."""
+        if self._digests.pop(received.packet_id, None) is not None:
+            self._digests.pop(_IDS_REUSED, None)
+            self._digests[_IDS_REUSED] = bytes(HASH_BYTES)
+        self._digests[received.packet_id] = received.digest()
+        while len(self._digests) > self._most:
+            del self._digests[next(iter(self._digests))]

@@ -1,0 +1,75 @@
+"""A message that a broker delivered, and the connection that is to ack it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, Protocol
+
+from waterclock.ingest.mapping.format_rule import Published
+
+
+class Origin(Protocol):
+    """The connection that delivered a message."""
+
+    @property
+    def session(self) -> str:
+        """Name of the session."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Which connection of the session's it is: later ones have larger numbers."""
+        ...
+
+    @property
+    def session_present(self) -> bool:
+        """Whether the broker still had the session when the connection was made."""
+        ...
+
+    def ack(self, packet_id: int) -> None:
+        """Ack a message that this connection delivered; nothing to do if it is closed by now."""
+        ...
+
+
+class Received(NamedTuple):
+    """A message as a broker delivered it.
+
+    Attributes
+    ----------
+    published
+        Topic, payload, and whether it is retained.
+    origin
+        The connection that delivered it.
+    packet_id
+        Its number on that connection.
+    qos
+        0 or 1.
+    is_repeat
+        Whether the broker says that it may have delivered it before (DUP).
+    """
+
+    published: Published
+    origin: Origin
+    packet_id: int = 0
+    qos: int = 0
+    is_repeat: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return len(self.published.topic) + len(self.published.payload)
+
+    def digest(self) -> bytes:
+        """Return a hash of its topic and payload."""
+        topic, payload, _ = self.published
+        return content_hash(topic, payload)
+
+
+HASH_BYTES = 8
+"""Of a packet id, 2⁶⁴ contents: two of which collide once in 10¹⁹ repeats."""
+
+
+def content_hash(topic: str | bytes, payload: bytes) -> bytes:
+    """Return a hash of a topic and payload."""
+    name = topic if isinstance(topic, bytes) else topic.encode(errors="surrogatepass")
+    return hashlib.blake2b(payload, digest_size=HASH_BYTES, key=hashlib.blake2b(name, digest_size=32).digest()).digest()

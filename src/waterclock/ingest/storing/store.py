@@ -1,0 +1,267 @@
+"""Appends what was received: mapped messages, dead letters and evidence in one transaction, before any ack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from waterclock.database.backend import Backend
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.ingest.mapping.format_rule import Published, RuleSet
+from waterclock.ingest.storing.dead_letters import dead_letter, dead_letter_of_large
+from waterclock.ingest.storing.evidence import Evidence
+from waterclock.ingest.storing.received import Received, content_hash
+from waterclock.ingest.storing.session_rows import SessionRow, SessionState
+from waterclock.message import Message
+from waterclock.topics.format.entries import Entry, encode_entry
+from waterclock.topics.topic import Topic
+from waterclock.topics.writing.appending import JointAppend
+
+MOST_IN_FLIGHT = 1_000
+"""Messages of a session that are remembered if the broker decides how many are in flight, as under MQTT 3.1.1:
+Mosquitto has 20 and EMQX 32 unless configured otherwise."""
+
+_BYTES_BESIDE = 64
+"""Bytes of a message in an entry beside its texts and payload: three times, four offsets, validity."""
+
+_BYTES_OF_CHARACTER = 4  # in UTF-8, at most
+
+
+@dataclass
+class Stored:
+    """What became of some messages that were received.
+
+    Attributes
+    ----------
+    appended
+        Messages that were appended to topics: a published one may hold several.
+    dead
+        Published messages that could not be mapped.
+    repeats
+        Published messages that had been appended before.
+    skipped
+        Retained messages that were not wanted, or taken before.
+    last_reason
+        Why the last of the dead letters is one; None if there is none.
+    """
+
+    appended: int = 0
+    dead: int = 0
+    repeats: int = 0
+    skipped: int = 0
+    last_reason: str | None = None
+
+
+@dataclass
+class _Session:
+    """A session that this process feeds from."""
+
+    row: SessionRow
+    evidence: Evidence
+    dropped: int | None
+    number: int = 0
+    retained: dict[int, int] | None = None
+
+
+@dataclass
+class _Attempt:
+    """An append that may have been committed without an answer."""
+
+    batch: Sequence[Received]
+    rules: RuleSet
+    topics: Mapping[str, Topic]
+    joint: JointAppend
+
+
+@dataclass
+class _AppendPlan:
+    """What one transaction is to write, worked out on copies."""
+
+    received: int
+    messages: dict[str, list[Message]] = field(default_factory=dict)
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    retained: dict[str, dict[int, int]] = field(default_factory=dict)
+    stored: Stored = field(default_factory=Stored)
+
+
+class Store:
+    """Where an ingest puts what it received. One thread appends.
+
+    Parameters
+    ----------
+    backend
+        The database.
+    rules
+        What maps published messages.
+    topics
+        The topics that the rules name.
+    dead_letters
+        The topic of what cannot be mapped.
+    most_payload
+        Bytes that a payload may have.
+    clock
+        The database's clock, ns: the receive time of what is appended.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        rules: RuleSet,
+        topics: Mapping[str, Topic],
+        dead_letters: Topic,
+        most_payload: int,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._most_payload = most_payload
+        self._dead_letters = dead_letters
+        self._clock = clock or backend.now_about
+        self._sessions: dict[str, _Session] = {}
+        self._target = rules, topics
+        self._unanswered: _Attempt | None = None
+        self._most_at_once = backend.largest_value // 2
+
+    def use(self, rules: RuleSet, topics: Mapping[str, Topic]) -> None:
+        """Map with other rules from the next append on. Safe from any thread."""
+        self._target = rules, topics
+
+    def open_session(self, name: str, most_in_flight: int = MOST_IN_FLIGHT) -> tuple[SessionRow, SessionState]:
+        """Take a session, so that its messages can be appended."""
+        row, state = SessionRow.take(self._backend, name)
+        self._sessions[name] = _Session(row, Evidence.unpack(state.unacked, most_in_flight), state.dropped)
+        return row, state
+
+    def note_dropped(self, session: str, dropped: int) -> None:
+        """Note how many messages the broker says it has dropped; the next append writes it."""
+        self._sessions[session].dropped = dropped
+
+    def touch_sessions(self, now: int) -> None:
+        """Note that this process uses its sessions, which no append may have said for a while."""
+        for session in self._sessions.values():
+            session.row.touch(now)
+
+    def append(self, batch: Sequence[Received]) -> Stored:
+        """Append some messages, which may be acked when this returns.
+
+        Raises
+        ------
+        SessionTakenError
+            If another process has taken the session; nothing was written.
+        UnavailableError
+            If the database is away. Whether it committed is unknown; call again with the same batch, before any other.
+        """
+        attempt = self._unanswered
+        if attempt is None or attempt.batch is not batch:
+            attempt = _Attempt(batch, *self._target, JointAppend(self._backend))
+        self._unanswered = None
+        plan = _AppendPlan(self._clock())
+        for received in batch:
+            self._plan_one(plan, attempt.rules, received)
+        if plan.messages:
+            try:
+                self._write(plan, attempt)
+            except UnavailableError:
+                self._unanswered = attempt
+                raise
+        for name, evidence in plan.evidence.items():
+            session = self._sessions[name]
+            session.evidence, session.number = evidence, plan.numbers[name]
+            if session.retained is not None:
+                session.retained.update(plan.retained.get(name, {}))
+        return plan.stored
+
+    def _plan_one(self, plan: _AppendPlan, rules: RuleSet, received: Received) -> None:
+        session = self._sessions[received.origin.session]
+        name = session.row.name
+        if name not in plan.evidence:
+            plan.evidence[name], plan.numbers[name] = session.evidence.copy(), session.number
+        evidence = plan.evidence[name]
+        if received.origin.number > plan.numbers[name]:
+            plan.numbers[name] = received.origin.number
+            if not received.origin.session_present:
+                evidence.clear()
+        if evidence.holds(received):
+            plan.stored.repeats += 1
+            return
+        if received.published.is_retained and not self._wants_retained(plan, session, rules, received.published):
+            plan.stored.skipped += 1
+            return
+        if received.qos:
+            evidence.note(received)
+        self._map(plan, rules, received.published)
+
+    def _map(self, plan: _AppendPlan, rules: RuleSet, published: Published) -> None:
+        if len(published.payload) > self._most_payload:
+            self._bury(plan, dead_letter_of_large(published, self._most_payload, plan.received))
+            return
+        try:
+            rule = rules.find(published.topic)
+            messages = rule.map(published, plan.received)
+        except InvalidArgumentError as error:
+            self._bury(plan, dead_letter(published, str(error), plan.received))
+            return
+        plan.messages.setdefault(rule.topic, []).extend(messages)
+        plan.stored.appended += len(messages)
+
+    def _bury(self, plan: _AppendPlan, letter: Message) -> None:
+        plan.messages.setdefault(self._dead_letters.name, []).append(letter)
+        plan.stored.dead += 1
+        plan.stored.last_reason = (letter.headers or {}).get("reason")
+
+    def _wants_retained(self, plan: _AppendPlan, session: _Session, rules: RuleSet, published: Published) -> bool:
+        try:
+            if rules.find(published.topic).retained == "skip":
+                return False
+        except InvalidArgumentError:
+            pass  # becomes a dead letter, and is remembered like the others, so that it becomes one once
+        if session.retained is None:
+            session.retained = session.row.read_retained()
+        topic = _as_int(content_hash(published.topic, b""))
+        content = _as_int(content_hash(published.topic, published.payload))
+        taken = plan.retained.setdefault(session.row.name, {})
+        if taken.get(topic, session.retained.get(topic)) == content:
+            return False
+        taken[topic] = content
+        return True
+
+    def _write(self, plan: _AppendPlan, attempt: _Attempt) -> None:
+        def write_sessions(connection: SqlConnection) -> None:
+            for name in sorted(plan.evidence):
+                session = self._sessions[name]
+                session.row.write(connection, plan.evidence[name].pack(), session.dropped, plan.received)
+                session.row.note_retained(connection, plan.retained.get(name, {}))
+
+        known = {**attempt.topics, self._dead_letters.name: self._dead_letters}
+        entries = [
+            (known[name].storage, entry)
+            for name, messages in plan.messages.items()
+            for entry in self._encoded(messages, plan.received)
+        ]
+        attempt.joint.commit(entries, write_sessions)
+
+    def _encoded(self, messages: Sequence[Message], received: int) -> Iterator[Entry]:
+        """Encode messages, as several entries if one might be larger than the database takes."""
+        chunk: list[Message] = []
+        size = 0
+        for message in messages:
+            own = _bytes_of(message)
+            if chunk and size + own > self._most_at_once:
+                yield encode_entry(chunk, lambda: received)
+                chunk, size = [], 0
+            chunk.append(message)
+            size += own
+        # Without the topic's limit of how far ahead times may be: publish and receive time are those of its own clock.
+        yield encode_entry(chunk, lambda: received)
+
+
+def _bytes_of(message: Message) -> int:
+    """Return the bytes that a message takes in an entry, at most."""
+    texts = len(message.source) + len(message.stream)
+    texts += sum(len(name) + len(value) for name, value in (message.headers or {}).items())
+    return _BYTES_BESIDE + len(message.payload) + _BYTES_OF_CHARACTER * texts
+
+
+def _as_int(digest: bytes) -> int:
+    return int.from_bytes(digest, signed=True)

@@ -1,0 +1,173 @@
+"""What a publisher saw acked is stored once, also if ingest, broker, connection or database end in the middle."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.forked import Forked
+from tests.ingest.mqtt.conftest import Publisher, payloads, running, until
+from tests.ingest.mqtt.places import Place
+from tests.services import Service
+
+from waterclock.connection import Database
+from waterclock.errors import UnavailableError
+from waterclock.ingest.mqtt.connection import Connection
+from waterclock.topics.writing.appending import JointAppend
+
+VERSIONS = ("5", "3.1.1")
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_killed_ingest_stores_each_message_once(
+    database: Database, database_url: str, tmp_path: Path, place: Place, publisher: Publisher, version: str, kills: int
+) -> None:
+    chance = random.Random(version)  # noqa: S311  # a repeatable one
+    with running(database, place.plan(version=version)):
+        pass  # so that the broker has a session, and keeps what follows
+    published: list[bytes] = []
+    for number in range(kills):
+        some = [b"%d-%d" % (number, each) for each in range(chance.randint(1, 40))]
+        publisher.publish(place.topic(), *some)
+        published += some
+        arguments = (database_url, tmp_path / "ledgers", place.url, place.name, version)
+        with Forked("tests.ingest.mqtt.dying_ingest", *arguments, chance.choice(["before", "after"]), 1) as killed:
+            assert killed.wait() == -9
+    with running(database, place.plan(version=version)):
+        until(lambda: len(set(payloads(database))) == len(published))
+    assert sorted(payloads(database)) == sorted(published)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Hold appends back until it is set."""
+    opened, commit = threading.Event(), JointAppend.commit
+
+    def commit_later(*arguments: Any) -> object:
+        assert opened.wait(30)
+        return commit(*arguments)
+
+    monkeypatch.setattr(JointAppend, "commit", commit_later)
+    return opened
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_broker_that_restarts_during_an_append_sends_nothing_twice(
+    database: Database,
+    place: Place,
+    publisher: Publisher,
+    gate: threading.Event,
+    mosquitto_server: Service,
+    version: str,
+) -> None:
+    sent = [b"%d" % each for each in range(30)]
+    with running(database, place.plan(version=version)) as own:
+        publisher.publish(place.topic(), *sent)
+        until(lambda: own.counts.received >= 20)  # in flight
+        mosquitto_server.restart()
+        until(lambda: own.names().count("subscribed") == 2)
+        gate.set()
+        until(lambda: own.counts.appended == len(sent))
+        until(lambda: own.counts.received == own.counts.appended + own.counts.repeats)
+        assert own.counts.repeats >= 20
+    assert sorted(payloads(database)) == sorted(sent)
+    with running(database, place.plan(version=version)) as own:
+        publisher.publish(place.topic(), b"last")
+        until(lambda: b"last" in payloads(database))
+        assert own.counts.received == 1  # all the others were acked, on the connection that delivered them
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("version", VERSIONS)
+def test_acks_of_a_lost_session_ack_nothing_of_its_successor(
+    database: Database, place: Place, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    commit, opened, numbers = JointAppend.commit, threading.Event(), count(1)
+
+    def commit_the_first(*arguments: Any) -> object:
+        assert opened.wait(30)
+        if next(numbers) > 1:
+            raise UnavailableError("away")
+        return commit(*arguments)
+
+    plan = place.plan(version=version)
+    with monkeypatch.context() as patch, running(database, plan) as own:
+        patch.setattr(JointAppend, "commit", commit_the_first)
+        publisher.publish(place.topic(), b"old")
+        until(lambda: own.counts.received == 1)
+        clean = Connection(plan.broker, place.name, "clean", 1, lambda _: True, lambda _: None, is_clean=True)
+        clean.open()
+        clean.close()
+        until(lambda: own.names().count("subscribed") == 2)
+        assert "session_lost" in own.names()
+        publisher.publish(place.topic(), b"new")  # under the packet id of the old one
+        until(lambda: own.counts.received == 2)
+        opened.set()
+        until(lambda: "database_away" in own.names())
+    assert payloads(database) == [b"old"]
+    with running(database, plan):
+        until(lambda: payloads(database) == [b"old", b"new"])
+
+
+def test_nothing_is_lost_while_the_database_is_away(
+    database: Database, place: Place, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, is_away = JointAppend.commit, threading.Event()
+    is_away.set()
+
+    def fail_after_commit(*arguments: Any) -> object:
+        answer = commit(*arguments)
+        if is_away.is_set():  # the answer does not arrive
+            raise UnavailableError("the connection to the database broke")
+        return answer
+
+    monkeypatch.setattr(JointAppend, "commit", fail_after_commit)
+    with running(database, place.plan()) as own:
+        publisher.publish(place.topic(), *(b"%d" % each for each in range(100)))
+        until(lambda: "database_away" in own.names())
+        is_away.clear()
+        until(lambda: own.counts.appended == 100)
+        assert "database_back" in own.names()
+        assert own.names().count("connected") == 1
+    assert len(payloads(database)) == 100
+
+
+@pytest.mark.one_database
+def test_a_stop_while_the_database_is_away_leaves_messages_to_the_broker(
+    database: Database, place: Place, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise UnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JointAppend, "commit", fail)
+        with running(database, place.plan()) as own:
+            publisher.publish(place.topic(), b"1", b"2")
+            until(lambda: "database_away" in own.names())
+    assert payloads(database) == []
+    with running(database, place.plan()):
+        until(lambda: payloads(database) == [b"1", b"2"])
+
+
+@pytest.mark.slow
+@pytest.mark.one_database
+def test_pings_go_on_while_the_database_is_away(
+    connect: Callable[..., Database], place: Place, publisher: Publisher, gate: threading.Event
+) -> None:
+    database = connect()
+    with running(database, place.plan(keepalive="1s")) as own:
+        publisher.publish(place.topic(), b"1")
+        until(lambda: own.counts.received == 1)
+        assert not gate.wait(12)
+        gate.set()
+        until(lambda: own.counts.appended == 1)
+        assert own.names().count("connected") == 1
+        assert own.counts.repeats == 0
