@@ -114,15 +114,15 @@ class Database(Closing):
         """Open a topic.
 
         Its ledgers lie in the store in which they were written, which is known by the marker at its root: under the
-        ``ledgers`` of `connect`, where that is given, or else where the catalogue says. Where that place cannot be
-        reached just now, the topic opens all the same, so that producers can append.
+        ``ledgers`` of `connect`, or where the catalogue says if that is not given or holds another store. If that place
+        cannot be reached just now, the topic opens all the same, so that producers can append.
 
         Raises
         ------
         NotFoundError
             Where there is none of this name.
         UnavailableError
-            Where no store lies at that place, or another one; the text names both places.
+            If no store lies at that place, or another one; the text names both places.
         """
         from waterclock.topics.topic import Topic
 

@@ -192,13 +192,30 @@ def test_the_files_of_a_topic_are_listed_and_its_store_is_relocated(shell: Shell
     assert shell("topic", "files", "telemetry").splitlines()[1].startswith(f"{shell.folder}/copied/")
 
 
-def test_relocate_warns_of_a_given_place_that_then_hides_the_topic(shell: Shell) -> None:
-    shell("topic", "add", "telemetry", "--ledgers", "first")
-    shell("topic", "relocate", "telemetry", "second", "--ledgers", "first")
-    assert "warning: --ledgers or WATERCLOCK_LEDGERS names" in shell.said
-    shell("topic", "info", "telemetry")
+def test_topics_of_other_stores_are_found_where_the_catalogue_says(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATERCLOCK_LEDGERS", "first")
+    shell("topic", "add", "telemetry")
+    shell("topic", "add", "quality", "--ledgers", "second")
+    shell("topic", "append", "quality", write_messages(shell.folder, {"payload": "x"}))
+    shell("topic", "roll", "quality")
+    shell("topic", "seal", "quality")
+    [listed] = shell.json("topic", "files", "quality")
+    assert listed["file"].startswith(f"{shell.folder}/second/")
+    assert len(shell.json("topic", "read", "quality")) == 1
     shell("topic", "relocate", "telemetry", "third")
     assert "warning" not in shell.said
+    shell("topic", "info", "telemetry")
+
+
+def test_relocate_warns_of_a_given_place_that_then_hides_the_topic(shell: Shell) -> None:
+    shell("topic", "add", "telemetry", "--ledgers", "first")
+    (shell.folder / "first").rename(shell.folder / "second")
+    shell("topic", "relocate", "telemetry", "second", "--ledgers", "first")
+    assert "warning: topic telemetry is refused while --ledgers or WATERCLOCK_LEDGERS names" in shell.said
+    shell("topic", "info", "telemetry", "--ledgers", "first", expect=FAILED)
+    shell("topic", "info", "telemetry")
 
 
 def test_a_misspelled_folder_of_ledgers_is_named_and_deletes_nothing(shell: Shell) -> None:

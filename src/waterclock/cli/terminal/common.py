@@ -27,8 +27,8 @@ class Common:
     ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
         default=None, repr=False
     )
-    """Folder or URL of sealed ledgers: for new topics, and for existing ones instead of the place in the catalogue. New
-    topics on SQLite have FILE-ledgers unless given."""
+    """Folder or URL of sealed ledgers: for new topics, and for existing ones whose store is there and not where the
+    catalogue says. New topics on SQLite have FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object a line."""
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False

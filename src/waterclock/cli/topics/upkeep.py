@@ -142,7 +142,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
         files are looked for and the place is written down. Otherwise they are copied there and compared.
     """
-    from waterclock.topics.store.ledger_files import LedgerFiles
+    from waterclock.topics.store.ledger_files import StoreError
     from waterclock.topics.topic import Topic
 
     with common.connect() as database, common.output.progress(f"files of {name}") as step:
@@ -152,13 +152,14 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
             # Its store is not where it was; it may be where it is said to be now.
             topic = Topic.open(database.backend, root, name)
         relocated = topic.relocate(root, progress=step)
+        try:
+            database.topic(name)
+        except StoreError:
+            common.output.complain(
+                f"warning: topic {name} is refused while --ledgers or WATERCLOCK_LEDGERS names another place. Unset it"
+            )
     verb = "copied" if relocated.copied else "found"
     common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
-    if common.ledgers is not None and (given := LedgerFiles(common.ledgers).place) != relocated.root:
-        common.output.complain(
-            f"warning: --ledgers or WATERCLOCK_LEDGERS names {given}, where topic {name} is refused now. Unset it"
-            " to find every topic where the catalogue says"
-        )
 
 
 def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:

@@ -88,7 +88,7 @@ def recorded_store(identity: str, root: str, is_complete: int, what: str) -> Led
 
 
 def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles:
-    """Return the store of a topic, at the caller's location or else the recorded one.
+    """Return the store of a topic, at the caller's location unless another store is there, or else the recorded one.
 
     A topic opens even if its store cannot be reached, so that producers can append: operations on the store fail until
     it is back.
@@ -105,14 +105,29 @@ def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) 
     InvalidArgumentError
         If no place is given and the catalogue does not know enough to open it.
     """
-    if place.root is not None:
-        files = LedgerFiles(place.root, place.filesystem, identity=row.identity, recorded=row.root)
+    given = _given(row, place)
+    if given is not None and not (row.is_complete and _is_another(given)):
+        files = given
     elif (beside := _beside(row, place)) is not None:
         return beside
     else:
         files = recorded_store(row.identity, row.root, row.is_complete, f"topic {name!r}")
     _look(files)
     return files
+
+
+def _given(row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles | None:
+    if place.root is None:
+        return None
+    return LedgerFiles(place.root, place.filesystem, identity=row.identity, recorded=row.root)
+
+
+def _is_another(files: LedgerFiles) -> bool:
+    """Return whether another store is surely there: the catalogue knows where the topic's is."""
+    try:
+        return files not in _found and files.marker() not in (None, files.identity)
+    except StoreError:
+        return False
 
 
 def _beside(row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles | None:
