@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from waterclock._support.urls import text_without_secrets, without_secrets
-from waterclock.cli.app import FAILED
+from waterclock.cli.app import FAILED, WRONG_USAGE
 
 from .conftest import Shell
 
@@ -59,6 +60,38 @@ def test_streams_that_are_closed_end_no_command_with_a_traceback(
     done = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True)
     assert done.returncode == code
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(("topic", "--help"), 0), (("--version",), 0), (("topic", "ls"), 0), (("topic", "lz"), 2)]
+)
+@pytest.mark.parametrize("broken", [("stdout",), ("stderr",), ("stdout", "stderr")])
+def test_readers_that_have_gone_change_no_exit_code(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, broken: tuple[str, ...]
+) -> None:
+    shell("topic", "add", "telemetry")
+    with ExitStack() as opened:
+        for name in broken:
+            reading, writing = os.pipe()
+            os.close(reading)
+            stream = opened.enter_context(os.fdopen(writing, "w", buffering=1))
+            monkeypatch.setattr(sys, name, stream)
+        shell(*words, expect=code)
+    assert "Traceback" not in shell.said
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("table", "receive", "jobs", "--limit", "hunter2"), "--limit must be an integer"),
+        (("table", "add", "jobs", "--jitter", "hunter2"), "--jitter must be a number"),
+    ],
+)
+def test_what_is_given_as_a_number_and_is_none_is_not_echoed(
+    shell: Shell, words: tuple[str, ...], complaint: str
+) -> None:
+    shell(*words, expect=WRONG_USAGE)
+    assert shell.said == f"waterclock: {complaint}\n"
 
 
 @pytest.mark.parametrize("place", ["s3:/KEY:SECRET@bucket", "s3:KEY:SECRET@bucket/folder", "s3:/KEY:SEC@RET@bucket"])

@@ -15,12 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CoercionError, CycloptsError, UnknownCommandError, UnusedCliTokensError
 
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock._support.urls import redacted, shown
 from waterclock.cli.terminal.extras import install_command
-from waterclock.cli.terminal.output import Output, without_controls, writing
+from waterclock.cli.terminal.output import Output, drop, without_controls, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.time import UnitWarning
 
@@ -107,6 +107,7 @@ _EVERYWHERE = (*_WITH_VALUE, "--json", "--yes", "-y", "--quiet", "-q", "--verbos
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 _NEGATIVE = re.compile(r"-\d[\d.]*[A-Za-zµ:].*", re.DOTALL)  # a bare number is no option to Cyclopts
 
+_NUMBERS: dict[type | None, str] = {int: "an integer", float: "a number"}
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
 
 app = App(
@@ -115,6 +116,7 @@ app = App(
     " out as work done once.",
     version=lambda: version("waterclock"),
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 for _name, (_home, _help) in COMMANDS.items():
     app.command(f"waterclock.cli.{_home}", name=_name, help=_help)
@@ -199,10 +201,12 @@ def _run(arguments: list[str]) -> int:
         with writing():  # an error that only the flush at exit would meet has no exit code
             sys.stdout.flush()
     except KeyboardInterrupt:
+        Output().complain("interrupted", on_new_line=True)  # behind the terminal's ^C
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our stdout has seen enough (``| head``); the flush at exit must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # so Rich ends
+            raise
+        drop(sys.stdout)  # the reader has seen enough (``| head``)
         return DONE
     except Exception as error:
         complaint = _complaint(error, arguments)
@@ -215,6 +219,9 @@ def _run(arguments: list[str]) -> int:
 
 def _complaint(error: Exception, arguments: list[str]) -> str | None:
     """Say what was wrong, or None for what is a fault of ours."""
+    if isinstance(error, CoercionError) and error.target_type in _NUMBERS:
+        name = error.argument.name if error.argument is not None else "a value"
+        return f"{name} must be {_NUMBERS[error.target_type]}"  # no echo: what is no number may be a secret
     if isinstance(error, CycloptsError):
         text = _unused(error) if isinstance(error, UnusedCliTokensError | UnknownCommandError) else str(error)
         for argument in arguments:  # it quotes what it does not understand, which may be a URL in a wrong place

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from waterclock.errors import UnavailableError
 from waterclock.time import MAX_NS, format_duration, format_time
@@ -58,14 +58,25 @@ def writing() -> Generator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is still buffered would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)
         raise UnavailableError(f"cannot write the output: {error.strerror}") from error
+
+
+def drop(stream: TextIO) -> None:
+    """Send to the null device what is still buffered, and what follows: it would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print(*parts: object) -> None:
     with writing():
         print(*parts, sep="\t")
+
+
+def _say(text: str) -> None:
+    try:
+        print(without_controls(text), file=sys.stderr)
+    except BrokenPipeError:  # the reader has gone; the command goes on
+        drop(sys.stderr)
 
 
 class Output:
@@ -86,11 +97,12 @@ class Output:
     def talk(self, text: str) -> None:
         """Say something to the person at the terminal."""
         if not self.quiet:
-            print(without_controls(text), file=sys.stderr)
+            _say(text)
 
-    def complain(self, text: str) -> None:
-        """Say to the person what failed, also where all other talk is unwanted."""
-        print(f"waterclock: {without_controls(text)}", file=sys.stderr)
+    def complain(self, text: str, *, on_new_line: bool = False) -> None:
+        """Say to the person what failed, also if all other talk is unwanted."""
+        start = "\n" if on_new_line and sys.stderr.isatty() else ""
+        _say(f"{start}waterclock: {text}")
 
     @contextmanager
     def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
