@@ -20,7 +20,7 @@ from tests.topics.flows import CountingFiles, ledger_path
 
 import waterclock as wc
 from waterclock.backup import backing_up, snapshot
-from waterclock.backup.backing_up import BackedUp, back_up
+from waterclock.backup.backing_up import LOCK, BackedUp, back_up
 from waterclock.backup.manifest import read_manifest
 from waterclock.backup.restoring import check_backup
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
@@ -266,6 +266,27 @@ def test_a_backup_without_room_fails_and_leaves_the_earlier_one(
     assert check_backup(folder).taken_at == before.taken_at
     with restored(folder) as copy:
         assert messages(copy) == everything
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_backup_leaves_only_the_earlier_one(source: wc.Database, folder: Path) -> None:
+    def left() -> list[Path]:
+        return sorted(each for each in folder.rglob("*") if each.is_file())
+
+    with pytest.raises(KeyboardInterrupt):
+        source.backup(folder, interrupt)
+    assert left() == [folder / LOCK]
+    source.backup(folder)
+    before = left()
+    topic = source.topic("telemetry")
+    topic.roll()
+    topic.seal()
+    with pytest.raises(KeyboardInterrupt):
+        source.backup(folder, interrupt)
+    assert left() == before
 
 
 def test_a_restore_without_room_leaves_no_database(source: wc.Database, folder: Path, tmp_path: Path) -> None:

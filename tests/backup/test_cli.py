@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.backup.conftest import NOW
@@ -13,7 +14,7 @@ from tests.backup.contents import messages
 from tests.topics.flows import ledger_path
 
 import waterclock as wc
-from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
+from waterclock.cli.app import DONE, FAILED, INTERRUPTED, WRONG_USAGE, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "back-up-and-restore.md"
 COMMANDS = re.findall(r"```console\n\$ waterclock (.*?)\n```", PAGE.read_text())
@@ -45,6 +46,14 @@ def test_a_backup_is_replaced_only_with_consent_and_its_faults_are_said(
     assert json.loads(capsys.readouterr().out)["copied"] == 0
     assert run(["restore", str(folder), "--dry-run"]) == DONE
     assert "is lost" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_command_with_one_line(
+    source: wc.Database, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wc.Database, "backup", Mock(side_effect=KeyboardInterrupt))
+    assert run(["backup", str(folder), "--url", str(source.backend.url)]) == INTERRUPTED
+    assert capsys.readouterr() == ("", "waterclock: interrupted\n")
 
 
 def test_wrong_usage_is_said(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

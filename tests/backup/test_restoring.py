@@ -180,11 +180,24 @@ def test_a_backup_whose_catalogue_is_older_is_brought_to_this_version(
         assert [delivery.payload for delivery in copy.table("orders").receive()] == ["one"]
 
 
-def test_an_interrupted_restore_is_removed_and_done_again(backup: Path, url: str, tmp_path: Path) -> None:
+def test_what_a_killed_restore_left_is_removed_by_the_next_one(backup: Path, url: str, tmp_path: Path) -> None:
     (tmp_path / "copy.db.part").write_bytes(b"half a database")
     (tmp_path / "copy.db.part-wal").write_bytes(b"and its log")
     wc.restore(backup, url)
     assert {path.name for path in tmp_path.glob("copy.db*")} == {"copy.db", "copy.db-ledgers"}
+
+
+@pytest.mark.parametrize("step", ["checking", "ledger files"])
+def test_a_restore_that_is_interrupted_leaves_no_file(backup: Path, url: str, tmp_path: Path, step: str) -> None:
+    def interrupt(what: str, *_: int) -> None:
+        if what == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wc.restore(backup, url, report=interrupt)
+    assert not [path for path in tmp_path.rglob("copy.db*/**/*") if path.is_file()]
+    assert not (tmp_path / "copy.db").exists()
+    wc.restore(backup, url)
 
 
 def test_a_copy_that_other_tools_made_becomes_independent(source: wc.Database, tmp_path: Path) -> None:

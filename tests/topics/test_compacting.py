@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -194,6 +195,19 @@ def test_a_compaction_killed_at_any_step_changes_nothing_and_the_next_one_comple
     assert answers(sealed) == before
     assert on_disk(tmp_path) == files_of(sealed)
     assert len(files_of(sealed)) == 1
+    assert waiting(sealed) == 0
+
+
+def test_an_interrupted_compaction_leaves_no_file(
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = answers(sealed)
+    with monkeypatch.context() as patch:
+        patch.setattr(compacting, "_commit", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sealed.compact()
+    assert answers(sealed) == before
+    assert on_disk(tmp_path) == files_of(sealed)
     assert waiting(sealed) == 0
 
 

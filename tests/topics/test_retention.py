@@ -3,9 +3,11 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
+from tests.killed import Killed
 from tests.topics.conftest import SettableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 
@@ -176,12 +178,8 @@ def test_removing_a_topic_does_not_wait_for_the_lease_of_a_dead_sealer(
     topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_ledgers(topic, FLOW)
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sealing, "_commit", die)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(sealing, "_commit", Mock(side_effect=Killed))
+    with pytest.raises(Killed):
         topic.seal()
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     topic.remove()

@@ -6,8 +6,9 @@
 3. The manifest is written, which makes the backup whole.
 4. What an earlier backup into the folder had and this one does not is removed.
 
-The folder holds the earlier backup until step 3 and this one from there on, whenever it is interrupted. The source is
-only ever read: nothing there is held, marked or deleted.
+The folder holds the earlier backup until step 3 and this one from there on, whenever it is interrupted. After an error
+or Ctrl-C, step 4 removes what was copied in vain; after a kill, the next backup does. The source is only ever read:
+nothing there is held, marked or deleted.
 """
 
 from __future__ import annotations
@@ -92,23 +93,23 @@ def back_up(backend: Backend, ledgers: LedgerRoot, destination: str | Path, repo
     folder = _folder(destination)
     with _locked(folder):
         earlier = _earlier(folder, source)
-        copier = _Copier(backend, ledgers, folder / manifests.LEDGERS, report)
-        if earlier is not None:
-            copier.take_over(earlier.ledgers)
-        copier.copy(named_files(backend))
-        number = 1 if earlier is None else earlier.number + 1
-        file = folder / f"database-{number}.db"
-        taken_at, named, faults = _consistent(backend, copier, file, report)
-        written = Manifest(
-            source=source,
-            taken_at=taken_at,
-            number=number,
-            database=measure(file, file.name),
-            ledgers=tuple(copier.kept[each.path] for each in named if each.path in copier.kept),
-            faults=faults,
-        )
-        write_manifest(folder, written)
-        _remove_others(folder, written)
+        with _without_remains(folder):
+            copier = _Copier(backend, ledgers, folder / manifests.LEDGERS, report)
+            if earlier is not None:
+                copier.take_over(earlier.ledgers)
+            copier.copy(named_files(backend))
+            number = 1 if earlier is None else earlier.number + 1
+            file = folder / f"database-{number}.db"
+            taken_at, named, faults = _consistent(backend, copier, file, report)
+            written = Manifest(
+                source=source,
+                taken_at=taken_at,
+                number=number,
+                database=measure(file, file.name),
+                ledgers=tuple(copier.kept[each.path] for each in named if each.path in copier.kept),
+                faults=faults,
+            )
+            write_manifest(folder, written)
     copied = sum(kept.path in copier.copied for kept in written.ledgers)
     return BackedUp(folder, taken_at, len(written.ledgers), written.size, copied, faults)
 
@@ -156,6 +157,15 @@ def _locked(folder: Path) -> Generator[None]:
         except BlockingIOError:
             raise UnavailableError(f"another backup into {folder} is running; wait for its end") from None
         yield
+
+
+@contextmanager
+def _without_remains(folder: Path) -> Generator[None]:
+    """Remove in the end what the backup in the folder does not have, whether that is the earlier one or a new one."""
+    try:
+        yield
+    finally:
+        _remove_others(folder, holds_backup(folder))
 
 
 class _Copier:
@@ -256,10 +266,12 @@ def _consistent(
     )
 
 
-def _remove_others(folder: Path, written: Manifest) -> None:
-    """Remove what this backup does not have: what an earlier or an interrupted one had."""
+def _remove_others(folder: Path, whole: Manifest | None) -> None:
+    """Remove what the whole backup does not have, if there is one: what an earlier or an interrupted one had."""
     ledgers = folder / manifests.LEDGERS
-    keep = {folder / written.database.path, *(ledgers / kept.path for kept in written.ledgers)}
+    keep = set[Path]()
+    if whole is not None:
+        keep = {folder / whole.database.path, *(ledgers / kept.path for kept in whole.ledgers)}
     try:
         for file in [*folder.glob("database-*.db"), *sorted(ledgers.rglob("*"), reverse=True)]:
             if file.is_dir():
@@ -268,4 +280,4 @@ def _remove_others(folder: Path, written: Manifest) -> None:
             elif file not in keep:
                 file.unlink()
     except OSError as error:
-        _log.warning("the backup in %s is whole, but what it does not need stays: %s", folder, error)
+        _log.warning("what the backup in %s does not need stays: %s", folder, error)

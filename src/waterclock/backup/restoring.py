@@ -3,11 +3,13 @@
 1. The manifest and every checksum are checked; nothing is written before.
 2. The database is copied under a name that no command opens, and gets a store of its own.
 3. The ledger files are copied; each is compared with its checksum once more.
-4. The database gets its name, which makes the copy whole. Interrupted before, there is no database.
+4. The database gets its name, which makes the copy whole. Interrupted before, there is no database, and after an error
+   or Ctrl-C no ledger file either; a kill leaves some.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.topics.store.ledger_files import LedgerFiles
 from waterclock.topics.store.ledger_root import ledgers_beside
+
+_log = logging.getLogger(__name__)
 
 _BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take the remains of another database for this one's
 
@@ -101,8 +105,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     NotFoundError, DamagedError
         Where there is no whole backup, or a file of it is damaged; then nothing was written.
     UnavailableError
-        Where something cannot be read or written. What was written so far is no database; remove it before the next
-        try.
+        If something cannot be read or written; then what was written so far is removed.
     """
     database = _new_database(url)
     root = ledgers_beside(str(database)) if ledgers is None else str(ledgers)
@@ -113,7 +116,12 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
         )
     folder = Path(source).absolute()
     manifest = check_backup(folder, report)
-    _put_in_place(folder, manifest, database, files, report)
+    try:
+        _put_in_place(folder, manifest, database, files, report)
+    except BaseException:
+        if not database.exists():
+            _remove_half(database, files)
+        raise
     return Restored(database, root, manifest.taken_at, len(manifest.ledgers), manifest.size, manifest.faults)
 
 
@@ -128,8 +136,7 @@ def _new_database(url: str) -> Path:
 def _put_in_place(folder: Path, manifest: Manifest, database: Path, files: LedgerFiles, report: Report) -> None:
     part = Path(unfinished(str(database)))
     try:
-        for suffix in _BESIDE:
-            Path(f"{part}{suffix}").unlink(missing_ok=True)  # of an interrupted restore
+        _remove_part(part)  # of a restore that was killed
         make_folder(part.parent)
         with closing_writer(part.open("wb")) as sink:
             copy_checked(folder / manifest.database.path, sink, manifest.database)
@@ -144,6 +151,19 @@ def _put_in_place(folder: Path, manifest: Manifest, database: Path, files: Ledge
         sync(database.parent)
     except OSError as error:
         raise UnavailableError(f"cannot restore {folder} into {database}: {error}") from error
+
+
+def _remove_part(part: Path) -> None:
+    for suffix in _BESIDE:
+        Path(f"{part}{suffix}").unlink(missing_ok=True)
+
+
+def _remove_half(database: Path, files: LedgerFiles) -> None:
+    try:
+        _remove_part(Path(unfinished(str(database))))
+        files.clear()
+    except (OSError, UnavailableError) as error:
+        _log.warning("remove %s before the next restore: %s", files.place, error)
 
 
 def _copy_ledgers(folder: Path, ledgers: tuple[Kept, ...], files: LedgerFiles, report: Report) -> None:

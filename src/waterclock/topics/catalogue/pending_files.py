@@ -120,7 +120,7 @@ def forget_pending(storage: Storage, connection: sa.Connection, pending: Pending
 
 
 def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None:
-    """Write and commit a pending file; if that fails, remove it and raise the error.
+    """Write and commit a pending file; if that fails or is interrupted, remove it and raise the error.
 
     If it cannot even be removed, because the store is down, it stays pending for a sweep to remove.
 
@@ -131,7 +131,7 @@ def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None
     """
     try:
         work()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         try:
             still_ours = _abandon(storage, pending)
         except UnavailableError as second:

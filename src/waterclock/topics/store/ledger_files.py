@@ -300,6 +300,14 @@ class LedgerFiles:
         except _FAILURES as error:
             raise UnavailableError(f"cannot list {self.place}: {self._reason(error)}") from error
 
+    def clear(self) -> None:
+        """Remove everything in the folder; only for one that was empty before. UnavailableError if that fails."""
+        try:
+            filesystem, base = self._opened
+            filesystem.delete_dir_contents(base, missing_dir_ok=True)
+        except _FAILURES as error:
+            raise UnavailableError(f"cannot delete {self.place}: {self._reason(error)}") from error
+
     def delete(self, path: str) -> None:
         """Remove a file and what an interrupted writer left of it; nothing to do if there is none.
 
