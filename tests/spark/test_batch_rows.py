@@ -18,6 +18,7 @@ from waterclock.spark.records import POSITIONED, cells_of_records
 from waterclock.spark.streaming import batch_rows
 from waterclock.spark.streaming.batch_rows import Payloads, encoded, looks
 from waterclock.spark.writing import message_writer
+from waterclock.spark.writing.batch_writer import BatchWriter
 from waterclock.spark.writing.message_writer import MessageWriter
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.topics.store import sealed_file
@@ -140,6 +141,17 @@ def test_a_task_that_writes_rejected_messages_decodes_each_row_group_once(sealed
     decoded.clear()
     assert [len(message.payload) for message in reject(sealed, rows)] == list(range(1, 137))
     assert len(decoded) == row_groups_of(sealed)
+
+
+def test_a_task_puts_batches_in_order_of_source_and_those_of_a_source_as_they_come(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/f.db"
+    with wc.connect(url) as database:
+        table = database.create_table("batches", id_type="text")
+        ids = ["b@9", "a@1", "b@10", "a@2", "b@8"]
+        rows = pa.record_batch({"id": ids, "source": [name[0] for name in ids], "payload": [b"batch"] * len(ids)})
+        options = WriteOptions.checked({"url": url, "table": "batches"})
+        BatchWriter(options, "batches", is_written=True).write(iter([rows]))
+        assert [delivery.id for delivery in table.receive(10)] == ["a@1", "a@2", "b@9", "b@10", "b@8"]
 
 
 def test_large_rejected_messages_are_appended_fewer_at_a_time(
