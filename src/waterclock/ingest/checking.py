@@ -134,7 +134,7 @@ class BrokerCheck:
                     moments.sleep(_LOOK_EVERY)
                     continue
                 if received.qos:
-                    connection.ack(received.packet_id)
+                    connection.ack([received.packet_id])
                 count -= 1
                 yield received.published
         finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
@@ -256,9 +258,8 @@ class Ingest:
                     return False
                 moments.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
-        for received in batch:
-            if received.qos:
-                received.origin.ack(received.packet_id)
+        for origin, group in groupby((each for each in batch if each.qos), key=attrgetter("origin")):
+            origin.ack([each.packet_id for each in group])
         progress = self.progress
         if progress.is_database_away:
             progress.is_database_away = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 from waterclock.ingest.mapping.format_rule import Published
 from waterclock.ingest.mqtt.inbox import MOST_AT_ONCE, Inbox
@@ -12,8 +13,8 @@ from waterclock.ingest.storing.received import Received
 class Line:
     session, number, session_present = "gateway@broker", 1, True
 
-    def ack(self, packet_id: int) -> None:
-        raise AssertionError(packet_id)
+    def ack(self, packet_ids: Iterable[int]) -> None:
+        raise AssertionError(packet_ids)
 
 
 def received(size: int = 1, qos: int = 1) -> Received:

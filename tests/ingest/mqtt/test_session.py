@@ -13,6 +13,7 @@ from waterclock.ingest.mapping.format_rule import Published, RuleSet
 from waterclock.ingest.mqtt.broker import Broker
 from waterclock.ingest.mqtt.connection import Connection, RefusedByBrokerError
 from waterclock.ingest.mqtt.inbox import Inbox
+from waterclock.ingest.mqtt.publish_packet import PublishPacket
 from waterclock.ingest.mqtt.session import BrokerSession, Surroundings, client_ids
 from waterclock.ingest.progress import Event, IngestProgress
 from waterclock.ingest.storing.received import Received
@@ -80,11 +81,8 @@ def test_after_one_message_without_room_a_connection_delivers_none() -> None:
 
     connection = Connection(BROKER, "me", "me@gateway", 1, deliver, lambda _: None)
 
-    class Message:
-        topic, payload, retain, qos, mid, dup = "t", b"", False, 1, 1, False
-
-    for _ in range(4):
-        connection._on_message(None, None, Message())
+    for number in range(1, 5):
+        connection._on_publish(PublishPacket(b"t", b"", number, 1, False, False))
     assert len(taken) == 2
     assert connection.is_overfull
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -23,8 +24,8 @@ class Line:
     session_present: bool = True
     acked: list[int] = field(default_factory=list)
 
-    def ack(self, packet_id: int) -> None:
-        self.acked.append(packet_id)
+    def ack(self, packet_ids: Iterable[int]) -> None:
+        self.acked.extend(packet_ids)
 
 
 def message(packet_id: int, payload: bytes = b"1", line: Line | None = None, *, repeat: bool = False) -> Received:

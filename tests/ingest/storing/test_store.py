@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -35,8 +35,8 @@ class Line:
     session: str = SESSION
     acked: list[int] = field(default_factory=list)
 
-    def ack(self, packet_id: int) -> None:
-        self.acked.append(packet_id)
+    def ack(self, packet_ids: Iterable[int]) -> None:
+        self.acked.extend(packet_ids)
 
 
 def make_store(database: Database, retained: str = "skip", now: Callable[[], int] = lambda: NOW) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from waterclock.ingest.mapping.format_rule import Published
@@ -26,8 +27,8 @@ class Origin(Protocol):
         """Whether the broker still had the session when the connection was made."""
         ...
 
-    def ack(self, packet_id: int) -> None:
-        """Ack a message that this connection delivered; nothing to do if it is closed by now."""
+    def ack(self, packet_ids: Iterable[int]) -> None:
+        """Ack messages that this connection delivered; nothing to do if it is closed by now."""
         ...
 
 

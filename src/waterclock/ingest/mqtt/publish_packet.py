@@ -1,0 +1,82 @@
+"""Reads PUBLISH packets. Pure.
+
+Paho's way to a message of version 5 takes 60 µs, half of it for an object of properties that is empty as a rule.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_LENGTH = struct.Struct(">H")
+_DUP, _QOS, _RETAIN = 0x08, 0x06, 0x01
+_MORE = 0x80  # of a length in several bytes
+
+
+class PublishPacket(NamedTuple):
+    """A PUBLISH packet.
+
+    Attributes
+    ----------
+    topic, payload
+        What was published, and where.
+    packet_id
+        0 at QoS 0.
+    qos
+        0, 1 or 2.
+    is_repeat
+        Whether the broker may have sent it before (DUP).
+    is_retained
+        Whether the broker kept it for new subscribers.
+    """
+
+    topic: bytes
+    payload: bytes
+    packet_id: int
+    qos: int
+    is_repeat: bool
+    is_retained: bool
+
+
+def read_publish(first: int, body: bytes, *, has_properties: bool) -> PublishPacket:
+    """Read a packet (MQTT 5.0, section 3.3).
+
+    Parameters
+    ----------
+    first
+        Its first byte.
+    body
+        All that follows its length.
+    has_properties
+        Whether it has properties, as in version 5; they are passed over.
+
+    Raises
+    ------
+    ValueError
+        If it ends too soon.
+    """
+    qos = (first & _QOS) >> 1
+    try:
+        (size,) = _LENGTH.unpack_from(body)
+        at = 2 + size
+        topic = body[2:at]
+        packet_id = 0
+        if qos:
+            (packet_id,) = _LENGTH.unpack_from(body, at)
+            at += 2
+        if has_properties:
+            at = _after_properties(body, at)
+    except (struct.error, IndexError):
+        raise ValueError("PUBLISH packet ends too soon") from None
+    if at > len(body):
+        raise ValueError("PUBLISH packet ends too soon")
+    return PublishPacket(topic, body[at:], packet_id, qos, bool(first & _DUP), bool(first & _RETAIN))
+
+
+def _after_properties(body: bytes, at: int) -> int:
+    length, shift = body[at] & ~_MORE, 0
+    while body[at] & _MORE:
+        at += 1
+        shift += 7
+        length |= (body[at] & ~_MORE) << shift
+    return at + 1 + length
