@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -73,7 +73,7 @@ def options(database: wc.Database, **given: str) -> TopicReadOptions:
 
 
 def slices(reader: TopicReader) -> list[Slice]:
-    return [part.value for part in reader.partitions() if part.value is not None]
+    return [part for partition in reader.partitions() for part in cast("tuple[Slice, ...]", partition.value)]
 
 
 def rows(reader: TopicReader | TopicStreamReader, *offsets: dict[str, Any]) -> list[dict[str, Any]]:

@@ -75,6 +75,7 @@ class CountingFiles(fs.FileSystemHandler):
         self.folder = folder
         self.local = fs.LocalFileSystem()
         self.reads: list[tuple[int, int]] = []
+        self.opened: list[str] = []
 
     def get_type_name(self) -> str:
         return "counting"
@@ -92,6 +93,7 @@ class CountingFiles(fs.FileSystemHandler):
         return self.local.open_input_stream(str(self.folder / path))
 
     def open_input_file(self, path: str) -> Any:
+        self.opened.append(path)
         return pa.PythonFile(_CountedFile(self, (self.folder / path).open("rb")), mode="r")
 
     def open_output_stream(self, path: str, metadata: object) -> Any:  # noqa: ARG002  # the interface hands it over

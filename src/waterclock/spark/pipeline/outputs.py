@@ -18,7 +18,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource, What, place_options
 from waterclock.spark.runtime.describing import described
 from waterclock.spark.runtime.filesystem import file_names, move_into_place, remove_folder
-from waterclock.spark.runtime.partitions import PARTITIONS
+from waterclock.spark.runtime.partitions import MOST_CONNECTING, PARTITIONS, few_connecting
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
@@ -75,16 +75,22 @@ def write_outcomes(
                 _write_parquet(rows, pipeline.source, folder, what=output.what, check=check)
                 continue
             options = place_options(output.url, output.ledgers) | {output.kind: output.target}
-            options |= {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
-            options |= pipeline.source.losses
+            payloads = {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
+            payloads |= pipeline.source.losses
+            partitions = int(outcomes.sparkSession.conf.get(PARTITIONS) or 1)
             if output.kind == "topic":
-                rows = rows if tasks is None else rows.repartition(tasks, "source")
-                options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)}
+                if tasks is not None:
+                    rows = rows.repartition(tasks, "source")
+                elif partitions > MOST_CONNECTING:
+                    rows = few_connecting(rows, "source")
+                options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)} | payloads
             elif output.kind == "table":
                 # Those of a source in the order in which they happened, as its group keeps it; and those of all sources
                 # together, so that they share what is read of a file.
-                if int(outcomes.sparkSession.conf.get(PARTITIONS) or 1) > MOST_READING_ALL:
-                    rows = _encoded(rows, pipeline.source).repartition("source")
+                if partitions > MOST_READING_ALL:
+                    rows = few_connecting(_encoded(rows, pipeline.source), "source")
+                else:
+                    options |= payloads
                 rows = rows.sortWithinPartitions("start")
             rows.write.format("waterclock").options(**options).mode("append").save()
 

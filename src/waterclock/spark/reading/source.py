@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import cast
 
 import pyarrow as pa
@@ -17,22 +19,45 @@ from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired
 from waterclock.spark.records import POSITIONED
+from waterclock.spark.runtime.partitions import MOST_CONNECTING
 from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
 from waterclock.topics.reading.finding import find_first, find_start
+from waterclock.topics.reading.planning import plan_runs
 from waterclock.topics.reading.pruning import ALL
-from waterclock.topics.reading.slicing import Slice, read_slice
+from waterclock.topics.reading.slicing import Slice, SliceRun, read_slice
 from waterclock.topics.topic import Topic
+
+FIRST = Position(0, 0, 0)
+"""Where a topic begins."""
 
 SLICE_MESSAGES = 500_000
 """Messages a task reads, at most, where a row group is no larger: some 20 MB of metadata."""
 
 
 class SlicePartition(InputPartition):
-    """What one task reads: a slice, or nothing."""
+    """What one task reads: slices, or a run of them, or nothing. It holds all that a task needs to read sealed ones."""
 
-    def __init__(self, value: Slice | None) -> None:
+    def __init__(self, value: tuple[Slice, ...] | SliceRun) -> None:
         super().__init__(value)
+
+
+def partitions_of(planned: Sequence[Slice | SliceRun]) -> list[InputPartition]:
+    """Share slices out among tasks, one each.
+
+    Sealed slices are read from files alone. The others are rows of the database, so at most `MOST_CONNECTING` tasks
+    read them.
+    """
+    unsealed = [part for part in planned if isinstance(part, Slice) and part.path is None]
+    before = accumulate((part.messages for part in unsealed), initial=0)
+    total = max(sum(part.messages for part in unsealed), 1)
+    few = len(unsealed) <= MOST_CONNECTING
+    tasks: defaultdict[int, list[Slice]] = defaultdict(list)
+    for number, (count, part) in enumerate(zip(before, unsealed, strict=False)):
+        tasks[number if few else min(count * MOST_CONNECTING // total, MOST_CONNECTING - 1)].append(part)
+    sealed = [part if isinstance(part, SliceRun) else (part,) for part in planned]
+    sealed = [part for part in sealed if isinstance(part, SliceRun) or part[0].path is not None]
+    return [SlicePartition(part) for part in (*sealed, *map(tuple, tasks.values()))]
 
 
 class TopicReader(DataSourceReader):
@@ -61,14 +86,14 @@ class TopicReader(DataSourceReader):
         with plainly(), self._options.connect() as database:
             topic = database.topic(self._options.topic)
             start, stop = self._range(topic)
-            damage = self._options.on_damage
-            slices = topic.plan(start, stop, max_messages=SLICE_MESSAGES, wanted=self._wanted, on_damage=damage)
+            damage = Damage(topic.name, self._options.on_damage)
+            planned = plan_runs(topic.storage, start or FIRST, stop, SLICE_MESSAGES, self._wanted, damage)
             refuse_expired(topic, self._options.start)
         freeze_imports()
-        return [SlicePartition(part) for part in slices] or [SlicePartition(None)]
+        return partitions_of(planned) or [SlicePartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one slice as record batches."""
+        """Read the slices of one task as record batches."""
         with plainly():
             yield from read_part(partition, self._options, self._tests)
         freeze_imports()
@@ -92,7 +117,7 @@ class TopicReader(DataSourceReader):
 def read_part(
     partition: InputPartition, options: TopicReadOptions, tests: Iterable[Test] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Read of one slice what passes the tests: in buckets, packed or in the columns asked for.
+    """Read what passes the tests of the slices of one task: in buckets, packed or in the columns asked for.
 
     Raises
     ------
@@ -101,10 +126,9 @@ def read_part(
     DamagedError
         If it is not what was written, or lacks entries, and the option ``onDamage`` is not ``skip``.
     """
-    part = cast("Slice | None", partition.value)
-    if part is None:
-        return
-    messages = (passing(batch, tests) for batch in _read_whole(part, options))
+    planned = cast("tuple[Slice, ...] | SliceRun", partition.value)
+    parts = planned.slices() if isinstance(planned, SliceRun) else planned
+    messages = (passing(batch, tests) for part in parts for batch in _read_whole(part, options))
     if options.buckets is not None:
         yield from pack_to_buckets(messages, POSITIONED, options.buckets)
     else:
@@ -113,14 +137,15 @@ def read_part(
 
 def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBatch]:
     count = 0
-    damage = Damage(part.topic, options.on_damage)
+    topic = part.address.topic
+    damage = Damage(topic, options.on_damage)
     for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed, damage=damage):
         count += batch.num_rows
         yield laid_out(batch, options.columns)
     # When a ledger is deleted, its rows leave the database at once. A reader that goes on finds the next ledger.
     if part.path is None and count + damage.skipped < part.messages:
         raise NotFoundError(
-            f"ledger {part.start.ledger} of topic {part.topic!r} was deleted while it was read:"
+            f"ledger {part.start.ledger} of topic {topic!r} was deleted while it was read:"
             f" {part.messages - count - damage.skipped} messages from {part.start} on are gone. Read again,"
             " from the first remaining message"
         )

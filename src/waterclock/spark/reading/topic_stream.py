@@ -31,18 +31,18 @@ from waterclock.connection import Database
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.options import plainly
-from waterclock.spark.reading.source import SLICE_MESSAGES, SlicePartition, read_part
+from waterclock.spark.reading.source import FIRST, SLICE_MESSAGES, partitions_of, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_end
 from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
 from waterclock.topics.reading.finding import FINDABLE, find_start, place_at
+from waterclock.topics.reading.planning import plan_runs
 from waterclock.topics.reading.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
 Offset = dict[str, Any]
 
 _EARLIEST, _LATEST = "earliest", "latest"
-_FIRST = Position(0, 0, 0)
 
 _log = logging.getLogger(__name__)
 
@@ -106,14 +106,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = None if _moves(start) else self._begin(start)
             if begin is None or end == start:  # there was nothing to read when the micro-batch began
                 return []
-            stop, damage = Position.parse(end["position"]), self._options.on_damage
-            slices = self._topic.plan(begin, stop, max_messages=SLICE_MESSAGES, on_damage=damage)
+            stop, damage = Position.parse(end["position"]), Damage(self._topic.name, self._options.on_damage)
+            planned = plan_runs(self._topic.storage, begin, stop, SLICE_MESSAGES, damage=damage)
             # Checked afterwards: messages are deleted from the start of a topic on, so the plan was whole.
             self._refuse_loss(start)
-            return [SlicePartition(part) for part in slices]
+            return partitions_of(planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one slice as record batches."""
+        """Read the slices of one task as record batches."""
         with plainly():
             yield from read_part(partition, self._options)
         freeze_imports()
@@ -140,7 +140,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if by in offset:
                 found = find_start(self._topic.storage, by, offset[by], self._options.on_damage)
                 return found.position if found.found else None
-        return _FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
+        return FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
 
     @cached_property
     def _origin(self) -> str:

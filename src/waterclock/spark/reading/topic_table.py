@@ -21,19 +21,19 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from pyspark.sql.datasource import InputPartition
 
 from waterclock._support.quoting import quoted
 from waterclock.errors import DamagedError, InvalidArgumentError, UnavailableError
 from waterclock.message import Position
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.columns import NS_PER_US, TIMESTAMPS, check_columns, spark_schema
-from waterclock.spark.reading.source import SLICE_MESSAGES, SlicePartition, read_part
+from waterclock.spark.reading.source import SLICE_MESSAGES, partitions_of, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.time import Time
 from waterclock.topics.model.literals import By
 from waterclock.topics.reading.finding import check_by, find_first, find_start
-from waterclock.topics.reading.slicing import Slice
 from waterclock.topics.reading.whole_files import whole_files
 from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.store.sealed_file import FILE_SCHEMA, SHARED_SCHEMA
@@ -127,9 +127,10 @@ def table(
     frames = [_laid_out(frame) for frame in frames]
     _check_lengths(opened.storage.files, {part.path: part.size for part in slices if part.path in whole})
     if rest or not frames:
-        # A slice a task. Not a data source, since what it reads was fixed when the snapshot was taken.
-        pieces = spark.range(0, len(rest), 1, max(len(rest), 1))
-        read = freezing_imports(_read, slices=rest, options=options)
+        # Not a data source, since what it reads was fixed when the snapshot was taken.
+        parts = partitions_of(rest)
+        pieces = spark.range(0, len(parts), 1, max(len(parts), 1))
+        read = freezing_imports(_read, parts=parts, options=options)
         frames.append(pieces.mapInArrow(read, spark_schema(_COLUMNS)))
     return reduce(lambda one, other: one.union(other), frames)
 
@@ -201,12 +202,12 @@ def _laid_out(frame: DataFrame) -> DataFrame:
 
 
 def _read(
-    batches: Iterator[pa.RecordBatch], slices: Sequence[Slice], options: TopicReadOptions
+    batches: Iterator[pa.RecordBatch], parts: Sequence[InputPartition], options: TopicReadOptions
 ) -> Iterator[pa.RecordBatch]:
     with plainly():
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                yield from read_part(SlicePartition(slices[number]), options)
+                yield from read_part(parts[number], options)
 
 
 def _checked_root(files: str) -> str:

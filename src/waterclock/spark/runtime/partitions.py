@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from waterclock._support import moments
@@ -18,6 +18,10 @@ from waterclock.spark.buckets import MOST_BUCKETS
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 """Spark's setting: the parts of what a query brings together, and of the state that it begins."""
+
+MOST_CONNECTING = 32
+"""Tasks of a stage that open the database. PostgreSQL takes 100 connections unless told otherwise, and a task that puts
+batches into a message table holds two."""
 
 _SPARKS_OWN = "200"
 _BUCKETS_A_PARTITION = 4
@@ -59,6 +63,13 @@ def cores_of(spark: SparkSession) -> int:
         if found == before or moments.monotonic() > give_up_at:
             return found
         moments.sleep(_LOOK_EVERY_S)
+
+
+def few_connecting(rows: DataFrame, column: str) -> DataFrame:
+    """Bring rows with the same value of a column into one task, of at most `MOST_CONNECTING`."""
+    partitions = int(rows.sparkSession.conf.get(PARTITIONS) or 1)
+    # Spark joins small partitions only where it has chosen their number itself.
+    return rows.repartition(column) if partitions <= MOST_CONNECTING else rows.repartition(MOST_CONNECTING, column)
 
 
 def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:

@@ -26,6 +26,7 @@ from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.options import Opening, plainly
 from waterclock.spark.packing import row_counts
+from waterclock.spark.runtime.partitions import few_connecting
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_rows import Payloads, looks
 from waterclock.spark.streaming.batching import first_place
@@ -112,7 +113,7 @@ def by_position(batches: DataFrame) -> DataFrame:
     """Bring the batches that begin in a ledger into one task, in order of position, so that its file is read once."""
     # Columns of their own, or the messages would be copied at every comparison.
     placed = batches.withColumns({_LEDGER: first_place(["ledger"]), _PLACE: first_place()})
-    return placed.repartition(_LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)
+    return few_connecting(placed, _LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)
 
 
 def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Payloads | None:

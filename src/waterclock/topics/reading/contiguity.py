@@ -162,37 +162,51 @@ def ledgers_gap_before(
     return _gap(storage, which, first, None, (begin, ordinal))
 
 
-def missing_ledgers(
-    storage: Storage, connection: sa.Connection, start: Position, stop: Position, topic: sa.RowMapping
-) -> list[Gap]:
-    """Return the missing ledgers of a range, with one statement that reads only their numbers."""
-    first = max(start.ledger, topic["first_ledger"])
-    last = stop.ledger if stop[1:] != (0, 0) else stop.ledger - 1
-    end = (ledgers.c.first_ordinal + ledgers.c.messages).label("end")
-    chosen = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger.between(first, last))
-    in_order = sa.over(sa.func.lag(ledgers.c.ledger), order_by=ledgers.c.ledger).label("before")
-    ended = sa.over(sa.func.lag(end.element), order_by=ledgers.c.ledger).label("ended")
-    rows = sa.select(ledgers.c.ledger, ledgers.c.first_ordinal, end, in_order, ended).where(*chosen).subquery()
-    is_last = rows.c.ledger == sa.select(sa.func.max(ledgers.c.ledger)).where(*chosen).scalar_subquery()
-    breaks = sa.or_(rows.c.before.is_(None), rows.c.before != rows.c.ledger - 1, rows.c.ended != rows.c.first_ordinal)
-    statement = sa.select(rows).where(sa.or_(breaks, is_last)).order_by(rows.c.ledger)
-    gaps: list[Gap] = []
-    expected = first
-    for row in connection.execute(statement):
-        if (row.before is None and row.ledger > expected) or row.before not in (None, row.ledger - 1):
-            gaps.append(ledgers_gap_before(storage, connection, row.ledger, row.first_ordinal, topic))
-        elif row.before is not None and row.ended != row.first_ordinal:
-            gaps.append(_unlike(storage, f"ledger {row.ledger}", row.ledger, (row.ended, row.first_ordinal)))
-        expected = row.ledger + 1
-    if expected <= min(last, topic["ledger"] - 1):
-        following = min(last + 1, topic["ledger"])
+class LedgerSequence:
+    """Follows the ledgers of a range, fed one by one in order, and tells which are missing.
+
+    Parameters
+    ----------
+    start, stop
+        The range: what is missing outside does not matter.
+    topic
+        The topic's row, of the snapshot in which the ledgers are read.
+    """
+
+    def __init__(
+        self, storage: Storage, connection: sa.Connection, start: Position, stop: Position, topic: sa.RowMapping
+    ) -> None:
+        self._storage = storage
+        self._connection = connection
+        self._topic = topic
+        self._last = stop.ledger if stop[1:] != (0, 0) else stop.ledger - 1
+        self._expected = max(start.ledger, topic["first_ledger"])
+        self._ordinal: int | None = None
+
+    def follow(self, ledger: int, first_ordinal: int, messages: int) -> Gap | None:
+        """Take the next ledger, and return the gap before it, if any."""
+        if not self._expected <= ledger <= self._last:
+            return None
+        gap = None
+        if ledger > self._expected:
+            gap = ledgers_gap_before(self._storage, self._connection, ledger, first_ordinal, self._topic)
+        elif self._ordinal not in (None, first_ordinal):
+            gap = _unlike(self._storage, f"ledger {ledger}", ledger, (self._ordinal, first_ordinal))
+        self._expected, self._ordinal = ledger + 1, first_ordinal + messages
+        return gap
+
+    def end(self) -> Gap | None:
+        """Return the gap behind the last ledger, if any."""
+        topic = self._topic
+        if self._expected > min(self._last, topic["ledger"] - 1):
+            return None
+        following = min(self._last + 1, topic["ledger"])
         after = sa.select(ledgers.c.ledger, ledgers.c.first_ordinal).where(
-            ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger >= following
+            ledgers.c.topic_id == self._storage.topic_id, ledgers.c.ledger >= following
         )
-        row = connection.execute(after.order_by(ledgers.c.ledger).limit(1)).one_or_none()
+        row = self._connection.execute(after.order_by(ledgers.c.ledger).limit(1)).one_or_none()
         behind, begin = (topic["ledger"], topic["ordinal"] - topic["messages"]) if row is None else row
-        gaps.append(ledgers_gap_before(storage, connection, behind, begin, topic))
-    return gaps
+        return ledgers_gap_before(self._storage, self._connection, behind, begin, topic)
 
 
 def _gap(storage: Storage, which: str, ledger: int, entry: int | None, ordinals: tuple[int, int]) -> Gap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,11 +16,17 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.tombstones import KEPT
 from waterclock.topics.format.row_groups import RowGroup
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.reading.contiguity import look_in, missing_ledgers
+from waterclock.topics.reading.contiguity import Gap, LedgerSequence, look_in
 from waterclock.topics.reading.pruning import ALL, ReadFilter
 from waterclock.topics.reading.sealed_ledger import SealedLedger, checked_row_groups
-from waterclock.topics.reading.slicing import Slice
+from waterclock.topics.reading.slicing import Slice, SliceRun, TopicAddress
 from waterclock.topics.store.ledger_files import LostFileError
+
+MOST_SLICES = 10_000
+"""With more ledgers than this, a plan joins them to about as many runs: Spark's driver takes a millisecond a task."""
+
+_LEDGERS_AT_ONCE = 10_000
+"""Rows of the catalogue that are fetched at once: drivers hold a whole answer in memory, 300 MB for 10⁶ ledgers."""
 
 
 def plan_slices(
@@ -31,6 +37,24 @@ def plan_slices(
     wanted: ReadFilter = ALL,
     damage: Damage | None = None,
 ) -> list[Slice]:
+    """Plan like `plan_runs`, with a slice for each ledger of a run."""
+    planned: list[Slice] = []
+    for part in plan_runs(storage, start, stop, max_messages, wanted, damage):
+        if isinstance(part, Slice):
+            planned.append(part)
+        else:
+            planned.extend(part.slices())
+    return planned
+
+
+def plan_runs(
+    storage: Storage,
+    start: Position,
+    stop: Position | None,
+    max_messages: int,
+    wanted: ReadFilter = ALL,
+    damage: Damage | None = None,
+) -> list[Slice | SliceRun]:
     """Cut the wanted parts of a range into slices of about ``max_messages``, in one snapshot.
 
     A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
@@ -38,6 +62,9 @@ def plan_slices(
 
     Parameters
     ----------
+    max_messages
+        Of a topic with more than `MOST_SLICES` times as many, slices are larger: so planning does not look into each
+        ledger. If it has more ledgers than that, several are one run.
     damage
         Decides about missing ledgers and those with a damaged row; None: they are an error. Readers of the slices check
         the entries.
@@ -48,26 +75,29 @@ def plan_slices(
         If a ledger is missing or its row is damaged.
     """
     damage = damage or Damage(storage.name)
-    statement = (
-        _ledgers_of(storage, wanted)
-        .where(ledgers.c.ledger >= start.ledger)
-        .where(sa.or_(ledgers.c.state == "lost", sa.and_(sa.true(), *wanted.conditions(ledgers))))
-        .order_by(ledgers.c.ledger)
-    )
+
+    def meet(gap: Gap | None) -> None:
+        if gap is not None:
+            damage.meet(gap.error, gap.messages)
+
     with storage.backend.snapshot() as connection:
         topic = storage.row(connection)
         head = Counter.of_row(topic).position
         end = head if stop is None else min(stop, head)
-        for gap in missing_ledgers(storage, connection, start, end, topic):
-            damage.meet(gap.error, gap.messages)
-        plan = _Plan(storage, connection, start, end, max_messages, wanted, damage)
-        for row in connection.execute(statement.where(ledgers.c.ledger <= end.ledger)).mappings():
+        share = (topic["ordinal"] - topic["first_ordinal"]) // MOST_SLICES
+        many = min(topic["ledger"], end.ledger) - max(topic["first_ledger"], start.ledger) > MOST_SLICES
+        plan = _Plan(storage, connection, start, end, max(max_messages, share), wanted, damage, share if many else 0)
+        sequence = LedgerSequence(storage, connection, start, end, topic)
+        for row in _ledgers_of(storage, connection, start.ledger, end.ledger, wanted):
+            meet(sequence.follow(row.ledger, row.first_ordinal, row.messages))
             try:
-                plan.add_ledger(row)
+                if row.chosen or row.state == "lost":
+                    plan.add_ledger(row)
             except DamagedError as error:
-                damage.meet(located(error, storage.name, ledger=row["ledger"]), row["messages"])
+                damage.meet(located(error, storage.name, ledger=row.ledger), row.messages)
             except LostFileError as error:
-                damage.meet(error, row["messages"])
+                damage.meet(error, row.messages)
+        meet(sequence.end())
         if end.ledger == head.ledger:
             plan.add_entries(head.ledger, head.entry)
         return plan.slices()
@@ -95,12 +125,52 @@ class _Unit(NamedTuple):
     checksums: bytes | None = None
 
 
-def _ledgers_of(storage: Storage, wanted: ReadFilter) -> sa.Select[*tuple[Any, ...]]:
-    columns: list[Any] = [ledgers.c[name] for name in ("ledger", "state", "entries", "messages", "path")]
-    columns += [ledgers.c.file_bytes, ledgers.c.checksums, ledgers.c.lost_in_file]
+class _LedgerRow(NamedTuple):
+    """What a plan reads of a ledger; SQLAlchemy's own rows take 2 µs for each value that is asked for by name.
+
+    Attributes
+    ----------
+    shares
+        Whether its part of the file is not all of it.
+    chosen
+        Whether it may hold what is wanted.
+    bounds
+        The first and the last of each time that is wanted, in their order.
+    """
+
+    ledger: int
+    state: str
+    entries: int
+    messages: int
+    first_ordinal: int
+    path: str
+    file_bytes: int
+    checksums: bytes | None
+    lost_in_file: int
+    shares: bool
+    chosen: bool
+    bounds: Sequence[int | None] = ()
+
+
+def _ledgers_of(
+    storage: Storage, connection: sa.Connection, first: int, last: int, wanted: ReadFilter
+) -> Iterator[_LedgerRow]:
+    columns: list[Any] = [ledgers.c[name] for name in _LedgerRow._fields[:-3]]
+    columns += [
+        ledgers.c.bytes != ledgers.c.file_bytes,
+        sa.and_(sa.true(), *wanted.conditions(ledgers)).label("chosen"),
+    ]
     columns += [ledgers.c[f"{end}_{time}"] for time in wanted.times for end in ("begin", "end")]
-    columns.append((ledgers.c.bytes != ledgers.c.file_bytes).label("shares"))  # its part of the file is not all of it
-    return sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id)
+    numbers = ledgers.c.ledger.between(sa.bindparam("first"), sa.bindparam("last"))
+    statement = sa.select(*columns).where(ledgers.c.topic_id == storage.topic_id, numbers)
+    statement = statement.order_by(ledgers.c.ledger).limit(_LEDGERS_AT_ONCE)
+    while True:
+        rows = connection.execute(statement, {"first": first, "last": last}).all()
+        for row in rows:
+            yield _LedgerRow(*row[:11], bounds=row[11:]) if wanted.times else _LedgerRow(*row)
+        if len(rows) < _LEDGERS_AT_ONCE:
+            return
+        first = rows[-1][0] + 1
 
 
 class _Plan:
@@ -119,6 +189,7 @@ class _Plan:
         max_messages: int,
         wanted: ReadFilter,
         damage: Damage,
+        run_messages: int,
     ) -> None:
         self._storage = storage
         self._connection = connection
@@ -127,20 +198,24 @@ class _Plan:
         self._max_messages = max_messages
         self._wanted = wanted
         self._damage = damage
-        self._url = storage.backend.url.render_as_string(hide_password=False)
-        self._slices: list[Slice] = []
+        self._address = TopicAddress.of(storage)
+        self._joined = 0  # messages of the last run
+        # The ledgers of which no message lies outside the range.
+        self._whole = range(start.ledger + (start[1:] != (0, 0)), stop.ledger)
+        self._run_messages = run_messages  # of ledgers that are joined; 0: they are not
+        self._slices: list[Slice | SliceRun] = []
         self._run: tuple[_Unit, _Unit] | None = None  # the first and the last piece of the slice to come
         self._messages = 0
         self._checksums: dict[bytes, None] = {}  # of the ledgers of the slice to come, each once, in order
 
-    def add_ledger(self, row: sa.RowMapping) -> None:
+    def add_ledger(self, row: _LedgerRow) -> None:
         """Add a ledger that is not open."""
-        if self._stop == Position(row["ledger"], 0, 0):
+        if row.ledger == self._stop.ledger and self._stop[1:] == (0, 0):
             return
-        if row["state"] == "lost":
+        if row.state == "lost":
             self._end_run()  # no slice goes across it: the file that it shared may hold it still
-        elif row["state"] != "sealed":
-            self.add_entries(row["ledger"], row["entries"])
+        elif row.state != "sealed":
+            self.add_entries(row.ledger, row.entries)
         elif not self._add_whole(row):
             for piece in self._row_groups(row):
                 self._join(piece)
@@ -175,44 +250,60 @@ class _Plan:
                 for gap in look_in(self._storage, self._connection, begin, stop, None).gaps:
                     self._damage.meet(gap.error, gap.messages)
 
-    def slices(self) -> list[Slice]:
+    def slices(self) -> list[Slice | SliceRun]:
         """Return the slices."""
         self._end_run()
         return self._slices
 
-    def _add_whole(self, row: sa.RowMapping) -> bool:
+    def _add_whole(self, row: _LedgerRow) -> bool:
         """Add a sealed ledger in one piece, where none of it is left out and it fits into a slice."""
-        ledger = row["ledger"]
-        start, stop = Position(ledger, 0, 0), Position(ledger + 1, 0, 0)
-        if start < self._start or stop > self._stop or row["lost_in_file"] or not self._wants_all(row):
+        ledger = row.ledger
+        if ledger not in self._whole or row.lost_in_file or not self._wants_all(row):
             return False
-        if not row["shares"]:
-            if row["messages"] > self._max_messages:
+        if not row.shares:
+            if row.messages > self._max_messages:
                 return False
             self._end_run()
-            checksums = () if row["checksums"] is None else (row["checksums"],)
-            self._cut(start, stop, row["messages"], row["path"], None, row["file_bytes"], checksums)
+            self._add_file(ledger, (row.messages, row.path, row.file_bytes, row.checksums))
             return True
-        joins = self._run is not None and self._run[1].path == row["path"]
+        start, stop = Position(ledger, 0, 0), Position(ledger + 1, 0, 0)
+        joins = self._run is not None and self._run[1].path == row.path
         if joins and self._run is not None and self._run[1].stop != start:
             return False
-        if (self._messages if joins else 0) + row["messages"] > self._max_messages:
+        if (self._messages if joins else 0) + row.messages > self._max_messages:
             return False
-        place = (start, stop, row["messages"], row["path"], None)
-        self._add(_Unit(*place, row["file_bytes"], row["checksums"]), goes_on=joins)
+        place = (start, stop, row.messages, row.path, None)
+        self._add(_Unit(*place, row.file_bytes, row.checksums), goes_on=joins)
         return True
 
-    def _wants_all(self, row: sa.RowMapping) -> bool:
-        if not self._wanted.times:
-            return self._wanted.sources is None
-        return self._wanted.sources is None and all(
-            row[f"begin_{time}"] is not None and first <= row[f"begin_{time}"] and row[f"end_{time}"] <= last
-            for time, (first, last) in self._wanted.times.items()
-        )
+    def _add_file(self, ledger: int, file: tuple[int, str, int, bytes | None]) -> None:
+        last = self._slices[-1] if self._slices else None
+        if not self._run_messages:
+            self._slices.extend(SliceRun(self._address, ledger, [file]).slices())
+        elif (
+            isinstance(last, SliceRun)
+            and last.first + len(last.ledgers) == ledger
+            and self._joined + file[0] <= self._run_messages
+        ):
+            last.ledgers.append(file)
+            self._joined += file[0]
+        else:
+            self._slices.append(SliceRun(self._address, ledger, [file]))
+            self._joined = file[0]
 
-    def _row_groups(self, row: sa.RowMapping) -> list[_Unit]:
-        ledger, wanted = row["ledger"], self._wanted
-        path, size, checksums = row["path"], row["file_bytes"], row["checksums"]
+    def _wants_all(self, row: _LedgerRow) -> bool:
+        if self._wanted.sources is not None:
+            return False
+        for (first, last), begin, end in zip(
+            self._wanted.times.values(), row.bounds[::2], row.bounds[1::2], strict=True
+        ):
+            if begin is None or end is None or begin < first or end > last:
+                return False
+        return True
+
+    def _row_groups(self, row: _LedgerRow) -> list[_Unit]:
+        ledger, wanted = row.ledger, self._wanted
+        path, size, checksums = row.path, row.file_bytes, row.checksums
         file = None if wanted.sources is None else SealedLedger(self._storage, self._row(ledger))
         groups = self._look_up(ledger) if file is None else file.groups
         starts = [Position(ledger, group.entry, group.index) for group in groups]
@@ -262,22 +353,9 @@ class _Plan:
             first, last = self._run
             groups = (0, 0) if first.path is None else (self._held_by(first)[0], self._held_by(last)[1] + 1)
             start, stop = max(self._start, first.start), min(self._stop, last.stop)
-            self._cut(start, stop, self._messages, first.path, groups, first.size, tuple(self._checksums))
+            place = (start, stop, self._messages, first.path, groups)
+            self._slices.append(Slice(self._address, *place, first.size, tuple(self._checksums)))
         self._run, self._messages, self._checksums = None, 0, {}
-
-    def _cut(
-        self,
-        start: Position,
-        stop: Position,
-        messages: int,
-        path: str | None,
-        groups: tuple[int, int] | None,
-        size: int,
-        checksums: tuple[bytes, ...],
-    ) -> None:
-        storage = self._storage
-        where = (self._url, storage.topic_id, storage.name, storage.files)
-        self._slices.append(Slice(*where, start, stop, messages, path, groups, size, checksums))
 
     def _held_by(self, piece: _Unit) -> tuple[int, int]:
         """Return which row groups of the file hold a piece: the first and the last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,15 +28,42 @@ from waterclock.topics.store.sealed_file import SealedFile
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open resource.
+class TopicAddress:
+    """What another process needs to open a topic. Can be pickled; holds no open thing.
 
     Attributes
     ----------
-    url, topic_id, topic
-        The database, with its password, and the topic. Used for a piece that was not sealed when it was cut.
+    url
+        The database, with its password.
+    topic_id, topic
+        The topic's key and name.
     files
-        The store of the ledger files.
+        The store of its ledger files.
+    """
+
+    url: str = field(repr=False)
+    topic_id: int
+    topic: str
+    files: LedgerFiles
+
+    @classmethod
+    def of(cls, storage: Storage) -> Self:
+        """Return the address of an open topic."""
+        url = storage.backend.url.render_as_string(hide_password=False)
+        return cls(url, storage.topic_id, storage.name, storage.files)
+
+    def storage(self) -> Storage:
+        """Open the topic; a process keeps the database's options and catalogue version, not its connections."""
+        return Storage(self.topic_id, self.topic, _backend(self.url), self.files)
+
+
+class Slice(NamedTuple):
+    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open thing.
+
+    Attributes
+    ----------
+    address
+        The topic. Its database is opened only for a piece that was not sealed when it was cut, and for what is damaged.
     start, stop
         First position, and the one to stop before.
     messages
@@ -50,10 +78,7 @@ class Slice:
         What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger.
     """
 
-    url: str = field(repr=False)
-    topic_id: int
-    topic: str
-    files: LedgerFiles
+    address: TopicAddress
     start: Position
     stop: Position
     messages: int
@@ -64,8 +89,37 @@ class Slice:
 
     def __repr__(self) -> str:
         # Spark shows this in its pages and logs.
-        where = "" if self.path is None else f" in {self.files.name(self.path)}, row groups {self.groups or 'all'}"
-        return f"<Slice of {self.topic!r} of {shown(self.url)}, {self.start} to {self.stop}{where}>"
+        topic, files = self.address.topic, self.address.files
+        where = "" if self.path is None else f" in {files.name(self.path)}, row groups {self.groups or 'all'}"
+        return f"<Slice of {topic!r} of {shown(self.address.url)}, {self.start} to {self.stop}{where}>"
+
+
+class SliceRun(NamedTuple):
+    """Whole sealed ledgers that follow one another, each with a file of its own, where a plan has very many of them.
+
+    Plain tuples, because a plan of 10⁶ objects takes twice as long to make, and three times as long to pickle.
+
+    Attributes
+    ----------
+    address
+        The topic.
+    first
+        Number of the first ledger.
+    ledgers
+        Of each: its messages, and the path, size and checksums of a `Slice`.
+    """
+
+    address: TopicAddress
+    first: int
+    ledgers: list[tuple[int, str, int, bytes | None]]
+
+    def slices(self) -> Iterator[Slice]:
+        """Return a slice for each ledger."""
+        for ledger, (messages, path, size, checksums) in enumerate(self.ledgers, self.first):
+            start, stop = Position(ledger, 0, 0), Position(ledger + 1, 0, 0)
+            yield Slice(
+                self.address, start, stop, messages, path, None, size, () if checksums is None else (checksums,)
+            )
 
 
 def read_slice(
@@ -90,50 +144,58 @@ def read_slice(
         If it cannot be reached now.
     """
     wanted = check_columns(columns)
-    for chunk in _chunks(part, wanted, damage or Damage(part.topic), encoded=encoded):
-        yield from positioned(chunk, wanted, encoded=encoded)
+    try:
+        for chunk in _chunks(part, wanted, damage or Damage(part.address.topic), encoded=encoded):
+            yield from positioned(chunk, wanted, encoded=encoded)
+    finally:
+        if part.path is None:
+            # Else each of a cluster's workers would keep a connection once it has read an unsealed slice.
+            _backend(part.address.url).close()
 
 
 def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: bool) -> Iterator[Chunk]:
-    storage = Storage(part.topic_id, part.topic, _backend(part.url), part.files)
     start, left = part.start, part.messages
     if part.path is not None:
         try:
-            file = _file_of(part, storage, part.path, encoded=encoded)
+            file = _file_of(part, part.path, encoded=encoded)
             for number in range(*part.groups) if part.groups else range(file.row_groups):
-                for chunk in _of_row_group(part, storage, file, number, columns, damage):
+                for chunk in _of_row_group(part, file, number, columns, damage):
                     yield chunk
                     start = _behind(chunk)
                     left -= chunk.table.num_rows
         except DamagedError as error:
-            damage.meet(located(error, part.topic, ledger=part.start.ledger), part.messages)
+            damage.meet(located(error, part.address.topic, ledger=part.start.ledger), part.messages)
             return
         except LostFileError as error:
-            if path_now(storage, part.start.ledger) in (None, part.path):
+            if path_now(part.address.storage(), part.start.ledger) in (None, part.path):
                 damage.meet(error, max(left, 0))
                 return
         else:
             return
     # It was not sealed when the slice was cut, or compaction has moved it since.
-    yield from read_chunks(storage, start, part.stop, columns, damage)
+    yield from read_chunks(part.address.storage(), start, part.stop, columns, damage)
 
 
-def _file_of(part: Slice, storage: Storage, path: str, *, encoded: bool) -> SealedFile:
+def _file_of(part: Slice, path: str, *, encoded: bool) -> SealedFile:
+    files = part.address.files
     checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
-    copy = partial(footer_in_catalogue, storage, path)
-    footer = parsed_footer(storage.files, path, None, checksums.footer, copy)
-    return SealedFile(storage.files, path, part.size, footer, checksums.chunks, encoded=encoded)
+    footer = parsed_footer(files, path, None, checksums.footer, partial(_footer_in_catalogue, part, path))
+    return SealedFile(files, path, part.size, footer, checksums.chunks, encoded=encoded)
+
+
+def _footer_in_catalogue(part: Slice, path: str) -> bytes | None:
+    return footer_in_catalogue(part.address.storage(), path)
 
 
 def _of_row_group(
-    part: Slice, storage: Storage, file: SealedFile, number: int, columns: Sequence[str], damage: Damage
+    part: Slice, file: SealedFile, number: int, columns: Sequence[str], damage: Damage
 ) -> Iterator[Chunk]:
     shared = ["ledger"] if "ledger" in file.columns else []
     try:
         table = file.read(number, {*columns, *shared, "entry", "index"})
     except DamagedError as error:
-        place, messages = _wanted_of(storage, part, number)
-        damage.meet(located(error, part.topic, ledger=place.ledger, entry=place.entry), messages)
+        place, messages = _wanted_of(part, number)
+        damage.meet(located(error, part.address.topic, ledger=place.ledger, entry=place.entry), messages)
         return
     if not shared:
         yield from cut(Chunk(part.start.ledger, 0, table), part.start, part.stop)
@@ -141,15 +203,15 @@ def _of_row_group(
         yield Chunk(rows["ledger"][0].as_py(), 0, rows)
 
 
-def _wanted_of(storage: Storage, part: Slice, number: int) -> tuple[Position, int]:
-    """Say where the first message of a row group that is in a slice stands, and how many messages these are."""
+def _wanted_of(part: Slice, number: int) -> tuple[Position, int]:
+    """Return where the first message of a row group that is in a slice stands, and how many messages these are."""
     statement = (
         sa.select(ledgers)
-        .where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path == part.path)
+        .where(ledgers.c.topic_id == part.address.topic_id, ledgers.c.path == part.path)
         .where(ledgers.c.ledger.between(part.start.ledger, part.stop.ledger))
         .order_by(ledgers.c.ledger)
     )
-    with storage.backend.snapshot() as connection:
+    with part.address.storage().backend.snapshot() as connection:
         rows = connection.execute(statement).mappings().all()
     found: list[tuple[Position, int]] = []
     for row in rows:
@@ -181,5 +243,5 @@ def _between(table: pa.Table, start: Position, stop: Position) -> pa.Table:
 
 @lru_cache(maxsize=4)
 def _backend(url: str) -> Backend:
-    # A Spark worker reads many slices in one process, and opening a database costs more than reading a small slice.
+    # A Spark worker reads many slices in one process; reading the catalogue's version costs two round trips.
     return Backend(url)
