@@ -7,8 +7,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -20,17 +19,13 @@ import waterclock as wc
 from waterclock.cli.app import run
 from waterclock.spark.pipeline import outputs, replaying, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
-from waterclock.spark.pipeline.failures import PipelineError
-from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.file import PipelineFile
-from waterclock.spark.pipeline.outputs import refuse_written, write_outcomes
+from waterclock.spark.pipeline.outputs import refuse_written
 from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
-from waterclock.spark.registering import register
 from waterclock.spark.runtime.filesystem import move_into_place
 from waterclock.spark.runtime.partitions import PARTITIONS, chosen_partitions, parts_in
-from waterclock.spark.streaming.batching import event_time_outcomes
 from waterclock.spark.writing.message_writer import REASON_HEADER
 from waterclock.time import MAX_NS
 
@@ -363,39 +358,6 @@ def test_adjoining_replays_give_each_batch_of_the_topic_once_and_overlapping_one
     assert again
     assert {row.id: bytes(row.payload) for row in again}.items() <= whole.items()
     assert caplog.text.count("depend on messages more than 4 windows") == (by == "event_time")
-
-
-def test_a_run_that_another_has_overtaken_writes_nothing_and_the_other_everything_once(
-    spark: SparkSession, database: wc.Database, tmp_path: Path
-) -> None:
-    file = read(write(tmp_path))
-    file = dataclasses.replace(file, outputs=file.outputs[1:2])
-    register(spark)
-    place = {"url": file.source.url, "topic": "telemetry", "packed": "true"}
-    outcomes = event_time_outcomes(spark.read.format("waterclock").options(**place).load(), "500ms", "400ms").persist()
-    first = PipelineRun.enter(spark, file.name, file.checkpoint)
-    looked = 0
-
-    def write_as(run: PipelineRun, check: Callable[[], None]) -> None:
-        write_outcomes(file, outcomes, run="r", producer="r", micro_batch=0, check=check)
-        run.check_latest(spark)
-
-    def look() -> None:
-        nonlocal looked
-        looked += 1
-        first.check_latest(spark)
-        if looked == 2:  # the first run has written its files, and they do not show yet
-            second = PipelineRun.enter(spark, file.name, file.checkpoint)
-            write_as(second, partial(second.check_latest, spark))
-            first.check_latest(spark)
-
-    with pytest.raises(PipelineError, match="'press': another run has taken over its checkpoint"):
-        write_as(first, look)
-    assert looked == 2
-    assert [path.name for path in (tmp_path / "batches").iterdir()] == ["run=r-0000000000"]
-    rows = spark.read.parquet(str(tmp_path / "batches")).collect()
-    assert sorted((row.id, bytes(row.payload)) for row in rows) == sorted(expected(database)[0].items())
-    outcomes.unpersist()
 
 
 def test_a_folder_takes_the_place_of_another_and_lies_never_within_it(spark: SparkSession, tmp_path: Path) -> None:

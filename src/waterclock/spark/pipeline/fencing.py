@@ -1,12 +1,12 @@
 """Keeps two runs of a pipeline on one checkpoint from writing at the same time: the later one takes over.
 
-Spark notices a second run when a micro-batch ends, and by then both have written it. So each run enters the checkpoint
-under a number of its own before it starts, and looks before each write whether a later run has entered since.
+Spark notices a second run when a micro-batch ends, and by then both have written it. So each run adds an entry to the
+checkpoint before it starts, and checks before each write that no later run has.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import uuid
 from dataclasses import dataclass
 
@@ -16,67 +16,73 @@ from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
 from waterclock.spark.pipeline.failures import PipelineError
-from waterclock.spark.runtime.filesystem import file_names
+from waterclock.spark.runtime.filesystem import file_names, remove_folder, write_text
 
 _FOLDER = "waterclock-runs"
+_ENTRY = re.compile(r"run=(\d{10}-[0-9a-f]{32})")
 
 _MOST_ENTRIES = 50
-"""With more, the next run writes the list again: reading it stays fast where a run is started every minute."""
-
-_Number = tuple[int, str]
+"""Through Spark Connect, a run that finds more replaces them: reading stays fast if a run is started every minute."""
 
 
 @dataclass(frozen=True)
 class PipelineRun:
     """One run of a pipeline.
 
+    Its entry is a folder of its own, so that runs which start at the same time do not meet in Spark's temporary folder.
+    A run may delete entries of earlier ones, and one whose entry is missing does not write.
+
     Attributes
     ----------
     pipeline, checkpoint
         The pipeline's name, and its checkpoint's folder.
-    number
-        One more than that of the last run that had entered, and a name for runs that entered at the same time. The run
-        with the largest writes.
-    seen
-        Names of the files in which the runs lay when this one had entered: looking whether there are others is faster
-        than reading them.
+    entry
+        A number one above the last run's, then a random part that orders runs which started at the same time. The run
+        with the largest entry writes.
     """
 
     pipeline: str
     checkpoint: str
-    number: _Number
-    seen: frozenset[str]
+    entry: str
 
     @classmethod
     def enter(cls, spark: SparkSession, pipeline: str, checkpoint: str) -> PipelineRun:
         """Enter a checkpoint as its latest run."""
         folder = _folder(checkpoint)
-        entered = _entered(spark, folder)
-        number = (max(entered, default=(0, ""))[0] + 1, uuid.uuid4().hex)
-        line = spark.createDataFrame([(json.dumps(number),)], "value STRING").coalesce(1)
-        line.write.mode("overwrite" if len(entered) > _MOST_ENTRIES else "append").text(folder)
-        return cls(pipeline, checkpoint, number, frozenset() if is_remote() else file_names(spark, folder))
+        earlier = _entries(spark, folder)
+        number = 1 + int(max(earlier, default="0").partition("-")[0])
+        entry = f"{number:010d}-{uuid.uuid4().hex}"
+        if is_remote():
+            line = spark.createDataFrame([(entry, entry)], "value STRING, run STRING").coalesce(1)
+            if len(earlier) > _MOST_ENTRIES:
+                line.write.mode("overwrite").partitionBy("run").text(folder)
+            else:
+                line.select("value").write.text(f"{folder}/run={entry}")
+        else:
+            write_text(spark, f"{folder}/run={entry}/entry", entry)  # what runs through Spark Connect read
+            for each in earlier:
+                remove_folder(spark, f"{folder}/run={each}")
+        return cls(pipeline, checkpoint, entry)
 
     def check_latest(self, spark: SparkSession) -> None:
         """Raise PipelineError if a later run has entered the checkpoint."""
-        folder = _folder(self.checkpoint)
-        if not is_remote() and file_names(spark, folder) == self.seen:
-            return
-        if any(other > self.number for other in _entered(spark, folder)):
+        entries = _entries(spark, _folder(self.checkpoint))
+        if max(entries, default=None) != self.entry:
             raise PipelineError(
                 f"cannot write for pipeline {quoted(self.pipeline)}: another run has taken over its"
                 " checkpoint. Run a pipeline only once at a time"
             )
 
 
-def _entered(spark: SparkSession, folder: str) -> list[_Number]:
+def _entries(spark: SparkSession, folder: str) -> list[str]:
+    if not is_remote():
+        return [found[1] for name in file_names(spark, folder) if (found := _ENTRY.fullmatch(name))]
     try:
-        lines = [json.loads(row[0]) for row in spark.read.text(folder).collect()]
+        return [row[0] for row in spark.read.text(folder).select("value").collect()]
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return []
         raise
-    return [(number, name) for number, name in lines]
 
 
 def _folder(checkpoint: str) -> str:

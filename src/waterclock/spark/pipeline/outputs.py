@@ -10,6 +10,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
@@ -72,7 +73,7 @@ def write_outcomes(
             check()
             if output.kind == "parquet":
                 folder = _run_folder(output, run, micro_batch)
-                _write_parquet(rows, pipeline.source, folder, what=output.what, check=check)
+                write_parquet(rows, pipeline.source, folder, what=output.what, check=check)
                 continue
             options = place_options(output.url, output.ledgers) | {output.kind: output.target}
             payloads = {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
@@ -128,17 +129,20 @@ def _run_folder(output: PipelineOutput, run: str, micro_batch: int) -> str:
     return f"{output.target.rstrip('/')}/run={run}-{micro_batch:010d}"
 
 
-def _write_parquet(
+def write_parquet(
     rows: DataFrame, source: PipelineSource, folder: str, *, what: What, check: Callable[[], None]
 ) -> None:
     """Write a folder under a hidden name first: of two runs that write the same, neither sees the other's files."""
     if what == "batches":
         rows = _encoded(rows, source)
     spark = rows.sparkSession
-    if is_remote():
-        rows.write.mode("overwrite").parquet(folder)
-        return
     target, _, name = folder.rpartition("/")
+    if is_remote():
+        # Spark writes to a hidden folder and moves that, but only if it replaces a part of a table.
+        run = F.lit(name.partition("=")[2])
+        dynamic = rows.withColumn("run", run).write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        dynamic.partitionBy("run").parquet(target)
+        return
     hidden = f"{target}/.{name}-{uuid.uuid4().hex}"
     try:
         rows.write.parquet(hidden)
@@ -150,16 +154,25 @@ def _write_parquet(
         raise
 
 
-def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str) -> None:
-    """Delete what runs that were killed had begun to write."""
+def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str, check: Callable[[], None]) -> None:
+    """Delete what runs that were killed had begun to write.
+
+    Parameters
+    ----------
+    check
+        Raises if a later run has entered. Called between listing and deleting, so that none of its folders is listed.
+    """
     if is_remote():
         return
+    unfinished: list[str] = []
     for output in pipeline.outputs:
         if output.kind == "parquet":
             folder = output.target.rstrip("/")
-            for name in file_names(spark, folder):
-                if name.startswith(f".run={run}-"):
-                    remove_folder(spark, f"{folder}/{name}")
+            names = file_names(spark, folder)
+            unfinished += [f"{folder}/{name}" for name in names if name.startswith(f".run={run}-")]
+    check()
+    for folder in unfinished:
+        remove_folder(spark, folder)
 
 
 def _encoded(batches: DataFrame, source: PipelineSource) -> DataFrame:

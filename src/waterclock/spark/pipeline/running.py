@@ -132,7 +132,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
         outcomes = replayed(spark, pipeline, since, until).persist()
         started = moments.monotonic()
         try:
-            remove_unfinished(spark, pipeline, run)
+            remove_unfinished(spark, pipeline, run, check=lambda: None)
             write_outcomes(
                 pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0, tasks=_REPLAY_TASKS
             )
@@ -147,7 +147,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     return progress
 
 
-class _OutcomeWriter:
+class OutcomeWriter:
     """Writes the outcomes of one stream's micro-batches. It is pickled where Spark Connect runs it elsewhere."""
 
     def __init__(self, pipeline: Pipeline, run: PipelineRun) -> None:
@@ -156,17 +156,19 @@ class _OutcomeWriter:
         self._stream: str | None = None
 
     def __call__(self, outcomes: DataFrame, number: int) -> None:
+        """Write a micro-batch's outcomes."""
+        spark = outcomes.sparkSession
+        check = partial(self._run.check_latest, spark)
         stream = self._stream
         if stream is None:
-            stream = self._stream_id(outcomes.sparkSession)
-            refuse_written(outcomes.sparkSession, self._pipeline, stream, number + 1)
-            self._run.check_latest(outcomes.sparkSession)
-            remove_unfinished(outcomes.sparkSession, self._pipeline, stream)
+            stream = self._stream_id(spark)
+            refuse_written(spark, self._pipeline, stream, number + 1)
+            remove_unfinished(spark, self._pipeline, stream, check)
             self._stream = stream
         outcomes = outcomes.persist()
         try:
-            check = partial(self._run.check_latest, outcomes.sparkSession)
             write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
+            check()  # or Spark would commit the micro-batch, and then end the later run, which has it under way
         except (PySparkException, Py4JError) as error:
             # With its traces the text has thousands of characters, and Spark then looks through it with a pattern that
             # takes a frame of its stack for each.
@@ -204,7 +206,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
     spark.conf.set(PARTITIONS, parts.partitions)
     try:
         run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
-        return writer.foreachBatch(_OutcomeWriter(pipeline, run)).start()
+        return writer.foreachBatch(OutcomeWriter(pipeline, run)).start()
     finally:
         spark.conf.set(PARTITIONS, str(before))
 

@@ -20,6 +20,16 @@ def file_names(spark: SparkSession, folder: str) -> frozenset[str]:
     return frozenset(each.getPath().getName() for each in filesystem.listStatus(path))
 
 
+def write_text(spark: SparkSession, place: str, text: str) -> None:
+    """Write a file of ASCII text, and the folders above it."""
+    path, filesystem = _Hadoop(spark).open(place)
+    stream = filesystem.create(path)
+    try:
+        stream.writeBytes(text)
+    finally:
+        stream.close()
+
+
 def move_into_place(spark: SparkSession, written: str, place: str) -> None:
     """Put a folder that is written whole in the place of another one, or where nothing is.
 
