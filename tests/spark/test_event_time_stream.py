@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import get_args
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +18,13 @@ from tests.batching.traffic import arrivals, rules
 from tests.spark.results import METADATA, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow
-from waterclock.batching.event_time.rule import EventTimeRule
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
 from waterclock.spark.many_sources import ManySources, from_packed, joined, nothing
 from waterclock.spark.packing import ROWS, pack
 from waterclock.spark.records import PLAIN, POSITIONED
+from waterclock.spark.streaming import waiting_segments
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -72,6 +77,104 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
     if not positions:
         messages = [m.replace(position=None) for m in messages]
     assert results_in_rows(outcomes) == results_one_by_one(messages, **rule._asdict())
+
+
+@contextmanager
+def tiny_segments() -> Generator[None]:
+    """Have messages wait in segments however few and however soon they are due."""
+    with (
+        patch.object(waiting_segments, "MOST_RECENT", 0),
+        patch.object(waiting_segments, "_MICRO_BATCHES", 0),
+        patch.object(waiting_segments, "_CELLS_OF_DELAY", (8, 3)),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("record", [PLAIN, POSITIONED])
+@pytest.mark.parametrize("on_conflict", get_args(OnConflict))
+def test_messages_that_wait_in_segments_get_what_the_batcher_gives(on_conflict: OnConflict, record: np.dtype) -> None:
+    rule = Rule(window=6, max_delay=60, max_lead=3, on_conflict=on_conflict)
+    checked = EventTimeRule.checked(**rule._asdict())
+    waited = 0
+    for seed in range(4):
+        chance = random.Random(seed)  # noqa: S311  # repeatable, nothing secret
+        sent = [
+            (chance.choice("xyz"), chance.choice("ab"), at := chance.randrange(300), at + chance.randint(-4, 64))
+            for _ in range(150)
+        ]
+        sent = sorted(sent + chance.choices(sent, k=50), key=lambda m: m[3])
+        messages = in_entries([Message(a, b, at, receive_time=received) for a, b, at, received in sent], 3)
+        segments: dict[int, bytes] = {}
+        stream = EventTimeStream(checked, record, store=segments)
+        outcomes: list[pa.RecordBatch] = []
+        with tiny_segments():
+            for first in range(0, len(messages), 15):
+                outcomes.append(stream.take(many(messages[first : first + 15], record, chance), 0))
+                stream = EventTimeStream.restore(stream.state(), checked, record, segments)
+                waited += len(segments)
+            outcomes.append(stream.take(nothing(record), END_MS))
+        assert not segments
+        if record is PLAIN:
+            messages = [m.replace(position=None) for m in messages]
+        assert results_in_rows(outcomes) == results_one_by_one(messages, **rule._asdict())
+    assert waited > 100
+
+
+def test_messages_that_wait_long_are_not_written_with_each_state() -> None:
+    rule = EventTimeRule.checked("50ms", "15m", 0, "split")
+    segments: dict[int, bytes] = {}
+    stream = EventTimeStream(rule, PLAIN, store=segments)
+    sizes: list[int] = []
+    written: list[int] = []
+    found: list[tuple[str, int]] = []
+    second, source_count = 1_000 * MS, 5
+    with patch.object(waiting_segments, "MOST_RECENT", 50):
+        for step in range(40):
+            before = dict(segments)
+            at = step * 30 * second
+            arrived = [
+                times(*(("a", at + n * second, at + n * second) for n in range(30)), source=f"x{k}")
+                for k in range(source_count)
+            ]
+            found += starts(stream.take(joined(arrived, PLAIN), 0))
+            sizes.append(len(stream.state()))
+            written.append(sum(len(data) for number, data in segments.items() if before.get(number) != data))
+            stream = EventTimeStream.restore(stream.state(), rule, PLAIN, segments)
+            assert stream.take(nothing(PLAIN), 0).num_rows == 0
+            open_ = min(step + 1, 30) * 30 * source_count
+            assert open_ <= stream.open_batches <= open_ + 2 * source_count
+        found += starts(stream.take(nothing(PLAIN), END_MS))
+    assert not segments
+    assert sorted(found) == sorted((f"x{k}", n * second) for k in range(source_count) for n in range(40 * 30))
+    # All that waits is some 126 kB. Each message is written three times: as it comes, and at each kind of cell.
+    assert max(sizes) < 10_000
+    assert sum(written) < 3 * 40 * 30 * source_count * PLAIN.itemsize
+
+
+def test_a_duplicate_of_a_message_that_waits_is_rejected_when_that_is_due() -> None:
+    rule = EventTimeRule.checked(50, 1000, 0, "split")
+    segments: dict[int, bytes] = {}
+    stream = EventTimeStream(rule, PLAIN, store=segments)
+    with tiny_segments():
+        stream.take(times(("a", 1, 1)), 0)
+        stream.take(times(("a", 500, 500), ("a", 501, 501)), 0)
+        assert segments
+        assert stream.take(times(("a", 501, 502)), 0)["rejection"].drop_null().to_pylist() == []
+        rejected = stream.take(times(("a", 2000, 2000)), 0)
+    assert rejected["rejection"].drop_null().to_pylist() == ["duplicate"]
+
+
+def test_a_segment_that_is_missing_or_damaged_ends_the_query() -> None:
+    rule = EventTimeRule.checked(50, 1000, 0, "split")
+    for damage in (dict.clear, lambda segments: segments.update({0: b"WCW1" + bytes(8)})):
+        segments: dict[int, bytes] = {}
+        stream = EventTimeStream(rule, PLAIN, store=segments)
+        with tiny_segments():
+            stream.take(times(("a", 1, 1)), 0)
+            stream.take(times(("a", 500, 500)), 0)
+            damage(segments)
+            with pytest.raises(DamagedError, match="a segment of waiting messages is"):
+                stream.take(times(("a", 2000, 2000)), 0)
 
 
 def times(*sent: tuple[str, int, int], source: str = "x") -> ManySources:

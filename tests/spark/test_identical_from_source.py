@@ -14,7 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.results import METADATA, Results, assert_same, results_in_frames, results_in_rows, without
+from tests.spark.results import (
+    METADATA,
+    Results,
+    assert_same,
+    results_in_frames,
+    results_in_rows,
+    results_one_by_one,
+    without,
+)
 from tests.spark.topics import CLOCK, RULE, event_time_results, rate_results, whole_topic
 
 import waterclock as wc
@@ -129,3 +137,33 @@ def test_a_packed_replay_of_sealed_and_open_ledgers(spark: SparkSession, flow: F
     found = replayed(spark, flow, lambda df: event_time_outcomes(df, **RULE), PACKED)
     assert_same(found, event_time_results(flow.messages))
     assert_same(replayed(spark, flow, by_rate, PACKED), rate_results(flow.messages, flush=True, **RATE_OPTIONS))
+
+
+@pytest.mark.slow
+def test_messages_that_wait_in_a_state_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    url = f"sqlite:///{tmp_path / 'factory.db'}"
+    begin, step, entry = 1_782_900_000 * 10**9, 30 * 10**9, 5_000
+    with wc.connect(url) as database:
+        topic = database.create_topic("telemetry")
+        for first in range(begin, begin + 4 * step, step):
+            times = range(first, first + step, step // entry)
+            topic.append([Message(f"x{t % 7}", "s", t, publish_time=t, receive_time=t) for t in times])
+        end = begin + 100 * step
+        topic.append([Message(CLOCK, "tick", end, publish_time=end, receive_time=end)])
+        messages = list(topic.read())
+    rule: dict[str, Any] = {"window": "500ms", "max_delay": "15m"}
+    arriving = spark.readStream.format("waterclock").options(url=url, topic="telemetry", buckets=1)
+    outcomes = event_time_outcomes(arriving.option("maxMessagesPerTrigger", entry).load(), **rule, max_skew="1s")
+    collected: list[pa.Table] = []
+    query = (
+        outcomes.writeStream.foreachBatch(lambda found, _: collected.append(found.toArrow()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    values = [progress["stateOperators"][0]["numRowsTotal"] for progress in query.recentProgress]
+    assert max(values) > 3  # segments besides the state and its timer
+    found = results_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
+    assert_same(found, without(CLOCK, results_one_by_one(messages, **rule)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import Row
@@ -17,6 +18,7 @@ from waterclock.spark.buckets import to_buckets
 from waterclock.spark.cells import from_cell
 from waterclock.spark.packing import pack
 from waterclock.spark.records import POSITIONED
+from waterclock.spark.streaming import waiting_segments
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.stateful import EventTimeProcessor, RateProcessor
@@ -80,6 +82,21 @@ def test_a_source_that_is_read_ahead_of_the_watermark_is_remembered_until_it_has
     assert given_out(spark.setWatermark(499)) == []
     assert spark.peekValueState("batcher", 0) is not None
     spark.setWatermark(500)
+    assert spark.peekValueState("batcher", 0) is None
+
+
+def test_messages_that_wait_long_are_in_a_state_of_their_own_until_they_are_due():
+    rule = EventTimeRule.checked("50ms", "10s", 0, "split")
+    processor = EventTimeProcessor(rule, POSITIONED, 4)
+    spark = TwsTester(processor, timeMode="EventTime", eventTimeExtractor=lambda _: MAX_NS)
+    with patch.object(waiting_segments, "MOST_RECENT", 0):
+        for entry in range(3):
+            at = 100 * entry
+            assert given_out(spark.test(0, row(("a", at, at), entry=entry))) == []
+    assert len(spark.peekMapState("waiting", 0)) == 2
+    assert starts(spark.setWatermark(10_051)) == [0]
+    assert starts(spark.setWatermark(11_000)) == [100, 200]
+    assert spark.peekMapState("waiting", 0) == {}
     assert spark.peekValueState("batcher", 0) is None
 
 

@@ -22,9 +22,10 @@ from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.event_time_rows import begins, outcome_rows
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
+from waterclock.spark.streaming.waiting_segments import SegmentStore, WaitingSegments
 from waterclock.time import MAX_NS, MIN_NS, format_duration
 
-_VERSION = 1
+_VERSION = 2
 _FORM = b"WCS1"
 _NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
@@ -38,7 +39,8 @@ class EventTimeStream:
 
     What it remembers is each source's receive clock and its messages of open windows. The rule is run again over them
     and what has come: windows given out were whole, and what comes later is late for them, so the open ones begin where
-    they did.
+    they did. Messages that wait long do so in segments, and the rule is run over them when they are due; so a duplicate
+    of such a message is rejected then.
 
     Parameters
     ----------
@@ -48,6 +50,8 @@ class EventTimeStream:
         `waterclock.spark.records.PLAIN` or `POSITIONED`.
     span
         What a replay gives; None: everything.
+    store
+        Where segments of waiting messages go; None: there are none.
 
     Attributes
     ----------
@@ -55,15 +59,23 @@ class EventTimeStream:
         How many windows the last `take` has left open, as far as their messages have come.
     """
 
-    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule", "_span", "open_batches")
+    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule", "_span", "_store", "_waiting", "open_batches")
 
-    def __init__(self, rule: EventTimeRule, record: np.dtype[Any], span: ReplayRange | None = None) -> None:
+    def __init__(
+        self,
+        rule: EventTimeRule,
+        record: np.dtype[Any],
+        span: ReplayRange | None = None,
+        store: SegmentStore | None = None,
+    ) -> None:
         self._rule = rule
         self._record = record
         self._span = span
         self._kept = nothing(record)  # messages of open windows, in reading order, and all sources that are known
         self._clocks = np.empty(0, np.int64)  # of these sources, ns
         self._earliest: int | None = None  # event time of what is open
+        self._store = store
+        self._waiting = WaitingSegments(rule.max_delay)
         self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
@@ -84,7 +96,7 @@ class EventTimeStream:
         """
         promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
         many = joined([self._kept, arrived.in_reading_order()], self._record)
-        if not len(many.source_names):
+        if not len(many.source_names) and not self._waiting:
             return _NOTHING
         clocks = np.full(len(many.source_names), promised)
         clocks[: len(self._clocks)] = np.maximum(self._clocks, promised)
@@ -98,14 +110,23 @@ class EventTimeStream:
             if self._span is not None and self._span.begin is not None:
                 # They are late for all that is received within the range.
                 verdicts[kept:][event_times[kept:] < self._span.begin] = LATE
+        newest = int(clocks.max(initial=promised))
+        horizon = newest if newest == MAX_NS else max(newest - self._rule.max_delay, MIN_NS)
+        due = list(self._waiting.due(horizon, self._store, self._record))
+        if due:
+            many, verdicts, clocks = _with_due(many, verdicts, clocks, due, promised)
+            event_times = np.ascontiguousarray(many.messages["event_time"])
         # What closes at a time may still get messages that are received then.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows)
         # There is no time before the least one, at which nothing has closed.
         verdicts[(clocks == MIN_NS)[many.sources] & (verdicts == ACCEPTED)] = UNDECIDED
-        self._keep(many, verdicts, clocks, promised)
         open_ = found.order[verdicts[found.order] == UNDECIDED]
-        self.open_batches = int(np.count_nonzero(begins(many.sources[open_], found.starts[open_]))) if len(open_) else 0
+        begins_window = np.zeros(len(verdicts), np.bool_)
+        if len(open_):
+            begins_window[open_[begins(many.sources[open_], found.starts[open_])]] = True
+        self.open_batches = int(np.count_nonzero(begins_window)) + self._waiting.windows
+        self._keep(many, verdicts, clocks, promised, begins_window)
         if self._span is not None:
             found.verdicts[self._span.leaves_out(found, many.messages["receive_time"])] = UNDECIDED
         if (found.verdicts == UNDECIDED).all():
@@ -115,7 +136,7 @@ class EventTimeStream:
     @property
     def wakes_at(self) -> int | None:
         """The watermark, ms, at which to `take` again though nothing has come; None if nothing is remembered."""
-        if not len(self._clocks):
+        if self.is_empty:
             return None
         if self._earliest is None:
             return -(-int(self._clocks.max()) // _NS_PER_MS)
@@ -126,16 +147,18 @@ class EventTimeStream:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is remembered."""
-        return not len(self._clocks)
+        return not len(self._clocks) and not self._waiting
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        facts = [_VERSION, list(self._rule), self._record == POSITIONED]
+        facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._waiting.facts()]
         clocks = self._clocks.astype(_CLOCK).tobytes()
         return framed(_FORM, json.dumps([*facts, len(clocks)]).encode(), b"\n", clocks, self._kept.to_cell())
 
     @classmethod
-    def restore(cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any]) -> EventTimeStream:
+    def restore(
+        cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any], store: SegmentStore | None = None
+    ) -> EventTimeStream:
         """Go on where the one that wrote ``state`` stood.
 
         Raises
@@ -151,14 +174,16 @@ class EventTimeStream:
         with read_as(_NAME):
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
-            options, positioned, length = facts
+            options, positioned, waiting, length = facts
             known, length = (tuple(options), flag(positioned)), count(length)
+            waiting = WaitingSegments.of_facts(rule.max_delay, waiting)
         if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
                 f"cannot start the query: its checkpoint was written with {_named(options, positioned)}, and"
                 f" the query has {_named(rule, record == POSITIONED)}. {REMEDY}"
             )
-        restored = cls(rule, record)
+        restored = cls(rule, record, store=store)
+        restored._waiting = waiting
         if length % _CLOCK.itemsize or length > len(rest):
             raise DamagedError(f"{_NAME} is damaged: {length} bytes do not hold clocks")
         restored._clocks = np.frombuffer(rest[:length], _CLOCK)
@@ -169,19 +194,51 @@ class EventTimeStream:
         return restored
 
     def _keep(
-        self, many: ManySources, verdicts: npt.NDArray[np.uint8], clocks: npt.NDArray[np.int64], promised: int
+        self,
+        many: ManySources,
+        verdicts: npt.NDArray[np.uint8],
+        clocks: npt.NDArray[np.int64],
+        promised: int,
+        begins_window: npt.NDArray[np.bool_],
     ) -> None:
         """Remember what is undecided, and clocks that say more than what is promised of all sources."""
-        kept = many.take(np.flatnonzero(verdicts == UNDECIDED))
+        undecided = np.flatnonzero(verdicts == UNDECIDED)
+        if self._store is not None:
+            waiting = self._waiting.waiting(many.messages["event_time"][undecided])
+            if len(waiting):
+                wait = undecided[waiting]
+                self._waiting.put(many.take(wait), begins_window[wait], self._store)
+                undecided = np.delete(undecided, waiting)
+        kept = many.take(undecided)
         stays = clocks > promised
         stays[kept.sources] = True
         sources = np.flatnonzero(stays)
         self._kept, self._clocks = kept.of_sources(sources), clocks[sources]
         self._find_earliest()
+        if self.is_empty:
+            self._waiting = WaitingSegments(self._rule.max_delay)
 
     def _find_earliest(self) -> None:
         times = self._kept.messages["event_time"]
-        self._earliest = int(times.min()) if len(times) else None
+        first = int(times.min()) if len(times) else None
+        self._earliest = min((time for time in (first, self._waiting.earliest) if time is not None), default=None)
+
+
+def _with_due(
+    many: ManySources,
+    verdicts: npt.NDArray[np.uint8],
+    clocks: npt.NDArray[np.int64],
+    due: Sequence[ManySources],
+    promised: int,
+) -> tuple[ManySources, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Put messages that had waited in front of others, which came later; sources known before keep their numbers."""
+    came = len(many.messages)
+    many = joined([many, *due], many.messages.dtype)
+    waited = len(many.messages) - came
+    many = many.take(np.roll(np.arange(len(many.messages)), waited))
+    verdicts = np.concatenate([np.full(waited, ACCEPTED, np.uint8), verdicts])
+    # No more was known of the others than is promised, or their clocks would have been kept.
+    return many, verdicts, np.concatenate([clocks, np.full(len(many.source_names) - len(clocks), promised)])
 
 
 def _named(options: Sequence[Any], positioned: bool) -> str:

@@ -32,6 +32,7 @@ from waterclock.spark.streaming.stream_state import REMEDY
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import (
         ExpiredTimerInfo,
+        MapState,
         StatefulProcessorHandle,
         TimerValues,
     )
@@ -160,6 +161,23 @@ class _Processor(StatefulProcessor):
         self._state.update((stream.state(), self._buckets) + ((timer,) * self._wakes))
 
 
+class _Segments:
+    """The segments of waiting messages of the bucket that Spark is handling."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+
+    def get(self, number: int) -> bytes | None:
+        value = self._state.getValue((number,))
+        return None if value is None else bytes(value[0])
+
+    def __setitem__(self, number: int, segment: bytes) -> None:
+        self._state.updateValue((number,), (segment,))
+
+    def __delitem__(self, number: int) -> None:
+        self._state.removeKey((number,))
+
+
 class EventTimeProcessor(_Processor):
     """Batches the sources of buckets by event time."""
 
@@ -167,11 +185,16 @@ class EventTimeProcessor(_Processor):
         super().__init__(record, buckets, wakes=True)
         self._rule = rule
 
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state of the bucket that Spark is handling."""
+        super().init(handle)
+        self._segments = _Segments(handle.getMapState("waiting", "number BIGINT", "segment BINARY"))
+
     def _new(self) -> Stream:
-        return EventTimeStream(self._rule, self._record)
+        return EventTimeStream(self._rule, self._record, store=self._segments)
 
     def _restored(self, state: bytes) -> Stream:
-        return EventTimeStream.restore(state, self._rule, self._record)
+        return EventTimeStream.restore(state, self._rule, self._record, self._segments)
 
 
 class RateProcessor(_Processor):

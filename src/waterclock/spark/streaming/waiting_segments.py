@@ -1,0 +1,194 @@
+"""Keeps messages that wait long apart from the state that each micro-batch writes again.
+
+A window closes ``max_delay`` after its end, and cannot change before by what is later than it. So a message is needed
+only once the receive clock has passed its event time by ``max_delay``. With a long delay nearly all wait for that:
+they lie in segments, each written once and read when its first message is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from waterclock.batching.facts import count, each, maybe, moment
+from waterclock.checksum import framed, unframed
+from waterclock.errors import DamagedError
+from waterclock.spark.many_sources import ManySources, many_from_cell
+from waterclock.spark.streaming.event_time_rows import begins
+from waterclock.time import MIN_NS
+
+MOST_RECENT = 4096
+"""Messages of a bucket that are written again with each micro-batch rather than as a segment: 200 kB."""
+
+_MICRO_BATCHES = 4
+"""A message that is needed sooner is not worth a segment."""
+
+_CELLS_OF_DELAY = (256, 16)
+"""Event time is cut into cells that are these parts of ``max_delay``. Messages go to a cell of the widest kind that has
+not begun, and once it begins to narrower ones: so each is written three times, however long it waits."""
+
+_FORM = b"WCW1"
+_NAME = "a segment of waiting messages"
+
+
+class SegmentStore(Protocol):
+    """Where segments are, by number: a part of the state, or a dict."""
+
+    def get(self, number: int, /) -> bytes | None:
+        """Read a segment; None if there is none of that number."""
+        ...
+
+    def __setitem__(self, number: int, segment: bytes, /) -> None:
+        """Write a segment."""
+        ...
+
+    def __delitem__(self, number: int, /) -> None:
+        """Delete a segment."""
+        ...
+
+
+class Segment(NamedTuple):
+    """A segment of messages whose event times lie in one cell.
+
+    Attributes
+    ----------
+    number
+        Where it is in the store; those of one cell are numbered in the order in which they were written.
+    begin
+        Where the cell begins, ns.
+    earliest
+        The first of the event times, ns.
+    windows
+        How many windows begin in it, as far as messages have come.
+    """
+
+    number: int
+    begin: int
+    earliest: int
+    windows: int
+
+
+class WaitingSegments:
+    """The segments of a bucket.
+
+    Messages of one event time never lie in two cells, because the kind of cell depends on what has begun, and a cell is
+    read whole. So of equal messages the one that came first stays in front.
+
+    Attributes
+    ----------
+    horizon
+        Messages with event times up to it are needed, ns; None before the first.
+    """
+
+    __slots__ = ("_advance", "_segments", "_widths", "horizon")
+
+    def __init__(self, max_delay: int, horizon: int | None = None, segments: Iterable[Segment] = ()) -> None:
+        self._widths = [max(max_delay // parts, 1) for parts in _CELLS_OF_DELAY]
+        self._segments = list(segments)
+        self._advance = 0
+        self.horizon = horizon
+
+    def __bool__(self) -> bool:
+        return bool(self._segments)
+
+    @property
+    def earliest(self) -> int | None:
+        """The first event time of all, ns; None without messages."""
+        return min((segment.earliest for segment in self._segments), default=None)
+
+    @property
+    def windows(self) -> int:
+        """How many windows begin in the segments."""
+        return sum(segment.windows for segment in self._segments)
+
+    def facts(self) -> list[Any]:
+        """Return what the state remembers of the segments, for `of_facts`."""
+        return [self.horizon, *map(list, self._segments)]
+
+    @classmethod
+    def of_facts(cls, max_delay: int, facts: list[Any]) -> WaitingSegments:
+        """Read what `facts` returned."""
+        horizon, *segments = each(facts, lambda value: value)
+        return cls(max_delay, maybe(horizon, moment), [_segment(*facts) for facts in segments])
+
+    def due(self, horizon: int, store: SegmentStore | None, record: np.dtype[Any]) -> Iterator[ManySources]:
+        """Move the horizon on, and take the messages that are needed from the store.
+
+        Raises
+        ------
+        DamagedError
+            If a segment is not as it was written.
+        """
+        if self.horizon is not None:
+            horizon = max(horizon, self.horizon)
+            self._advance = horizon - self.horizon
+        self.horizon = horizon
+        due = [segment for segment in self._segments if segment.begin <= horizon]
+        self._segments = [segment for segment in self._segments if segment.begin > horizon]
+        for segment in due:
+            if store is None or (data := store.get(segment.number)) is None:
+                raise DamagedError(f"{_NAME} is missing: number {segment.number}")
+            yield read_segment(data, record)
+            del store[segment.number]
+
+    def waiting(self, event_times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+        """Find messages that are worth segments; none if they are few."""
+        if self.horizon is None or not self._advance:
+            return np.empty(0, np.intp)
+        soon = self.horizon + max(_MICRO_BATCHES * self._advance, 2 * self._widths[0])
+        found = np.flatnonzero(event_times > soon)
+        return found if len(found) > MOST_RECENT else found[:0]
+
+    def put(self, many: ManySources, begins_window: npt.NDArray[np.bool_], store: SegmentStore) -> None:
+        """Write messages that `waiting` has found as segments.
+
+        Parameters
+        ----------
+        begins_window
+            Of each message, whether it is the first of a window.
+        """
+        times = np.ascontiguousarray(many.messages["event_time"])
+        cells = self._cells(times)
+        order = np.argsort(cells, kind="stable")
+        firsts = np.flatnonzero(begins(cells[order]))
+        number = 1 + max((segment.number for segment in self._segments), default=-1)
+        for part in np.split(order, firsts[1:]):
+            some = many.take(part)
+            met = np.flatnonzero(np.bincount(some.sources, minlength=len(some.source_names)))
+            store[number] = write_segment(some.of_sources(met))
+            windows = int(np.count_nonzero(begins_window[part]))
+            self._segments.append(Segment(number, int(cells[part[0]]), int(times[part].min()), windows))
+            number += 1
+
+    def _cells(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Find where the cell of each event time begins: the widest that has not begun at the horizon."""
+        horizon = MIN_NS if self.horizon is None else self.horizon
+        cells = times
+        for width in self._widths:
+            begin = times - times % width
+            fits = (begin > horizon) & (begin <= times)  # below int64 it would come out above
+            cells = np.where(fits, begin, cells)
+        return cells
+
+
+def write_segment(many: ManySources) -> bytes:
+    """Write messages as a segment."""
+    return framed(_FORM, many.to_cell())
+
+
+def read_segment(segment: bytes, record: np.dtype[Any]) -> ManySources:
+    """Read what `write_segment` wrote.
+
+    Raises
+    ------
+    DamagedError
+        If it is something else.
+    """
+    return many_from_cell(unframed(_FORM, segment, _NAME), record, _NAME)
+
+
+def _segment(number: object, begin: object, earliest: object, windows: object) -> Segment:
+    return Segment(count(number), moment(begin), moment(earliest), count(windows))
