@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import fcntl
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,14 +204,15 @@ class _Copier:
             stores[each.topic] = store
             work.append((store, each))
         total, done = sum(each.size for _, each in work), 0
-        for each, kept in _at_once(self._copy, work):
-            done += each.size
-            self._report("ledger files", done, total)
-            if kept is None:
-                gone.append(each)
-            else:
-                self.kept[each.path] = kept
-                self.copied.add(each.path)
+        with closing(_at_once(self._copy, work)) as copied:  # none is written any more once this ends
+            for each, kept in copied:
+                done += each.size
+                self._report("ledger files", done, total)
+                if kept is None:
+                    gone.append(each)
+                else:
+                    self.kept[each.path] = kept
+                    self.copied.add(each.path)
         return gone
 
     def _copy(self, store: LedgerFiles, each: Named) -> tuple[Named, Kept | None]:
@@ -232,9 +233,12 @@ class _Copier:
 
 def _at_once(
     work_off: Callable[[LedgerFiles, Named], tuple[Named, Kept | None]], work: list[tuple[LedgerFiles, Named]]
-) -> Iterator[tuple[Named, Kept | None]]:
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+) -> Generator[tuple[Named, Kept | None]]:
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
         yield from pool.map(lambda arguments: work_off(*arguments), work)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _is_gone(store: LedgerFiles, path: str) -> bool:
