@@ -30,13 +30,13 @@ _STREAMS = 4
 
 
 class CountedStore(dict[int, bytes]):
-    """Segments in memory, and how many bytes were written."""
+    """Chunks in memory, and how many bytes were written."""
 
     written = 0
 
-    def __setitem__(self, number: int, segment: bytes) -> None:
-        self.written += len(segment)
-        super().__setitem__(number, segment)
+    def __setitem__(self, number: int, chunk: bytes) -> None:
+        self.written += len(chunk)
+        super().__setitem__(number, chunk)
 
 
 def arriving(step: int, delay: int, chance: np.random.Generator) -> ManySources:

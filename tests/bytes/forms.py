@@ -25,7 +25,7 @@ from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.spark.streaming.judging import judge
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.rate_stream import RateStream
-from waterclock.spark.streaming.waiting_segments import read_segment, write_segment
+from waterclock.spark.streaming.waiting_chunks import read_chunk, write_chunk
 
 _METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
 _MS = 1_000_000
@@ -164,8 +164,8 @@ def _read_event_time_stream(data: bytes) -> object:
     return state
 
 
-def _read_segment(data: bytes) -> object:
-    return read_segment(data, POSITIONED).to_cell()
+def _read_chunk(data: bytes) -> object:
+    return read_chunk(data, POSITIONED).to_cell()
 
 
 def _rate_streams() -> list[bytes]:
@@ -219,7 +219,7 @@ FORMS: dict[str, Callable[[], Form]] = {
     "rate-aware batcher": lambda: Form(_rate_states(), _read_rate),
     "rate-aware columns": lambda: Form(_rate_columns(), _read_columns),
     "event-time stream": lambda: Form(_event_time_streams(), _read_event_time_stream),
-    "waiting segment": lambda: Form([write_segment(_many(flow(count))) for count in (1, 20)], _read_segment),
+    "waiting chunk": lambda: Form([write_chunk(_many(flow(count))) for count in (1, 20)], _read_chunk),
     "rate stream": lambda: Form(_rate_streams(), _read_rate_stream),
     "packed row": lambda: Form([_packed_row()[2]], _read_packed, guarded=False),
 }

@@ -24,7 +24,7 @@ from waterclock.message import Message
 from waterclock.spark.many_sources import ManySources, from_packed, joined, nothing
 from waterclock.spark.packing import ROWS, pack
 from waterclock.spark.records import PLAIN, POSITIONED
-from waterclock.spark.streaming import waiting_segments
+from waterclock.spark.streaming import waiting_chunks
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -80,19 +80,19 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
 
 
 @contextmanager
-def tiny_segments() -> Generator[None]:
-    """Have messages wait in segments however few and however soon they are due."""
+def tiny_chunks() -> Generator[None]:
+    """Have messages wait in chunks however few and however soon they are due."""
     with (
-        patch.object(waiting_segments, "MOST_RECENT", 0),
-        patch.object(waiting_segments, "_MICRO_BATCHES", 0),
-        patch.object(waiting_segments, "_CELLS_OF_DELAY", (8, 3)),
+        patch.object(waiting_chunks, "MOST_RECENT", 0),
+        patch.object(waiting_chunks, "_MICRO_BATCHES", 0),
+        patch.object(waiting_chunks, "_CELLS_OF_DELAY", (8, 3)),
     ):
         yield
 
 
 @pytest.mark.parametrize("record", [PLAIN, POSITIONED])
 @pytest.mark.parametrize("on_conflict", get_args(OnConflict))
-def test_messages_that_wait_in_segments_get_what_the_batcher_gives(on_conflict: OnConflict, record: np.dtype) -> None:
+def test_messages_that_wait_in_chunks_get_what_the_batcher_gives(on_conflict: OnConflict, record: np.dtype) -> None:
     rule = Rule(window=6, max_delay=60, max_lead=3, on_conflict=on_conflict)
     checked = EventTimeRule.checked(**rule._asdict())
     waited = 0
@@ -104,16 +104,16 @@ def test_messages_that_wait_in_segments_get_what_the_batcher_gives(on_conflict: 
         ]
         sent = sorted(sent + chance.choices(sent, k=50), key=lambda m: m[3])
         messages = in_entries([Message(a, b, at, receive_time=received) for a, b, at, received in sent], 3)
-        segments: dict[int, bytes] = {}
-        stream = EventTimeStream(checked, record, store=segments)
+        chunks: dict[int, bytes] = {}
+        stream = EventTimeStream(checked, record, store=chunks)
         outcomes: list[pa.RecordBatch] = []
-        with tiny_segments():
+        with tiny_chunks():
             for first in range(0, len(messages), 15):
                 outcomes.append(stream.take(many(messages[first : first + 15], record, chance), 0))
-                stream = EventTimeStream.restore(stream.state(), checked, record, segments)
-                waited += len(segments)
+                stream = EventTimeStream.restore(stream.state(), checked, record, chunks)
+                waited += len(chunks)
             outcomes.append(stream.take(nothing(record), END_MS))
-        assert not segments
+        assert not chunks
         if record is PLAIN:
             messages = [m.replace(position=None) for m in messages]
         assert results_in_rows(outcomes) == results_one_by_one(messages, **rule._asdict())
@@ -122,15 +122,15 @@ def test_messages_that_wait_in_segments_get_what_the_batcher_gives(on_conflict: 
 
 def test_messages_that_wait_long_are_not_written_with_each_state() -> None:
     rule = EventTimeRule.checked("50ms", "15m", 0, "split")
-    segments: dict[int, bytes] = {}
-    stream = EventTimeStream(rule, PLAIN, store=segments)
+    chunks: dict[int, bytes] = {}
+    stream = EventTimeStream(rule, PLAIN, store=chunks)
     sizes: list[int] = []
     written: list[int] = []
     found: list[tuple[str, int]] = []
     second, source_count = 1_000 * MS, 5
-    with patch.object(waiting_segments, "MOST_RECENT", 50):
+    with patch.object(waiting_chunks, "MOST_RECENT", 50):
         for step in range(40):
-            before = dict(segments)
+            before = dict(chunks)
             at = step * 30 * second
             arrived = [
                 times(*(("a", at + n * second, at + n * second) for n in range(30)), source=f"x{k}")
@@ -138,13 +138,13 @@ def test_messages_that_wait_long_are_not_written_with_each_state() -> None:
             ]
             found += starts(stream.take(joined(arrived, PLAIN), 0))
             sizes.append(len(stream.state()))
-            written.append(sum(len(data) for number, data in segments.items() if before.get(number) != data))
-            stream = EventTimeStream.restore(stream.state(), rule, PLAIN, segments)
+            written.append(sum(len(data) for number, data in chunks.items() if before.get(number) != data))
+            stream = EventTimeStream.restore(stream.state(), rule, PLAIN, chunks)
             assert stream.take(nothing(PLAIN), 0).num_rows == 0
             open_ = min(step + 1, 30) * 30 * source_count
             assert open_ <= stream.open_batches <= open_ + 2 * source_count
         found += starts(stream.take(nothing(PLAIN), END_MS))
-    assert not segments
+    assert not chunks
     assert sorted(found) == sorted((f"x{k}", n * second) for k in range(source_count) for n in range(40 * 30))
     # All that waits is some 126 kB. Each message is written three times: as it comes, and at each kind of cell.
     assert max(sizes) < 10_000
@@ -153,27 +153,27 @@ def test_messages_that_wait_long_are_not_written_with_each_state() -> None:
 
 def test_a_duplicate_of_a_message_that_waits_is_rejected_when_that_is_due() -> None:
     rule = EventTimeRule.checked(50, 1000, 0, "split")
-    segments: dict[int, bytes] = {}
-    stream = EventTimeStream(rule, PLAIN, store=segments)
-    with tiny_segments():
+    chunks: dict[int, bytes] = {}
+    stream = EventTimeStream(rule, PLAIN, store=chunks)
+    with tiny_chunks():
         stream.take(times(("a", 1, 1)), 0)
         stream.take(times(("a", 500, 500), ("a", 501, 501)), 0)
-        assert segments
+        assert chunks
         assert stream.take(times(("a", 501, 502)), 0)["rejection"].drop_null().to_pylist() == []
         rejected = stream.take(times(("a", 2000, 2000)), 0)
     assert rejected["rejection"].drop_null().to_pylist() == ["duplicate"]
 
 
-def test_a_segment_that_is_missing_or_damaged_ends_the_query() -> None:
+def test_a_chunk_that_is_missing_or_damaged_ends_the_query() -> None:
     rule = EventTimeRule.checked(50, 1000, 0, "split")
-    for damage in (dict.clear, lambda segments: segments.update({0: b"WCW1" + bytes(8)})):
-        segments: dict[int, bytes] = {}
-        stream = EventTimeStream(rule, PLAIN, store=segments)
-        with tiny_segments():
+    for damage in (dict.clear, lambda chunks: chunks.update({0: b"WCW1" + bytes(8)})):
+        chunks: dict[int, bytes] = {}
+        stream = EventTimeStream(rule, PLAIN, store=chunks)
+        with tiny_chunks():
             stream.take(times(("a", 1, 1)), 0)
             stream.take(times(("a", 500, 500)), 0)
-            damage(segments)
-            with pytest.raises(DamagedError, match="a segment of waiting messages is"):
+            damage(chunks)
+            with pytest.raises(DamagedError, match="a chunk of waiting messages is"):
                 stream.take(times(("a", 2000, 2000)), 0)
 
 

@@ -164,6 +164,6 @@ def test_messages_that_wait_in_a_state_of_their_own(spark: SparkSession, tmp_pat
     )
     query.awaitTermination()
     values = [progress["stateOperators"][0]["numRowsTotal"] for progress in query.recentProgress]
-    assert max(values) > 3  # segments besides the state and its timer
+    assert max(values) > 3  # chunks besides the state and its timer
     found = results_in_rows(rows for outcomes in collected for rows in outcomes.to_batches())
     assert_same(found, without(CLOCK, results_one_by_one(messages, **rule)))

@@ -18,7 +18,7 @@ from waterclock.spark.buckets import to_buckets
 from waterclock.spark.cells import from_cell
 from waterclock.spark.packing import pack
 from waterclock.spark.records import POSITIONED
-from waterclock.spark.streaming import waiting_segments
+from waterclock.spark.streaming import waiting_chunks
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.stateful import EventTimeProcessor, RateProcessor
@@ -89,7 +89,7 @@ def test_messages_that_wait_long_are_in_a_state_of_their_own_until_they_are_due(
     rule = EventTimeRule.checked("50ms", "10s", 0, "split")
     processor = EventTimeProcessor(rule, POSITIONED, 4)
     spark = TwsTester(processor, timeMode="EventTime", eventTimeExtractor=lambda _: MAX_NS)
-    with patch.object(waiting_segments, "MOST_RECENT", 0):
+    with patch.object(waiting_chunks, "MOST_RECENT", 0):
         for entry in range(3):
             at = 100 * entry
             assert given_out(spark.test(0, row(("a", at, at), entry=entry))) == []

@@ -24,7 +24,7 @@ from waterclock.topics.reading.slicing import Slice, TopicAddress
 from waterclock.topics.store.ledger_files import LedgerFiles
 from waterclock.topics.topic import Topic
 
-ADDRESS = TopicAddress("postgresql://nobody@nowhere.invalid/factory", 1, "t", LedgerFiles("/nowhere"))
+ADDRESS = TopicAddress("postgresql://user@nowhere.invalid/factory", 1, "t", LedgerFiles("/nowhere"))
 """No task can connect there."""
 
 

@@ -20,7 +20,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 """Spark's setting: the parts of what a query brings together, and of the state that it begins."""
 
 MOST_CONNECTING = 32
-"""Tasks of a stage that open the database. PostgreSQL takes 100 connections unless told otherwise, and a task that puts
+"""Tasks of a stage that open the database. PostgreSQL takes 100 connections by default, and a task that puts
 batches into a message table holds two."""
 
 _SPARKS_OWN = "200"

@@ -22,7 +22,7 @@ from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.event_time_rows import begins, outcome_rows
 from waterclock.spark.streaming.outcome_rows import OUTCOMES
 from waterclock.spark.streaming.stream_state import REMEDY, state_parts
-from waterclock.spark.streaming.waiting_segments import SegmentStore, WaitingSegments
+from waterclock.spark.streaming.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.time import MAX_NS, MIN_NS, format_duration
 
 _VERSION = 2
@@ -39,7 +39,7 @@ class EventTimeStream:
 
     What it remembers is each source's receive clock and its messages of open windows. The rule is run again over them
     and what has come: windows given out were whole, and what comes later is late for them, so the open ones begin where
-    they did. Messages that wait long do so in segments, and the rule is run over them when they are due; so a duplicate
+    they did. Messages that wait long do so in chunks, and the rule is run over them when they are due; so a duplicate
     of such a message is rejected then.
 
     Parameters
@@ -51,7 +51,7 @@ class EventTimeStream:
     span
         What a replay gives; None: everything.
     store
-        Where segments of waiting messages go; None: there are none.
+        Where chunks of waiting messages go; None: there are none.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class EventTimeStream:
         rule: EventTimeRule,
         record: np.dtype[Any],
         span: ReplayRange | None = None,
-        store: SegmentStore | None = None,
+        store: ChunkStore | None = None,
     ) -> None:
         self._rule = rule
         self._record = record
@@ -75,7 +75,7 @@ class EventTimeStream:
         self._clocks = np.empty(0, np.int64)  # of these sources, ns
         self._earliest: int | None = None  # event time of what is open
         self._store = store
-        self._waiting = WaitingSegments(rule.max_delay)
+        self._waiting = WaitingChunks(rule.max_delay)
         self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
@@ -157,7 +157,7 @@ class EventTimeStream:
 
     @classmethod
     def restore(
-        cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any], store: SegmentStore | None = None
+        cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any], store: ChunkStore | None = None
     ) -> EventTimeStream:
         """Go on where the one that wrote ``state`` stood.
 
@@ -176,7 +176,7 @@ class EventTimeStream:
             refuse_version(version, _VERSION, REMEDY)
             options, positioned, waiting, length = facts
             known, length = (tuple(options), flag(positioned)), count(length)
-            waiting = WaitingSegments.of_facts(rule.max_delay, waiting)
+            waiting = WaitingChunks.of_facts(rule.max_delay, waiting)
         if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
                 f"cannot start the query: its checkpoint was written with {_named(options, positioned)}, and"
@@ -216,7 +216,7 @@ class EventTimeStream:
         self._kept, self._clocks = kept.of_sources(sources), clocks[sources]
         self._find_earliest()
         if self.is_empty:
-            self._waiting = WaitingSegments(self._rule.max_delay)
+            self._waiting = WaitingChunks(self._rule.max_delay)
 
     def _find_earliest(self) -> None:
         times = self._kept.messages["event_time"]

@@ -161,8 +161,8 @@ class _Processor(StatefulProcessor):
         self._state.update((stream.state(), self._buckets) + ((timer,) * self._wakes))
 
 
-class _Segments:
-    """The segments of waiting messages of the bucket that Spark is handling."""
+class _Chunks:
+    """The chunks of waiting messages of the bucket that Spark is handling."""
 
     def __init__(self, state: MapState) -> None:
         self._state = state
@@ -171,8 +171,8 @@ class _Segments:
         value = self._state.getValue((number,))
         return None if value is None else bytes(value[0])
 
-    def __setitem__(self, number: int, segment: bytes) -> None:
-        self._state.updateValue((number,), (segment,))
+    def __setitem__(self, number: int, chunk: bytes) -> None:
+        self._state.updateValue((number,), (chunk,))
 
     def __delitem__(self, number: int) -> None:
         self._state.removeKey((number,))
@@ -188,13 +188,13 @@ class EventTimeProcessor(_Processor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state of the bucket that Spark is handling."""
         super().init(handle)
-        self._segments = _Segments(handle.getMapState("waiting", "number BIGINT", "segment BINARY"))
+        self._chunks = _Chunks(handle.getMapState("waiting", "number BIGINT", "chunk BINARY"))
 
     def _new(self) -> Stream:
-        return EventTimeStream(self._rule, self._record, store=self._segments)
+        return EventTimeStream(self._rule, self._record, store=self._chunks)
 
     def _restored(self, state: bytes) -> Stream:
-        return EventTimeStream.restore(state, self._rule, self._record, self._segments)
+        return EventTimeStream.restore(state, self._rule, self._record, self._chunks)
 
 
 class RateProcessor(_Processor):

@@ -2,7 +2,7 @@
 
 A window closes ``max_delay`` after its end, and cannot change before by what is later than it. So a message is needed
 only once the receive clock has passed its event time by ``max_delay``. With a long delay nearly all wait for that:
-they lie in segments, each written once and read when its first message is due.
+they lie in chunks, each written once and read when its first message is due.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from waterclock.spark.streaming.event_time_rows import begins
 from waterclock.time import MIN_NS
 
 MOST_RECENT = 4096
-"""Messages of a bucket that are written again with each micro-batch rather than as a segment: 200 kB."""
+"""Messages of a bucket that are written again with each micro-batch rather than as a chunk: 200 kB."""
 
 _MICRO_BATCHES = 4
-"""A message that is needed sooner is not worth a segment."""
+"""A message that is needed sooner is not worth a chunk."""
 
 _CELLS_OF_DELAY = (256, 16)
 """Event time is cut into cells that are these parts of ``max_delay``. Messages go to a cell of the widest kind that has
 not begun, and once it begins to narrower ones: so each is written three times, however long it waits."""
 
 _FORM = b"WCW1"
-_NAME = "a segment of waiting messages"
+_NAME = "a chunk of waiting messages"
 
 
-class SegmentStore(Protocol):
-    """Where segments are, by number: a part of the state, or a dict."""
+class ChunkStore(Protocol):
+    """Where chunks are, by number: a part of the state, or a dict."""
 
     def get(self, number: int, /) -> bytes | None:
-        """Read a segment; None if there is none of that number."""
+        """Read a chunk; None if there is none of that number."""
         ...
 
-    def __setitem__(self, number: int, segment: bytes, /) -> None:
-        """Write a segment."""
+    def __setitem__(self, number: int, chunk: bytes, /) -> None:
+        """Write a chunk."""
         ...
 
     def __delitem__(self, number: int, /) -> None:
-        """Delete a segment."""
+        """Delete a chunk."""
         ...
 
 
-class Segment(NamedTuple):
-    """A segment of messages whose event times lie in one cell.
+class Chunk(NamedTuple):
+    """A chunk of messages whose event times lie in one cell.
 
     Attributes
     ----------
@@ -71,8 +71,8 @@ class Segment(NamedTuple):
     windows: int
 
 
-class WaitingSegments:
-    """The segments of a bucket.
+class WaitingChunks:
+    """The chunks of a bucket.
 
     Messages of one event time never lie in two cells, because the kind of cell depends on what has begun, and a cell is
     read whole. So of equal messages the one that came first stays in front.
@@ -83,67 +83,67 @@ class WaitingSegments:
         Messages with event times up to it are needed, ns; None before the first.
     """
 
-    __slots__ = ("_advance", "_segments", "_widths", "horizon")
+    __slots__ = ("_advance", "_chunks", "_widths", "horizon")
 
-    def __init__(self, max_delay: int, horizon: int | None = None, segments: Iterable[Segment] = ()) -> None:
+    def __init__(self, max_delay: int, horizon: int | None = None, chunks: Iterable[Chunk] = ()) -> None:
         self._widths = [max(max_delay // parts, 1) for parts in _CELLS_OF_DELAY]
-        self._segments = list(segments)
+        self._chunks = list(chunks)
         self._advance = 0
         self.horizon = horizon
 
     def __bool__(self) -> bool:
-        return bool(self._segments)
+        return bool(self._chunks)
 
     @property
     def earliest(self) -> int | None:
         """The first event time of all, ns; None without messages."""
-        return min((segment.earliest for segment in self._segments), default=None)
+        return min((chunk.earliest for chunk in self._chunks), default=None)
 
     @property
     def windows(self) -> int:
-        """How many windows begin in the segments."""
-        return sum(segment.windows for segment in self._segments)
+        """How many windows begin in the chunks."""
+        return sum(chunk.windows for chunk in self._chunks)
 
     def facts(self) -> list[Any]:
-        """Return what the state remembers of the segments, for `of_facts`."""
-        return [self.horizon, *map(list, self._segments)]
+        """Return what the state remembers of the chunks, for `of_facts`."""
+        return [self.horizon, *map(list, self._chunks)]
 
     @classmethod
-    def of_facts(cls, max_delay: int, facts: list[Any]) -> WaitingSegments:
+    def of_facts(cls, max_delay: int, facts: list[Any]) -> WaitingChunks:
         """Read what `facts` returned."""
-        horizon, *segments = each(facts, lambda value: value)
-        return cls(max_delay, maybe(horizon, moment), [_segment(*facts) for facts in segments])
+        horizon, *chunks = each(facts, lambda value: value)
+        return cls(max_delay, maybe(horizon, moment), [_chunk(*facts) for facts in chunks])
 
-    def due(self, horizon: int, store: SegmentStore | None, record: np.dtype[Any]) -> Iterator[ManySources]:
+    def due(self, horizon: int, store: ChunkStore | None, record: np.dtype[Any]) -> Iterator[ManySources]:
         """Move the horizon on, and take the messages that are needed from the store.
 
         Raises
         ------
         DamagedError
-            If a segment is not as it was written.
+            If a chunk is not as it was written.
         """
         if self.horizon is not None:
             horizon = max(horizon, self.horizon)
             self._advance = horizon - self.horizon
         self.horizon = horizon
-        due = [segment for segment in self._segments if segment.begin <= horizon]
-        self._segments = [segment for segment in self._segments if segment.begin > horizon]
-        for segment in due:
-            if store is None or (data := store.get(segment.number)) is None:
-                raise DamagedError(f"{_NAME} is missing: number {segment.number}")
-            yield read_segment(data, record)
-            del store[segment.number]
+        due = [chunk for chunk in self._chunks if chunk.begin <= horizon]
+        self._chunks = [chunk for chunk in self._chunks if chunk.begin > horizon]
+        for chunk in due:
+            if store is None or (data := store.get(chunk.number)) is None:
+                raise DamagedError(f"{_NAME} is missing: number {chunk.number}")
+            yield read_chunk(data, record)
+            del store[chunk.number]
 
     def waiting(self, event_times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-        """Find messages that are worth segments; none if they are few."""
+        """Find messages that are worth chunks; none if they are few."""
         if self.horizon is None or not self._advance:
             return np.empty(0, np.intp)
         soon = self.horizon + max(_MICRO_BATCHES * self._advance, 2 * self._widths[0])
         found = np.flatnonzero(event_times > soon)
         return found if len(found) > MOST_RECENT else found[:0]
 
-    def put(self, many: ManySources, begins_window: npt.NDArray[np.bool_], store: SegmentStore) -> None:
-        """Write messages that `waiting` has found as segments.
+    def put(self, many: ManySources, begins_window: npt.NDArray[np.bool_], store: ChunkStore) -> None:
+        """Write messages that `waiting` has found as chunks.
 
         Parameters
         ----------
@@ -154,13 +154,13 @@ class WaitingSegments:
         cells = self._cells(times)
         order = np.argsort(cells, kind="stable")
         firsts = np.flatnonzero(begins(cells[order]))
-        number = 1 + max((segment.number for segment in self._segments), default=-1)
+        number = 1 + max((chunk.number for chunk in self._chunks), default=-1)
         for part in np.split(order, firsts[1:]):
             some = many.take(part)
             met = np.flatnonzero(np.bincount(some.sources, minlength=len(some.source_names)))
-            store[number] = write_segment(some.of_sources(met))
+            store[number] = write_chunk(some.of_sources(met))
             windows = int(np.count_nonzero(begins_window[part]))
-            self._segments.append(Segment(number, int(cells[part[0]]), int(times[part].min()), windows))
+            self._chunks.append(Chunk(number, int(cells[part[0]]), int(times[part].min()), windows))
             number += 1
 
     def _cells(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -174,21 +174,21 @@ class WaitingSegments:
         return cells
 
 
-def write_segment(many: ManySources) -> bytes:
-    """Write messages as a segment."""
+def write_chunk(many: ManySources) -> bytes:
+    """Write messages as a chunk."""
     return framed(_FORM, many.to_cell())
 
 
-def read_segment(segment: bytes, record: np.dtype[Any]) -> ManySources:
-    """Read what `write_segment` wrote.
+def read_chunk(chunk: bytes, record: np.dtype[Any]) -> ManySources:
+    """Read what `write_chunk` wrote.
 
     Raises
     ------
     DamagedError
         If it is something else.
     """
-    return many_from_cell(unframed(_FORM, segment, _NAME), record, _NAME)
+    return many_from_cell(unframed(_FORM, chunk, _NAME), record, _NAME)
 
 
-def _segment(number: object, begin: object, earliest: object, windows: object) -> Segment:
-    return Segment(count(number), moment(begin), moment(earliest), count(windows))
+def _chunk(number: object, begin: object, earliest: object, windows: object) -> Chunk:
+    return Chunk(count(number), moment(begin), moment(earliest), count(windows))
