@@ -23,7 +23,7 @@ REGISTER = "import sys; sys.path.insert(0, sys.argv[1]); from waterclock.spark i
 def test_waterclock_from_a_zip_is_refused_with_the_remedy(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     register(spark)
     monkeypatch.setattr(registering, "__file__", "/app/waterclock.zip/waterclock/spark/registering.py")
-    with pytest.raises(UnavailableError, match=r"^waterclock was imported from '/app/waterclock.zip', .*--archives"):
+    with pytest.raises(UnavailableError, match=r"^cannot stream: waterclock was imported from '/app/waterclock.zip', .*--archives"):
         register(spark)
 
 
@@ -37,7 +37,7 @@ def test_waterclock_as_py_files_is_refused_in_a_process_of_its_own(tmp_path: Pat
     ran = subprocess.run([sys.executable, "-c", REGISTER, zipped], capture_output=True, text=True, check=False)
     *_, said = ran.stderr.strip().splitlines()
     assert said.startswith(
-        f"waterclock.errors.UnavailableError: waterclock was imported from '{zipped}', as --py-files"
+        f"waterclock.errors.UnavailableError: cannot stream: waterclock was imported from '{zipped}', as --py-files"
     )
 
 
