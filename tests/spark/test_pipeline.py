@@ -540,7 +540,7 @@ def test_several_pipelines_wait_for_the_first_message_and_end_with_the_micro_bat
         )
         assert parts_in(spark, str(tmp_path / "nowhere")) is None
         for other_number in ({"state_partitions": 5}, {"state_buckets": 5}):
-            says = f"{next(iter(other_number))} = 5 of pipeline 'by-time' does not fit"
+            says = rf"run\.{next(iter(other_number))} of pipeline 'by-time' must be \d+, as in its checkpoint, got 5\. "
             with pytest.raises(wc.InvalidArgumentError, match=says):
                 run_pipeline(spark, dataclasses.replace(file.pipelines[0], **other_number))
         changed = dict(file.pipelines[0].rule) | {"max_delay": "9s"}

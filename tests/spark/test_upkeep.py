@@ -80,7 +80,9 @@ def test_tasks_go_on_where_one_finds_damage_and_the_driver_says_which_ledger_it_
         seal_topic(spark, topic)
     assert states(topic) == ["sealed", "sealed", "closed", "sealed", "sealed", "sealed", "open"]
     Path(str(topic.ledgers()[4].file)).write_bytes(b"no ledger")
-    with pytest.raises(wc.DamagedError, match=r"ledger 4 of topic 'telemetry' could not be compacted; .*others compacted: 1"):
+    with pytest.raises(
+        wc.DamagedError, match=r"ledger 4 of topic 'telemetry' could not be compacted; .*others compacted: 1"
+    ):
         compact_topic(spark, topic)
     left = [message.event_time // 10 for message in topic.read(on_damage="skip")]
     assert left == [number for number in (0, 1, 3, 5, 6) for _ in range(3)]

@@ -23,7 +23,9 @@ REGISTER = "import sys; sys.path.insert(0, sys.argv[1]); from waterclock.spark i
 def test_waterclock_from_a_zip_is_refused_with_the_remedy(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     register(spark)
     monkeypatch.setattr(registering, "__file__", "/app/waterclock.zip/waterclock/spark/registering.py")
-    with pytest.raises(UnavailableError, match=r"^cannot stream: waterclock was imported from '/app/waterclock.zip', .*--archives"):
+    with pytest.raises(
+        UnavailableError, match=r"^cannot stream: waterclock was imported from '/app/waterclock.zip', .*--archives"
+    ):
         register(spark)
 
 

@@ -63,7 +63,8 @@ def test_prometheus_is_answered_while_all_slots_are_taken(database_url: str) -> 
             handler.go_on.set()
         assert "waterclock_worker_running 1.0" in lines
         assert 'waterclock_worker_messages_total{outcome="done"} 0.0' in lines
-    for address, error in (("here", InvalidArgumentError), ("127.0.0.1:99999", UnavailableError)):
+    refused = {"here": InvalidArgumentError, "127.0.0.1:99999": InvalidArgumentError, "192.0.2.1:80": UnavailableError}
+    for address, error in refused.items():
         with pytest.raises(error, match="metrics"), answering(address, Counts, dict, int):
             pass
 

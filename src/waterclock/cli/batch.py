@@ -15,6 +15,7 @@ from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.cli.batch_into import batch_into, checked_lengths
 from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
@@ -29,30 +30,57 @@ def batch(
     messages: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
-    window: str,
-    max_delay: str,
+    window: str | None = None,
+    max_delay: str | None = None,
     max_lead: str = "0s",
     on_conflict: Literal["split", "replace", "isolate"] = "split",
+    by: Literal["event_time", "rate"] = "event_time",
+    batch_length: str = "1s",
+    timeout: str | None = None,
+    into: str | None = None,
+    follow: Annotated[bool, Parameter(negative="")] = False,
+    since: str | None = None,
+    source: Annotated[list[str] | None, Parameter(negative="")] = None,
+    max_skew: str = "10s",
     svg: Path | None = None,
     limit: Annotated[int | None, Parameter(name="--limit")] = None,
     max_payload: int = MAX_PAYLOAD,
     time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
-    """Cut messages into batches by event time and print one line a batch.
+    """Cut messages into batches and print one line a batch, or put the batches of a topic into a message table.
+
+    With --into, each batch becomes one message of the table, exactly once, also when the command is killed: the next
+    run continues. The batches are those that a replay or Spark makes.
 
     Parameters
     ----------
     messages
         A file (.parquet, or JSON lines; - is standard input), or else the name of a topic.
     window
-        Longest span of event time in a batch, for example 500ms.
+        Longest span of event time in a batch, for example 500ms. Needed by event time.
     max_delay
-        How late a message may be received, for example 400ms.
+        How late a message may be received, for example 400ms. Needed by event time.
     max_lead
         How far ahead of the receive clock an event time may be.
     on_conflict
         What a second message of a stream does to the open batch: split it, replace the older message, or stand alone.
+    by
+        The rule: event_time, or rate with --into, by the rates of the streams.
+    batch_length
+        By rate, the length of a batch.
+    timeout
+        By rate, how long a batch waits for missing streams; inf for any time.
+    into
+        The message table that gets the batches, with text ids, in the topic's database.
+    follow
+        With --into, continue with what is appended until interrupted.
+    since
+        With --into, where the first run begins: at the first message published at or after this time.
+    source
+        With --into, only messages of this source; may be given several times.
+    max_skew
+        With --into, how far a receive time may lie behind earlier ones.
     svg
         Draw the batches into this file.
     limit
@@ -63,7 +91,13 @@ def batch(
         What times in a file that are ints count since 1970.
     """
     output = common.output
-    make_batcher = partial(EventTimeBatcher, window, max_delay, max_lead, on_conflict)
+    if into is not None:
+        rule = (window, max_delay, max_lead, on_conflict) if by == "event_time" else (batch_length, timeout)
+        batch_into(common, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew)
+        return
+    if by == "rate" or follow or since is not None or source is not None:
+        raise InvalidArgumentError("into must be given with by=rate, follow, since and source. Name a message table")
+    make_batcher = partial(EventTimeBatcher, *checked_lengths(window, max_delay), max_lead, on_conflict)
     make_batcher()  # refuses wrong lengths before anything is read
     batcher = BySource(make_batcher)
     batches: list[Batch] = []

@@ -270,3 +270,24 @@ subscriptions = sa.Table(
     sa.Column("held_until", BigInt, doc="When the turn of that reader ends, ns."),
 )
 """Durable reading positions: the next message to be read, and its number in the topic."""
+
+followers = sa.Table(
+    "waterclock_followers",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic that is batched."),
+    sa.Column("name", Name, primary_key=True, doc="The message table that gets the batches."),
+    sa.Column("rule", LongText, nullable=False, doc="The options of the batching, as a text."),
+    sa.Column(
+        "reader_epoch",
+        BigInt,
+        nullable=False,
+        doc="Grows with each process that takes over; an older one is refused.",
+    ),
+    sa.Column("ledger", BigInt, nullable=False, doc="Ledger of the next message to be read."),
+    sa.Column("entry", BigInt, nullable=False, doc="Entry of the next message."),
+    sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
+    sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message in the topic."),
+    sa.Column("clock", BigInt, doc="How far the receive clock has come, ns; NULL: not known."),
+    sa.Column("state", Blob, doc="What the rule remembers of open batches; NULL: nothing."),
+)
+"""Live batching of topics into message tables: how far it has come, written in the transaction of its batches."""

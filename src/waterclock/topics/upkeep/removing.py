@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from waterclock.database.schema.topic_catalogue import files, ledgers, producers, subscriptions, topics
+from waterclock.database.schema.topic_catalogue import files, followers, ledgers, producers, subscriptions, topics
 from waterclock.database.schema.upkeep_catalogue import forget_upkeep
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.model.counter import Counter
@@ -13,7 +13,7 @@ from waterclock.topics.upkeep.sweeping import sweep
 
 
 def remove_topic(storage: Storage) -> None:
-    """Remove a topic, its ledgers and their files at once, its subscriptions and its producers.
+    """Remove a topic, its ledgers and their files at once, its subscriptions, producers and followers.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def _remove_if_empty(storage: Storage, connection: sa.Connection) -> bool:
         statement = sa.select(sa.func.count()).where(table.c.topic_id == storage.topic_id)
         if connection.execute(statement).scalar():
             return False
-    for table in (subscriptions, producers):
+    for table in (subscriptions, producers, followers):
         connection.execute(sa.delete(table).where(table.c.topic_id == storage.topic_id))
     forget_upkeep(connection, "topic", row["name"])
     connection.execute(sa.delete(topics).where(topics.c.id == storage.topic_id))

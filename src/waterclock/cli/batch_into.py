@@ -1,0 +1,131 @@
+"""``waterclock batch TOPIC --into TABLE``: batch a topic in this process, once or as it grows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from threading import Event
+from typing import Any
+
+from waterclock._support import moments
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import Output
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.live.follower import Follower, FollowerCounts
+from waterclock.live.rules import ByEventTime, ByRate, LiveRule
+from waterclock.time import to_duration
+from waterclock.topics.reading.finding import find_start
+from waterclock.topics.reading.positions import beginning, place_of
+from waterclock.work.running.signals import stopping_at_signals
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks for what was appended: a query each, and the most that a message waits to be read."""
+
+TELL_EVERY = 30.0
+"""Seconds between two lines about the progress."""
+
+_LONGEST_WAIT = 30.0
+"""Seconds between two tries while the database is away; the first waits a sixty-fourth of it."""
+
+_log = logging.getLogger(__name__)
+
+
+def batch_into(
+    common: Common,
+    topic_name: str,
+    table_name: str,
+    by: str,
+    options: tuple[Any, ...],
+    *,
+    follow: bool,
+    since: str | None,
+    sources: list[str] | None,
+    max_skew: str,
+) -> None:
+    """Batch a topic into a message table, until its end or, if it is followed, until a signal."""
+    rule = _rule(by, options)
+    skew = to_duration(max_skew, "max_skew")
+    stop = Event()
+    with common.connect() as database, stopping_at_signals(lambda *, again: _stop(stop, again=again)):
+        topic, table = database.topic(topic_name), database.table(table_name)
+        if table.options.id_type != "text":
+            raise InvalidArgumentError(
+                f"into must name a message table with text ids, got {table_name!r} with {table.options.id_type} ids."
+                " Create it with id_type='text'"
+            )
+        start = beginning(topic.storage)
+        if since is not None:
+            found = find_start(topic.storage, "publish_time", topic.storage.time(since, "since"))
+            start = place_of(topic.storage, found.position)
+        follower = Follower(database, topic, table, rule, max_skew=skew, start=start, sources=sources)
+        reporter = _Reporter(common.output, topic_name, table_name)
+        _run(follower, stop, reporter, follow=follow)
+        reporter.report(follower.counts, "ended")
+
+
+def checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
+    """Return the lengths that batching by event time needs, or raise InvalidArgumentError if one is missing."""
+    for name, value in (("window", window), ("max_delay", max_delay)):
+        if value is None:
+            raise InvalidArgumentError(f"{name} must be given for batching by event time. For example 500ms")
+    return str(window), str(max_delay)
+
+
+def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
+    if by == "event_time":
+        window, max_delay, *others = options
+        return ByEventTime.checked(*checked_lengths(window, max_delay), *others)
+    batch_length, timeout = options
+    return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
+
+
+def _run(follower: Follower, stop: Event, reporter: _Reporter, *, follow: bool) -> None:
+    wait = 0.0
+    while not stop.is_set():
+        try:
+            count = follower.step()
+        except UnavailableError as error:
+            if not follow:
+                raise
+            wait = min(2 * wait, _LONGEST_WAIT) or _LONGEST_WAIT / 64
+            _log.warning("cannot continue now: %s; trying again in %.1f s", error, wait)
+            moments.wait(stop, wait)
+            continue
+        wait = 0.0
+        reporter.report_sometimes(follower.counts)
+        if not count:
+            if not follow:
+                return
+            moments.wait(stop, LOOK_EVERY)
+
+
+def _stop(stop: Event, *, again: bool) -> None:
+    stop.set()
+    if again:
+        raise KeyboardInterrupt
+
+
+class _Reporter:
+    """Says how far the batching is: a line now and then, and at the end."""
+
+    def __init__(self, output: Output, topic: str, table: str) -> None:
+        self._output = output
+        self._names = {"topic": topic, "table": table}
+        self._reported = moments.monotonic()
+
+    def report_sometimes(self, counts: FollowerCounts) -> None:
+        if moments.monotonic() - self._reported >= TELL_EVERY:
+            self.report(counts, "progress")
+
+    def report(self, counts: FollowerCounts, event: str) -> None:
+        self._reported = moments.monotonic()
+        if self._output.as_json:
+            facts = {"messages": counts.messages, "batches": counts.batches, "rejected": dict(counts.rejected)}
+            behind = {"open_batches": counts.open, "lag_messages": counts.behind}
+            self._output.text(json.dumps({"event": event} | self._names | facts | behind))
+            return
+        rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.rejected.items())) or "none"
+        self._output.talk(
+            f"{self._names['topic']} → {self._names['table']}: {counts.messages:,} messages in {counts.batches:,}"
+            f" batches, {counts.open:,} open; rejected: {rejected}; {counts.behind:,} behind"
+        )

@@ -1,0 +1,51 @@
+"""Batches out of what a rule has decided, a row each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+
+from waterclock.batching.batch import batch_id
+
+_ROWS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("closed_at", pa.int64()),
+        ("reason", pa.string()),
+        ("streams", pa.list_(pa.string())),
+        ("count", pa.int32()),
+        ("messages", pa.binary()),
+    ]
+)
+
+
+def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batches of outcomes, in the columns that `waterclock.spark.streaming.batch_rows.encoded` takes."""
+    rows: list[dict[str, object]] = []
+    for packed in outcomes.filter(outcomes.column("rejection").is_null()).to_pylist():
+        width = len(packed["messages"]) // packed["count"]
+        for batch in packed["batches"]:
+            first, count = batch["first"], batch["count"]
+            rows.append(
+                {
+                    "id": batch_id(packed["source"], batch["start"]),
+                    "source": packed["source"],
+                    "streams": packed["streams"],
+                    "messages": packed["messages"][first * width : (first + count) * width],
+                    **{name: batch[name] for name in ("start", "end", "closed_at", "reason", "count")},
+                }
+            )
+    return pa.RecordBatch.from_pylist(rows, _ROWS)
+
+
+def rejections(outcomes: pa.RecordBatch) -> Counter[str]:
+    """Count rejected messages by their reason."""
+    counts: Counter[str] = Counter()
+    for reason, count in zip(*(outcomes.column(name).to_pylist() for name in ("rejection", "count")), strict=True):
+        if reason is not None:
+            counts[reason] += count
+    return counts

@@ -1,0 +1,193 @@
+"""Follows a topic: reads what was appended, batches it, and puts the batches into a message table, exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waterclock.connection import Database
+from waterclock.live.batch_rows import batch_rows, rejections
+from waterclock.live.follower_row import FollowerState, enter, load, save
+from waterclock.live.rules import LiveRule, LiveStream
+from waterclock.spark.many_sources import ManySources, from_packed, nothing
+from waterclock.spark.packing import pack
+from waterclock.spark.records import POSITIONED
+from waterclock.spark.streaming.batch_rows import Payloads, encoded
+from waterclock.spark.writing.put_batches import put_batches
+from waterclock.tables.message_table import MessageTable
+from waterclock.topics.reading.positions import Place, place_of
+from waterclock.topics.topic import Topic
+
+MESSAGES_A_STEP = 20_000
+"""Messages that one transaction reads, about: an entry is not cut. They take some 10 MB, their batches twice that."""
+
+_COLUMNS = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
+_NS_PER_MS = 1_000_000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class FollowerCounts:
+    """What a follower has done since it began.
+
+    Attributes
+    ----------
+    messages, batches
+        Messages read and batches put.
+    rejected
+        Messages that are in no batch, by reason.
+    open
+        Windows that wait for more messages or for time.
+    behind
+        Messages of the topic that are not read yet.
+    """
+
+    messages: int = 0
+    batches: int = 0
+    rejected: Counter[str] = field(default_factory=Counter[str])
+    open: int = 0
+    behind: int = 0
+
+
+class Follower:
+    """Batches a topic into a message table of the same database.
+
+    Each step is one transaction: it writes batches, what the rule remembers, and the position, or nothing. Another
+    follower of the same topic and table takes over, and this one's next step raises LeaseLostError.
+
+    Parameters
+    ----------
+    topic, table
+        Where messages come from, and where batches go.
+    rule
+        How they are batched.
+    max_skew
+        How far a receive time may lie behind the newest one of earlier messages, ns. It is also how far the tick stays
+        behind the database's clock.
+    start
+        Where to begin if this topic was never batched into this table.
+    sources
+        The sources to batch; None: all.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the topic was batched into the table with other options.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        topic: Topic,
+        table: MessageTable,
+        rule: LiveRule,
+        *,
+        max_skew: int,
+        start: Place,
+        sources: Collection[str] | None = None,
+    ) -> None:
+        self._database = database
+        self._topic = topic
+        self._table = table
+        self._rule = rule
+        self._max_skew = max_skew
+        self._sources = sources
+        self.counts = FollowerCounts()
+        chosen = "" if sources is None else f", source = {sorted(sources)}"
+        self._reader_epoch, self._state = enter(topic.storage, table.name, f"{rule.text}{chosen}", start)
+        self._stream: LiveStream | None = rule.stream(self._state.stream)
+
+    def step(self, limit: int = MESSAGES_A_STEP) -> int:
+        """Read and batch the next messages, or close what is due by the clock; return how many messages were read.
+
+        Raises
+        ------
+        LeaseLostError
+            If another follower has taken over.
+        UnavailableError
+            If the database is away or busy. Nothing is lost: call again.
+        DamagedError
+            If messages cannot be read.
+        """
+        if self._stream is None:
+            self._state = load(self._topic.storage, self._table.name, self._reader_epoch)
+            self._stream = self._rule.stream(self._state.stream)
+        stream, self._stream = self._stream, None  # an error leaves nothing half taken
+        count = self._take(stream, limit)
+        self._stream = stream
+        return count
+
+    def _take(self, stream: LiveStream, limit: int) -> int:
+        topic, state = self._topic, self._state
+        # Read before the topic's end is: what is appended later was received at this time or after it.
+        now = topic.storage.backend.now()
+        head = topic.head
+        outcomes: list[pa.RecordBatch] = []
+        place, clock = state.place, state.clock
+        if head > place.position:
+            place = place_of(topic.storage, min(topic.advance(place.position, limit), head))
+            arrived, newest = self._read(state.place, place)
+            outcomes.append(stream.take(arrived, _milliseconds(clock)))
+            clock = _later(clock, newest, self._max_skew)
+        else:
+            clock = _later(clock, now, self._max_skew)
+        if stream.wakes_at is not None and _milliseconds(clock) >= stream.wakes_at:
+            outcomes.append(stream.take(nothing(POSITIONED), _milliseconds(clock)))
+        if outcomes:
+            self._write(outcomes, FollowerState(place, clock, stream.state()))
+        count = place.ordinal - state.place.ordinal
+        self.counts.messages += count
+        self.counts.open = stream.open_batches
+        self.counts.behind = max(topic.index(topic.head) - place.ordinal, 0)
+        return count
+
+    def _read(self, start: Place, stop: Place) -> tuple[ManySources, int | None]:
+        """Read messages of the chosen sources, and the newest of their receive times."""
+        found = self._topic.read_arrow(start.position, stop.position, source=self._sources, columns=_COLUMNS)
+        batches = list(found)
+        rows = sum(batch.num_rows for batch in batches)
+        if self._sources is None and rows < stop.ordinal - start.ordinal:
+            _log.warning(
+                "%d messages of topic %r were deleted before they were batched into %r",
+                stop.ordinal - start.ordinal - rows,
+                self._topic.name,
+                self._table.name,
+            )
+        if not rows:
+            return nothing(POSITIONED), None
+        newest = max(pc.call_function("max", [batch.column("receive_time")]).as_py() for batch in batches)
+        return from_packed(pa.Table.from_batches(pack(batches, POSITIONED)), POSITIONED), newest
+
+    def _write(self, outcomes: list[pa.RecordBatch], state: FollowerState) -> None:
+        """Put batches and write the state down, in one transaction."""
+        written = list(self._encoded(outcomes))
+        with self._database.begin() as connection:
+            save(self._topic.storage, connection, self._table.name, self._reader_epoch, state)
+            for rows, messages in written:
+                put_batches(self._table, rows, messages, connection=connection)
+        self._state = state
+        self.counts.batches += sum(rows.num_rows for rows, _ in written)
+        for each in outcomes:
+            self.counts.rejected += rejections(each)
+
+    def _encoded(self, outcomes: list[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.BinaryArray]]:
+        rows = [found for each in outcomes if (found := batch_rows(each)).num_rows]
+        return encoded(iter(rows), Payloads(self._topic))
+
+
+def _later(clock: int | None, received: int | None, max_skew: int) -> int | None:
+    """Return how far the receive clock has come, now that something was received at a time."""
+    if received is None:
+        return clock
+    return received - max_skew if clock is None else max(clock, received - max_skew)
+
+
+def _milliseconds(clock: int | None) -> int:
+    """Return a clock as the streams take it: ms, 0 if nothing is known."""
+    return 0 if clock is None else max(clock // _NS_PER_MS, 0)

@@ -1,0 +1,120 @@
+"""The row of a follower: how far it has read, what its rule remembers, and what fences an earlier one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.topic_catalogue import followers
+from waterclock.errors import InvalidArgumentError, LeaseLostError
+from waterclock.message import Position
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.reading.positions import Place
+
+
+class FollowerState(NamedTuple):
+    """What a follower knows between two transactions.
+
+    Attributes
+    ----------
+    place
+        The next message to be read, and its number in the topic.
+    clock
+        How far the receive clock has come, ns: nothing that is received before is still to come. None: not known.
+    stream
+        The state of the rule; None at the beginning.
+    """
+
+    place: Place
+    clock: int | None
+    stream: bytes | None
+
+
+def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, FollowerState]:
+    """Take over from an earlier process that batches a topic into a message table, or begin.
+
+    Parameters
+    ----------
+    rule
+        The options, as a text.
+    start
+        Where to begin if the topic was never batched into the table.
+
+    Returns
+    -------
+    reader_epoch
+        Fences the earlier process: its next transaction is refused.
+    state
+        Where to continue.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the earlier process had other options.
+    """
+
+    def take_over(connection: sa.Connection) -> tuple[int, FollowerState]:
+        storage.lock(connection)  # so that two that begin come one after the other
+        row = _read(storage, connection, table)
+        if row is None:
+            values = {"topic_id": storage.topic_id, "name": table, "rule": rule, "reader_epoch": 1}
+            connection.execute(sa.insert(followers), {**values, **_columns(FollowerState(start, None, None))})
+            return 1, FollowerState(start, None, None)
+        if row["rule"] != rule:
+            raise InvalidArgumentError(
+                f"cannot batch topic {storage.name!r} into {table!r} with {rule}: it was begun with {row['rule']}."
+                " Give the same options, or another table"
+            )
+        reader_epoch = row["reader_epoch"] + 1
+        connection.execute(sa.update(followers).where(*_key(storage, table)).values(reader_epoch=reader_epoch))
+        return reader_epoch, _state(row)
+
+    return storage.backend.transact(take_over)
+
+
+def load(storage: Storage, table: str, reader_epoch: int) -> FollowerState:
+    """Read where to continue after a transaction that failed; LeaseLostError if another process has taken over."""
+    with storage.backend.snapshot() as connection:
+        row = _read(storage, connection, table)
+    if row is None or row["reader_epoch"] != reader_epoch:
+        raise _fenced(storage, table)
+    return _state(row)
+
+
+def save(storage: Storage, connection: sa.Connection, table: str, reader_epoch: int, state: FollowerState) -> None:
+    """Write down where to continue, in the transaction that writes the batches.
+
+    Raises
+    ------
+    LeaseLostError
+        If another process has taken over; the transaction must then be rolled back.
+    """
+    mine = (*_key(storage, table), followers.c.reader_epoch == reader_epoch)
+    if connection.execute(sa.update(followers).where(*mine).values(**_columns(state))).rowcount != 1:
+        raise _fenced(storage, table)
+
+
+def _fenced(storage: Storage, table: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"another process batches topic {storage.name!r} into {table!r} now. Only one at a time may do it"
+    )
+
+
+def _read(storage: Storage, connection: sa.Connection, table: str) -> sa.RowMapping | None:
+    return connection.execute(sa.select(followers).where(*_key(storage, table))).mappings().one_or_none()
+
+
+def _state(row: sa.RowMapping) -> FollowerState:
+    position = Position(row["ledger"], row["entry"], row["index"])
+    return FollowerState(Place(position, row["ordinal"]), row["clock"], row["state"])
+
+
+def _columns(state: FollowerState) -> dict[str, object]:
+    position, ordinal = state.place
+    places = {"ledger": position.ledger, "entry": position.entry, "index": position.index, "ordinal": ordinal}
+    return {**places, "clock": state.clock, "state": state.stream}
+
+
+def _key(storage: Storage, table: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return followers.c.topic_id == storage.topic_id, followers.c.name == table

@@ -1,0 +1,94 @@
+"""``waterclock batch TOPIC --into TABLE`` runs once or follows, continues after a kill, and names what is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Shell
+from tests.live.conftest import expected, landed, traffic
+
+import waterclock as wc
+from waterclock.live.follower import Follower
+
+RULE = ("--window", "2s", "--max-delay", "1500ms")
+FOLLOW = ("batch", "telemetry", "--into", "batches", *RULE)
+
+
+@pytest.fixture
+def filled(shell: Shell) -> Shell:
+    with wc.connect("sqlite:///factory.db") as database:
+        topic = database.create_topic("telemetry")
+        for first in range(0, 180, 6):
+            topic.append(traffic()[first : first + 6])
+        database.create_table("batches", id_type="text")
+        database.create_table("numbers")
+    return shell
+
+
+def test_a_run_batches_what_there_is_and_the_next_continues(filled: Shell) -> None:
+    (first,) = filled.json(*FOLLOW)
+    assert (first["event"], first["messages"], first["lag_messages"], first["open_batches"]) == ("ended", 180, 0, 0)
+    (again,) = filled.json(*FOLLOW)
+    assert (again["messages"], again["batches"]) == (0, 0)
+    with wc.connect("sqlite:///factory.db") as database:
+        assert landed(database.table("batches")) == expected(database.topic("telemetry"))
+
+
+def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
+    assert filled(*FOLLOW) == ""
+    assert "telemetry → batches: 180 messages in 58 batches, 0 open; rejected: 17 late; 0 behind" in filled.said
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("batch", "telemetry", "--into", "batches"), "window must be given for batching by event time"),
+        (("batch", "telemetry", "--into", "nowhere", *RULE), "no message table named 'nowhere'"),
+        (("batch", "nowhere", "--into", "batches", *RULE), "no topic named 'nowhere'"),
+        (("batch", "telemetry", "--into", "numbers", *RULE), "with text ids, got 'numbers' with bigint ids"),
+        (("batch", "telemetry", *RULE, "--follow"), "into must be given with by=rate, follow, since and source"),
+        (("batch", "telemetry", "--into", "batches", *RULE, "--since", "noon"), "since: 'noon'"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(filled: Shell, words: tuple[str, ...], text: str) -> None:
+    assert filled(*words, expect=1 if text.startswith("no ") else 2) == ""
+    assert text in filled.said
+
+
+def test_by_rate_needs_no_window(filled: Shell) -> None:
+    (done,) = filled.json("batch", "telemetry", "--into", "batches", "--by", "rate", "--timeout", "inf")
+    assert done["batches"] > 0
+
+
+def test_a_follower_ends_at_a_signal_having_committed_whole_steps(filled: Shell) -> None:
+    words = [sys.executable, "-m", "waterclock", *FOLLOW, "--follow", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as process:
+        with wc.connect("sqlite:///factory.db") as database:
+            table = database.table("batches")
+            while not table.peek(1):
+                assert process.poll() is None
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.stdout is not None
+        assert '"event": "ended"' in process.stdout.read()
+        assert process.wait() == 0
+
+
+def test_a_database_that_is_away_is_waited_for(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([wc.UnavailableError("away"), wc.UnavailableError("away"), None, KeyboardInterrupt()])
+    waits: list[float] = []
+
+    def step(_self: Follower, _limit: int = 0) -> int:
+        error = next(steps)
+        if error is not None:
+            raise error
+        return 1
+
+    monkeypatch.setattr(Follower, "step", step)
+    monkeypatch.setattr("waterclock.cli.batch_into.moments.wait", lambda _stop, seconds: waits.append(seconds))
+    filled(*FOLLOW, "--follow", expect=130)
+    assert waits == [30 / 64, 30 / 32]

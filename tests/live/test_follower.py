@@ -1,0 +1,198 @@
+"""A follower puts the batches of the whole topic into its table, each once, however it is stopped."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.live.conftest import RULE, SECOND, START, Clock, MakeFollower, expected, landed, traffic
+
+import waterclock as wc
+from waterclock.live.follower import Follower
+from waterclock.live.rules import ByEventTime, ByRate
+
+
+def drain(follower: Follower, limit: int = 20_000) -> None:
+    """Step until nothing is left to read, and once more for the tick."""
+    while follower.step(limit):
+        pass
+
+
+def test_the_batches_are_those_of_the_batcher_byte_for_byte(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    messages = traffic()
+    for first in range(0, len(messages), 7):
+        topic.append(messages[first : first + 7])
+    follower = follow()
+    drain(follower)
+    assert follower.counts.messages == len(messages)
+    assert follower.counts.open > 0
+    clock.now = START + 3600 * SECOND
+    drain(follower)
+    assert (follower.counts.open, follower.counts.behind) == (0, 0)
+    wanted = expected(topic)
+    assert landed(table) == wanted
+    assert follower.counts.batches == len(wanted) > 20
+    assert follower.counts.rejected["late"] > 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_and_restarts_of_any_size_give_the_same_batches(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock, seed: int
+) -> None:
+    random_ = random.Random(seed)  # noqa: S311  # a schedule
+    messages = traffic()
+    follower = follow()
+    while messages:
+        count = random_.randint(1, 20)
+        topic.append(messages[:count])
+        messages = messages[count:]
+        if random_.random() < 0.3:
+            topic.roll()
+            topic.seal()
+        if random_.random() < 0.5:
+            follower.step(random_.randint(1, 30))
+        if random_.random() < 0.3:
+            follower = follow()
+    clock.now = START + 3600 * SECOND
+    drain(follower, 13)
+    assert landed(table) == expected(topic)
+
+
+def test_a_second_follower_fences_the_first(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    topic.append(traffic(20))
+    topic.append(traffic(40)[60:])
+    first = follow()
+    first.step(20)
+    second = follow()
+    with pytest.raises(wc.LeaseLostError, match="another process batches topic 'telemetry' into 'batches' now"):
+        first.step()
+    with pytest.raises(wc.LeaseLostError):
+        first.step()
+    clock.now = START + 3600 * SECOND
+    drain(second)
+    assert landed(table) == expected(topic)
+
+
+def test_a_step_that_fails_takes_nothing_and_is_made_again(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.append(traffic())
+    follower = follow()
+    clock.now = START + 3600 * SECOND
+
+    def fail(*_: object, **__: object) -> None:
+        raise wc.UnavailableError("the database is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("waterclock.live.follower.put_batches", fail)
+        for _ in range(2):
+            with pytest.raises(wc.UnavailableError):
+                follower.step()
+    assert (follower.counts.messages, follower.counts.batches) == (0, 0)
+    drain(follower)
+    assert landed(table) == expected(topic)
+
+
+def test_silence_closes_batches_once_the_clock_is_max_skew_further(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    topic.append([wc.Message("a", "x", START, receive_time=START)])
+    follower = follow()
+    # The window of 2 s and the delay of 1.5 s have passed, but not yet max_skew.
+    clock.now = START + 13 * SECOND
+    drain(follower)
+    assert follower.counts.batches == 0
+    clock.now = START + 14 * SECOND
+    drain(follower)
+    assert follower.counts.batches == 1
+
+
+def test_a_clock_that_goes_back_rejects_nothing_and_loses_nothing(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    messages = traffic()
+    half = len(messages) // 2
+    topic.append(messages[:half])
+    follower = follow()
+    clock.now = messages[half].receive_time or 0
+    drain(follower)
+    clock.now -= 3600 * SECOND
+    topic.append(messages[half:])
+    drain(follow())
+    clock.now = START + 3600 * SECOND
+    drain(follow())
+    assert landed(table) == expected(topic)
+
+
+def test_other_options_for_the_same_table_are_refused_with_both(follow: MakeFollower) -> None:
+    follow()
+    with pytest.raises(wc.InvalidArgumentError, match=r"with window = 3s, .*: it was begun with window = 2s, "):
+        follow(ByEventTime.checked("3s", "1500ms"))
+    with pytest.raises(wc.InvalidArgumentError, match=r"source = \['s1'\]: it was begun with window = 2s"):
+        follow(RULE, sources=["s1"])
+
+
+def test_chosen_sources_alone_are_batched(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    topic.append(traffic())
+    follower = follow(sources=["s1"])
+    clock.now = START + 3600 * SECOND
+    drain(follower)
+    wanted = {name: batch for name, batch in expected(topic).items() if name.startswith("s1@")}
+    assert landed(table) == wanted
+
+
+def test_messages_that_expired_before_they_were_read_are_named(
+    topic: wc.Topic, follow: MakeFollower, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = follow()
+    topic.append(traffic(4))
+    topic.roll()
+    topic.append(traffic(1))
+    topic.truncate(wc.Position(1, 0, 0))
+    drain(follower)
+    assert "12 messages of topic 'telemetry' were deleted before they were batched into 'batches'" in caplog.text
+
+
+def test_removing_the_topic_removes_its_followers(
+    database: wc.Database, topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
+) -> None:
+    topic.append(traffic())
+    follow().step()
+    topic.remove()
+    again = database.create_topic("telemetry", roll_after=None)
+    again.append(traffic(2))
+    assert again.info.messages == 6
+
+
+def test_batches_by_rate_are_those_of_the_batcher(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
+) -> None:
+    calls = [
+        [
+            wc.Message("beam", stream, START + number * SECOND // rate, b"", publish_time=START, receive_time=START)
+            for stream, rate in (("detector", 14), ("monitor", 5))
+            for number in range(second * rate, (second + 1) * rate)
+        ]
+        for second in range(6)
+    ]
+    batcher = wc.RateAwareBatcher("1s")
+    wanted: list[wc.Batch] = []
+    follower = follow(ByRate.checked("1s"))
+    for number, call in enumerate(calls):
+        topic.append(call)
+        follower.step()
+        if number % 2:
+            follower = follow(ByRate.checked("1s"))
+    for call in calls:
+        wanted += batcher.add(call)
+    found = {name: wc.Batch.from_bytes(payload) for name, payload in landed(table).items()}
+    assert {name: (batch.start, batch.end, batch.reason, len(batch.messages)) for name, batch in found.items()} == {
+        batch.id: (batch.start, batch.end, batch.reason, len(batch.messages)) for batch in wanted
+    }
+    assert len(wanted) > 3
