@@ -20,7 +20,7 @@ def test_no_flipped_bit_is_read(body: bytes, data: st.DataObject) -> None:
     damaged = bytearray(framed(b"TST1", body))
     bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
     damaged[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(DamagedError, match="entry 3 is damaged"):
+    with pytest.raises(DamagedError, match="entry 3 is corrupt"):
         unframed(b"TST1", bytes(damaged), "entry 3")
 
 

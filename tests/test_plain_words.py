@@ -15,27 +15,15 @@ INSTEAD = {
     "anybody": "name the actor: any consumer",
     "everybody": "name the actors: all consumers, every process",
     "whoever": "name the actor: a consumer that …, a process that …",
-    "whatever": "regardless of …, for any …, all that …",
-    "told": "say who learns what; `told apart` is distinguished",
-    "lest": "so that … not",
-    "hence": "so, therefore",
-    "whence": "from where",
-    "lesser": "smaller",
-    "grave": "dead-letter table",
-    "graves": "dead-letter table",
     "undertaker": "say what it does: it redrives, buries, moves dead letters",
-    "in hand": "current, claimed, leased",
     "in a hand": "claimed, leased",
     "what is left": "what remains, the rest",
-    "the document": "name it, with its section: *Vitess Messaging* ('Subsetting')",
-    "the documents": "name them",
     "found by time": "say that it can be searched by time",
 }
 """Each word that is refused, and what to write."""
 
 NAMES = {
     "told_at": "a column of the former waterclock_attendance, which migrations name",
-    "whence": "what Python's io calls the argument of `seek`",
 }
 """Names that hold such a word, and why they stay."""
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.imports import HEAVY, loaded_after
@@ -48,3 +53,28 @@ def test_a_message_table_is_worked_with_without_the_libraries_of_topics(sqlite_u
 
 def test_type_checkers_find_the_types() -> None:
     assert (Path(wc.__file__).parent / "py.typed").exists()
+
+
+REFERENCE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
+
+
+def shown_in(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what the reference shows for a module or class: itself, and its public classes, functions and methods."""
+    try:
+        shown: Any = importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        shown = getattr(importlib.import_module(module), name)
+    yield path, shown
+    own = shown.__name__ if inspect.ismodule(shown) else shown.__module__
+    for name, member in vars(shown).items():
+        if not name.startswith("_") and getattr(member, "__module__", own) == own:
+            if inspect.isclass(member):
+                yield from shown_in(f"{path}.{name}")
+            elif inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod):
+                yield f"{path}.{name}", member
+
+
+@pytest.mark.parametrize("path", re.findall(r"^::: (\S+)$", REFERENCE, re.MULTILINE))
+def test_every_name_in_the_reference_has_a_docstring(path: str) -> None:
+    assert [name for name, shown in shown_in(path) if not inspect.getdoc(shown)] == []

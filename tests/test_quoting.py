@@ -77,7 +77,7 @@ def test_a_key_range_that_is_a_url_and_a_table_that_is_one_are_refused_without_t
         (pa.array(["secret"]), "<StringArray of length 1>"),
         (pa.chunked_array([["secret"]]), "<ChunkedArray of length 1>"),
         (np.array(["secret"]), "<ndarray of length 1>"),
-        ([pa.table({"a": ["secret"]})], "<list of length 1: tables, frames or arrays>"),
+        ([pa.table({"a": ["secret"]})], "<list of length 1: data not shown>"),
         (pa.table({"a": ["secret"]}).to_reader(), "<RecordBatchReader>"),
     ],
 )

@@ -83,8 +83,8 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
         arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
-            f"a text holds {quoted(error.object[error.start : error.end])}, half of a surrogate pair, which UTF-8"
-            " cannot write; repair it, or replace it: text.encode(errors='replace').decode()"
+            f"text must be valid Unicode, got the lone surrogate {quoted(error.object[error.start : error.end])}."
+            " Repair it, or replace it: text.encode(errors='replace').decode()"
         ) from None
     except pa.ArrowCapacityError:
         raise _too_large("headers", "too many bytes") from None
@@ -96,7 +96,7 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
 
 def _too_large(name: str, size: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"messages: the column {name!r} must hold at most {MOST_BYTES} bytes at once, got {size}; give fewer messages"
+        f"column {name!r} must hold at most {MOST_BYTES} bytes in one call, got {size}. Give fewer messages"
     )
 
 
@@ -149,7 +149,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.C
     try:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise SchemaError(f"column {field.name!r} cannot become {field.type}: {error}") from error
+        raise SchemaError(f"cannot convert column {field.name!r} to {field.type}: {error}") from error
 
 
 def _is_text(given: pa.DataType) -> bool:
@@ -179,21 +179,19 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
     for field in MESSAGE_SCHEMA:
         if field.name not in given.schema.names:
             if field.name in ("source", "stream", "event_time"):
-                raise SchemaError(f"the table has no column {field.name!r}; it has {given.schema.names}")
+                raise SchemaError(f"no column named {field.name!r}; the columns are {given.schema.names}")
             arrays.append(_absent(field, given.num_rows))
             continue
         if given.schema.names.count(field.name) > 1:
-            raise SchemaError(f"the table has several columns {field.name!r}; it has {given.schema.names}")
+            raise SchemaError(f"column names must be unique, got {field.name!r} twice in {given.schema.names}")
         column = _sound(given.column(field.name), field.name)
         column = _cast(column, field, time_unit)
         if not field.nullable and column.null_count:
-            raise InvalidArgumentError(f"column {field.name!r} holds {column.null_count} nulls; every message needs it")
+            raise InvalidArgumentError(f"column {field.name!r} must not hold nulls, got {column.null_count}")
         if field.name in ("source", "stream") and pc.call_function("equal", [column, ""]).to_numpy().any():
-            raise InvalidArgumentError(
-                f"column {field.name!r} holds an empty text; every message names its {field.name}"
-            )
+            raise InvalidArgumentError(f"column {field.name!r} must not hold empty strings")
         if field.name == "headers" and any(map(_holds_null_value, column.chunks)):
-            raise InvalidArgumentError("column 'headers' holds a null as a header's value; every header is a text")
+            raise InvalidArgumentError("header values in column 'headers' must be strings, got a null")
         arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
@@ -210,7 +208,7 @@ def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidArgumentError(f"column {name!r} is unsound: {error}") from error
+        raise InvalidArgumentError(f"column {name!r} must be valid Arrow data: {error}") from error
     return column
 
 
@@ -241,7 +239,7 @@ def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
     """Read back the one record batch that `to_ipc` wrote; the errors are those of `batches_from_ipc`."""
     batch, *others = batches_from_ipc(data)
     if others:
-        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
+        raise DamagedError(f"Arrow IPC stream of {len(data)} bytes is corrupt: it has bytes after its end")
     return batch
 
 
@@ -256,7 +254,7 @@ def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
         If they begin as one and are not whole and sound record batches.
     """
     if not is_ipc(data):
-        raise SchemaError(f"{len(data)} bytes are not an Arrow IPC stream of messages")
+        raise SchemaError(f"cannot read {len(data)} bytes: they are not an Arrow IPC stream of messages")
     source = pa.BufferReader(pa.py_buffer(data))
     try:
         with pa.ipc.open_stream(source) as reader:
@@ -266,13 +264,13 @@ def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
                 batch.validate(full=True)
             ended = source.tell() == source.size()
     except (pa.ArrowException, OSError, StopIteration, MemoryError, ValueError) as error:
-        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: {error!r}") from error
+        raise DamagedError(f"Arrow IPC stream of {len(data)} bytes is corrupt: {error!r}") from error
     if not ended:
-        raise DamagedError(f"{len(data)} bytes of an Arrow IPC stream are damaged: it goes on after its end")
+        raise DamagedError(f"Arrow IPC stream of {len(data)} bytes is corrupt: it has bytes after its end")
     return batches
 
 
 def check_messages(batch: pa.RecordBatch) -> None:
     """Raise a `SchemaError` if a batch has other columns than `POSITIONED_SCHEMA`."""
     if not batch.schema.equals(POSITIONED_SCHEMA):
-        raise SchemaError("these are no messages: the columns are others; a newer Waterclock may have written them")
+        raise SchemaError("cannot read messages: the columns differ. A newer Waterclock may have written them")

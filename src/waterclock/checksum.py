@@ -52,13 +52,13 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
         Where they are too short, of another form, or not those that were written.
     """
     if len(data) < FRAME_BYTES:
-        raise DamagedError(f"{name} is damaged: {len(data)} bytes are too few")
+        raise DamagedError(f"{name} is corrupt: {len(data)} bytes are too few")
     found, expected = _FRAME.unpack_from(data)
     if found != form:
-        raise DamagedError(f"{name} is damaged or of another form: it begins with {found!r}, not {form!r}")
+        raise DamagedError(f"{name} is corrupt or has another format: it begins with {found!r} instead of {form!r}")
     body = memoryview(data)[FRAME_BYTES:]
     if checksum(body, checksum(form)) != expected:
-        raise DamagedError(f"{name} is damaged: its {len(data)} bytes do not match their checksum")
+        raise DamagedError(f"{name} is corrupt: its {len(data)} bytes do not match their checksum")
     return body
 
 
@@ -82,5 +82,5 @@ def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
     """
     body = memoryview(data)[:-FRAME_BYTES]
     if data[-FRAME_BYTES:] != trailer(form, body):
-        raise DamagedError(f"{name} is damaged: its {len(data)} bytes do not match their checksum")
+        raise DamagedError(f"{name} is corrupt: its {len(data)} bytes do not match their checksum")
     return body

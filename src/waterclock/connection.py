@@ -405,9 +405,9 @@ def connect(
     seconds = to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT) / _SECOND
     if shards is not None:
         if url is not None or ledgers is not None:
-            raise InvalidArgumentError("shards: goes without url and ledgers; each shard has its own URL")
+            raise InvalidArgumentError("cannot combine shards with url or ledgers: each shard has its own URL")
         if not isinstance(shards, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError("shards: is no dict; give each shard's URL by its key range, such as -80")
+            raise InvalidArgumentError("shards must be a dict of URLs by key range, such as {'-80': …, '80-': …}")
         from waterclock.tables.sharding.sharded_database import ShardedDatabase
 
         # No topic is in a shard, so nothing is ever asked of its ledgers.
@@ -416,9 +416,9 @@ def connect(
             lambda each: Database(Backend(each, clock=clock, create=create, timeout=seconds), LedgerRoot(None)),
         )
     if url is None:
-        raise InvalidArgumentError("url: is missing; name a database: sqlite:///factory.db")
+        raise InvalidArgumentError("url is missing; name a database, for example sqlite:///factory.db")
     if filesystem is not None and ledgers is None:
-        raise InvalidArgumentError("filesystem: comes without ledgers; give the path on it under which they lie")
+        raise InvalidArgumentError("filesystem needs ledgers: the path of the ledger files on it")
     root = None if ledgers is None else str(ledgers)
     on = None
     if filesystem is not None:

@@ -40,6 +40,6 @@ def warn_of_differences(
     if differences:
         # The caller's line: above this are what creates, the class method and the method of the database.
         warnings.warn(
-            f"{what} exists with other options, which stay: {'; '.join(differences)}. Use alter() to change options",
+            f"{what} exists with other options, which are kept: {'; '.join(differences)}. Change them with alter()",
             stacklevel=5,
         )

@@ -38,7 +38,7 @@ class Position(NamedTuple):
         """Read what ``str(position)`` wrote, for example ``"3:17:0"``."""
         match = _POSITION.fullmatch(text)
         if match is None:
-            raise InvalidArgumentError(f"position: {quoted(text)} is not ledger:entry:index, for example 3:17:0")
+            raise InvalidArgumentError(f"position must be ledger:entry:index, for example 3:17:0, got {quoted(text)}")
         return cls(*map(int, match.groups()))
 
 
@@ -138,7 +138,7 @@ class Message:
         unknown = changes.keys() - fields.keys()
         if unknown:
             raise InvalidArgumentError(
-                f"replace: a message has no field {quoted(min(unknown))}; it has {', '.join(fields)}"
+                f"no message field named {quoted(min(unknown))}; the fields are {', '.join(fields)}"
             )
         return Message(**{**fields, **changes})
 
@@ -155,10 +155,12 @@ class Message:
         )
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a message does not change; use message.replace({name}=…) for a changed copy")
+        raise AttributeError(
+            f"cannot set {name}: messages are immutable. Use message.replace({name}=…) for a changed copy"
+        )
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a message does not change; it keeps its {name}")
+        raise AttributeError(f"cannot delete {name}: messages are immutable")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Message.trusted, self._fields())
@@ -216,9 +218,9 @@ def _fill(
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; give a text")
+        raise InvalidArgumentError(f"{name} must be a string, got {quoted(value)}")
     if not value:
-        raise InvalidArgumentError(f"{name}: '' is empty; every message names its {name}")
+        raise InvalidArgumentError(f"{name} must not be empty")
     return value
 
 
@@ -227,17 +229,15 @@ def _bytes(value: object) -> bytes:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise InvalidArgumentError(
-        f"payload: {quoted(value)} is a {type(value).__name__}; give bytes, for example text.encode()"
-    )
+    raise InvalidArgumentError(f"payload must be bytes, for example text.encode(), got {quoted(value)}")
 
 
 def _headers(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"headers: {quoted(value)} is a {type(value).__name__}; give a dict of texts")
+        raise InvalidArgumentError(f"headers must be a dict of strings, got {quoted(value)}")
     checked: dict[str, str] = {}
     for key, text in value.items():  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(key, str) or not isinstance(text, str):
-            raise InvalidArgumentError(f"headers: {quoted(key)}: {quoted(text)} is not a text by a text")
+            raise InvalidArgumentError(f"headers must be a dict of strings, got {quoted(key)}: {quoted(text)}")
         checked[key] = text
     return checked

@@ -110,11 +110,11 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         return _in_range(_parse_iso(value, name), value, name)
     if isinstance(value, datetime):
         if value != value:  # noqa: PLR0124  # pandas' NaT, a datetime whose methods fail
-            raise InvalidArgumentError(f"{name} must be a time, got NaT; leave it out, or drop the row")
+            raise InvalidArgumentError(f"{name} must be a time, got NaT. Leave it out, or drop the row")
         if value.utcoffset() is None:
             raise InvalidArgumentError(
-                f"{name}: {quoted(value)} is a naive datetime, which names no moment; add a time zone,"
-                " for example datetime(…, tzinfo=timezone.utc)"
+                f"{name} must be a datetime with a time zone, got {quoted(value)}. Add one, for example"
+                " datetime(…, tzinfo=timezone.utc)"
             )
         ns = (value - _UNIX_EPOCH) // _MICROSECOND * 1000 + getattr(
             value, "nanosecond", 0
@@ -122,9 +122,9 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         return _in_range(ns, value, name)
     if type(value).__name__ == "datetime64":
         raise InvalidArgumentError(
-            f"{name} must be a time with a time zone, got {quoted(value)}; if it is in UTC, give f'{{value}}Z'"
+            f"{name} must be a time with a time zone, got {quoted(value)}. If it is in UTC, give f'{{value}}Z'"
         )
-    number = _whole(value, name, "give an int (ns), an aware datetime or an ISO 8601 text with offset")
+    number = _whole(value, name, "an int (ns), an aware datetime or an ISO 8601 string with offset")
     warn_of_unit(number, name)
     return _in_range(number, value, name)
 
@@ -136,8 +136,7 @@ def warn_of_unit(value: int, name: str) -> None:
     for unit, words in _OTHER_UNITS.items():
         if _YEAR_1980_S <= value * NS_PER[unit] // NS_PER["s"] < _YEAR_2100_S:
             warning = UnitWarning(
-                f"{name} looks like {words} since 1970, but an int is taken as nanoseconds; multiply it by"
-                f" {NS_PER[unit]:,}"
+                f"{name} looks like {words} since 1970, but an int counts nanoseconds. Multiply it by {NS_PER[unit]:,}"
             )
             warning.unit = unit
             warnings.warn(warning, stacklevel=4)
@@ -177,14 +176,14 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0, ma
     elif isinstance(value, timedelta):
         ns = value // _MICROSECOND * 1000 + getattr(value, "nanoseconds", 0)  # pandas' timedeltas have some
     else:
-        ns = _whole(value, name, "give a text such as '500ms', a timedelta, or an int (ns)")
+        ns = _whole(value, name, "a string such as '500ms', a timedelta, or an int (ns)")
     if ns < 0:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is negative; a length of time is 0 or more")
+        raise InvalidArgumentError(f"{name} must be a duration of 0 or more, got {quoted(value)}")
     if ns < minimum:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is too short; the least is {format_duration(minimum)}")
+        raise InvalidArgumentError(f"{name} must be at least {format_duration(minimum)}, got {quoted(value)}")
     _in_range(ns, value, name)
     if ns > maximum:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is too long; the most is {format_duration(maximum)}")
+        raise InvalidArgumentError(f"{name} must be at most {format_duration(maximum)}, got {quoted(value)}")
     return ns
 
 
@@ -212,18 +211,18 @@ def _decimals(fraction: int) -> str:
     return f".{digits}" if digits else ""
 
 
-def _whole(value: object, name: str, remedy: str) -> int:
+def _whole(value: object, name: str, wanted: str) -> int:
     # A bool is an int to Python and a mistake to a reader.
     if not isinstance(value, bool) and isinstance(value, SupportsIndex):
         with suppress(TypeError):  # a class of ints has what makes an int of each of them
             return operator.index(value)
-    raise InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; {remedy}")
+    raise InvalidArgumentError(f"{name} must be {wanted}, got {quoted(value)}")
 
 
 def _in_range(ns: int, value: object, name: str) -> int:
     if not MIN_NS <= ns <= MAX_NS:
         raise InvalidArgumentError(
-            f"{name}: {quoted(value)} does not fit 64-bit nanoseconds (1677-09-21 to 2262-04-11); is its unit"
+            f"{name} must fit in 64-bit nanoseconds (1677-09-21 to 2262-04-11), got {quoted(value)}. Is its unit"
             " nanoseconds?"
         )
     return ns
@@ -233,7 +232,7 @@ def _parse_iso(value: str, name: str) -> int:
     match = _ISO_8601.fullmatch(value.strip())
     if match is None:
         raise InvalidArgumentError(
-            f"{name}: {quoted(value)} is not ISO 8601 with an offset; write it like 2026-07-01T12:00:00.5Z or …+02:00"
+            f"{name} must be ISO 8601 with an offset, such as 2026-07-01T12:00:00.5Z or …+02:00, got {quoted(value)}"
         )
     date, minute, second, fraction, offset = match.groups()
     if offset in "Zz":
@@ -243,7 +242,7 @@ def _parse_iso(value: str, name: str) -> int:
     try:
         moment = datetime.fromisoformat(f"{date}T{minute}:{second or '00'}{offset}")
     except ValueError as error:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a date and time: {error}") from None
+        raise InvalidArgumentError(f"{name} must be a date and time, got {quoted(value)}: {error}") from None
     return (moment - _UNIX_EPOCH) // _MICROSECOND * 1000 + int((fraction or "0").ljust(9, "0"))
 
 
@@ -254,11 +253,11 @@ def _parse_duration(value: str, name: str) -> int:
         total += Decimal(match[1]) * _UNITS[match[2]]
         at = match.end()
     if at == 0 and value.startswith("-") and _DURATION_PART.match(value, 1):
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is negative; a length of time is 0 or more")
+        raise InvalidArgumentError(f"{name} must be a duration of 0 or more, got {quoted(value)}")
     if at == 0 or at < len(value):
         raise InvalidArgumentError(
-            f"{name}: {quoted(value)} is not a duration; write it like '500ms', '1.5s', '1h30m' or '7d'"
+            f"{name} must be a duration such as '500ms', '1.5s', '1h30m' or '7d', got {quoted(value)}"
         )
     if total != int(total):
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a whole number of nanoseconds")
+        raise InvalidArgumentError(f"{name} must be a whole number of nanoseconds, got {quoted(value)}")
     return int(total)

@@ -56,10 +56,9 @@ def as_nanoseconds(column: Column, name: str, unit: TimeUnit = "ns") -> Column:
         return _in_range(column.cast(pa.int64()), name, column, NS_PER[kind.unit], f" {kind.unit} since the epoch")
     hint = ""
     if pa.types.is_timestamp(kind):
-        hint = ": name the zone of these, with pyarrow.compute.assume_timezone(column, 'UTC') where they are UTC"
+        hint = ". If they are in UTC: pyarrow.compute.assume_timezone(column, 'UTC')"
     raise SchemaError(
-        f"column {name!r} is {kind}; it must be int64, nanoseconds since the epoch, or a timestamp with a time zone"
-        f"{hint}"
+        f"column {name!r} must be int64 (ns since the epoch) or a timestamp with a time zone, got {kind}{hint}"
     )
 
 
@@ -83,6 +82,6 @@ def _in_range(numbers: Column, name: str, column: Column, factor: int, unit: str
         )
         first = wide.filter(beyond)[0].as_py()
         raise InvalidArgumentError(
-            f"column {name!r}: {first}{unit} does not fit 64-bit nanoseconds (1677-09-21 to 2262-04-11); are its values"
-            f" what its type {column.type} says?"
+            f"column {name!r} must fit in 64-bit nanoseconds (1677-09-21 to 2262-04-11), got {first}{unit}. Is"
+            f" {column.type} the unit of its values?"
         ) from None

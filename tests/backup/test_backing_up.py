@@ -93,9 +93,9 @@ def test_a_second_backup_copies_what_is_new_and_forgets_what_is_gone(
 def test_a_folder_with_something_else_is_refused_by_name(source: wc.Database, folder: Path, sqlite_url: str) -> None:
     folder.mkdir()
     (folder / "precious").touch()
-    with pytest.raises(InvalidArgumentError, match=f"{folder} holds something else"):
+    with pytest.raises(InvalidArgumentError, match=f"a new or empty folder, .*, got {folder}"):
         source.backup(folder)
-    with pytest.raises(InvalidArgumentError, match="precious is a file"):
+    with pytest.raises(InvalidArgumentError, match=r"got the file .*precious"):
         source.backup(folder / "precious")
     with pytest.raises(InvalidArgumentError, match="must be a folder"):
         source.backup("s3://bucket/backup")
@@ -212,7 +212,7 @@ def test_files_that_go_away_for_ever_end_the_backup_in_the_end(
         topic.seal()
 
     compact_when_snapshot_is_taken(monkeypatch, work, times=99)
-    with pytest.raises(UnavailableError, match="pause compaction and expiry"):
+    with pytest.raises(UnavailableError, match="Pause compaction and expiry"):
         source.backup(folder)
     with pytest.raises(NotFoundError):
         check_backup(folder)

@@ -61,9 +61,9 @@ def test_wrong_usage_is_said(folder: Path, capsys: pytest.CaptureFixture[str], m
     for words, text in {
         "backup there": "no database given",
         "backup there --url postgresql://u:secret@db/x": "pg_dump",
-        "backup there --url nonsense": "is no database URL",
-        "restore": "source: is missing",
-        "restore --new-identity --url sqlite:///x.db": "ledgers: is missing",
+        "backup there --url nonsense": "url must be a database URL",
+        "restore": "source is missing",
+        "restore --new-identity --url sqlite:///x.db": "ledgers is missing",
         "restore there --url postgresql://u:secret@db/x": "pg_dump",
     }.items():
         assert run(words.split()) == WRONG_USAGE
@@ -71,4 +71,4 @@ def test_wrong_usage_is_said(folder: Path, capsys: pytest.CaptureFixture[str], m
         assert text in said
         assert "secret" not in said
     assert run(["restore", str(folder), "--url", "sqlite:///x.db"]) == FAILED
-    assert "no whole backup" in capsys.readouterr().err
+    assert "no complete backup" in capsys.readouterr().err

@@ -74,19 +74,19 @@ def with_facts(columns: pa.RecordBatch | None = None, **changes: object) -> byte
     "changes", [{"source": 1}, {"start": None}, {"end": 1.5}, {"closed_at": 2**64}, {"reason": ["timeout"]}]
 )
 def test_facts_that_were_never_written_are_damage(changes: dict[str, object]) -> None:
-    with pytest.raises(DamagedError, match="the batch is damaged"):
+    with pytest.raises(DamagedError, match="the batch is corrupt"):
         Batch.from_bytes(with_facts(**changes))
 
 
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "0 bytes are not an Arrow IPC stream"),
-        (b"garbage", "7 bytes are not an Arrow IPC stream"),
-        (to_ipc(to_arrow([])), "are not a batch"),
+        (b"", "cannot read 0 bytes: they are not an Arrow IPC stream"),
+        (b"garbage", "cannot read 7 bytes: they are not an Arrow IPC stream"),
+        (to_ipc(to_arrow([])), "are no batch"),
         (EventTimeBatcher("1s", "1s").state(), "are not an Arrow IPC stream"),
-        (with_facts(reason="bored"), "does not know close reason 'bored'"),
-        (with_facts(to_arrow(BATCH.messages)), "these are no messages"),
+        (with_facts(reason="bored"), "'bored', which this Waterclock does not know"),
+        (with_facts(to_arrow(BATCH.messages)), "cannot read messages"),
     ],
 )
 def test_bytes_of_another_kind_are_refused(data: bytes, says: str) -> None:

@@ -243,10 +243,10 @@ def test_texts_may_be_views_large_or_dictionaries_in_pieces_and_slices() -> None
             {"receive_time": None},
             r"must have exactly one column 'receive_time', got \['source', 'stream', 'event_time'\]",
         ),
-        ({"event_time": [1.0]}, "column 'event_time' is double; it must be int64"),
-        ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' is timestamp\[ns\]"),
-        ({"event_time": pa.array([1], pa.date32())}, r"column 'event_time' is date32"),
-        ({"receive_time": pa.array([1], pa.duration("ns"))}, r"column 'receive_time' is duration\[ns\]"),
+        ({"event_time": [1.0]}, "column 'event_time' must be int64 .*, got double"),
+        ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' must be .*, got timestamp\[ns\]"),
+        ({"event_time": pa.array([1], pa.date32())}, r"column 'event_time' must be .*, got date32"),
+        ({"receive_time": pa.array([1], pa.duration("ns"))}, r"column 'receive_time' must be .*, got duration\[ns\]"),
         ({"source": [1]}, "column 'source' must be a string or a dictionary of strings, got int64"),
         ({"stream": pa.array([b"a"])}, "column 'stream' must be .* got binary"),
         ({"batch_start": [1]}, "already has a column 'batch_start'"),
@@ -276,11 +276,11 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"window": -1}, "window: -1 is negative"),
-        ({"max_delay": 0.5}, "max_delay: 0.5 is a float"),
-        ({"max_lead": "soon"}, "max_lead: 'soon' is not a duration"),
-        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
-        ({"now": 1.5}, "now: 1.5 is a float"),
+        ({"window": -1}, "window must be a duration of 0 or more, got -1"),
+        ({"max_delay": 0.5}, "max_delay must be .*, got 0.5"),
+        ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
+        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
+        ({"now": 1.5}, "now must be .*, got 1.5"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_named(options: dict[str, Any], complaint: str) -> None:

@@ -122,7 +122,7 @@ def test_what_is_no_state_is_refused(data: bytes) -> None:
     ],
 )
 def test_facts_that_were_never_written_are_damage(changes: dict[str, object]) -> None:
-    with pytest.raises(DamagedError, match="the state of an event-time batcher is damaged"):
+    with pytest.raises(DamagedError, match="the state of an event-time batcher is corrupt"):
         EventTimeBatcher.restore(with_facts(**changes))
 
 

@@ -59,7 +59,7 @@ def test_the_unit_of_integer_times_is_warned_of_and_can_be_given(
     assert append(name) == DONE
     warned = [each for each in capsys.readouterr().err.splitlines() if "warning" in each]
     assert warned == [
-        f"waterclock: warning: {each} looks like milliseconds since 1970, but an int is taken as nanoseconds; give"
+        f"waterclock: warning: {each} looks like milliseconds since 1970, but an int counts nanoseconds. Give"
         " --time-unit ms"
         for each in ("event_time", "receive_time")
     ]
@@ -81,10 +81,10 @@ def test_after_a_bad_line_the_mended_file_goes_on_and_doubles_nothing(
         assert numbers(topic) == list(range(1_000))
     said = capsys.readouterr().err
     assert f"line {GOOD + 1}" in said
-    assert "first 1000 messages are in" in said
+    assert "first 1000 messages were appended" in said
     file.write_text("".join([*lines, line(GOOD)]))
     assert append("messages.jsonl") == DONE
-    assert "appended 501 messages, 1000 were in already" in capsys.readouterr().err
+    assert "appended 501 messages, skipped 1000 that were already appended" in capsys.readouterr().err
     assert numbers(topic) == list(range(GOOD + 1))
 
 
@@ -94,7 +94,7 @@ def test_a_file_that_is_in_is_not_appended_twice_under_any_name(
     for name in ("one.jsonl", "two.jsonl"):
         Path(name).write_text(line(1) + line(2))
         assert append(name) == DONE
-    assert "appended 0 messages, 2 were in already" in capsys.readouterr().err
+    assert "appended 0 messages, skipped 2 that were already appended" in capsys.readouterr().err
     assert append("one.jsonl", "--producer", "again") == DONE
     assert numbers(topic) == [1, 2, 1, 2]
 
@@ -158,7 +158,7 @@ def test_a_file_that_was_changed_where_it_is_in_is_refused_with_the_line(
     assert append("log.jsonl", "--producer", "another") == DONE
 
 
-@pytest.mark.parametrize(("left", "says"), [(1_200, "has fewer messages now"), (700, "or shorter"), (1, "shorter")])
+@pytest.mark.parametrize(("left", "says"), [(1_200, "has fewer messages now"), (700, "or is shorter"), (1, "shorter")])
 def test_a_file_that_became_shorter_than_what_is_in_is_refused(
     topic: Topic, capsys: pytest.CaptureFixture[str], left: int, says: str
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_line_that_is_in_and_is_no_message_any_more_is_an_error_that_says_so(
     assert append("log.jsonl") == WRONG_USAGE
     said = " ".join(capsys.readouterr().err.split())
     assert "line 10" in said
-    assert "it was appended before" in said
+    assert "it was already appended" in said
     assert numbers(topic) == list(range(30))
 
 
@@ -241,7 +241,8 @@ def test_a_file_that_grew_twice_goes_on_where_its_producer_is_named(topic: Topic
 
 
 @pytest.mark.parametrize(
-    ("count", "says"), [(1_500, "has appended other messages as 1000 to 1499"), (900, "has fewer")]
+    ("count", "says"),
+    [(1_500, "has already appended other messages as 1000 to 1499"), (900, "more than this file has")],
 )
 def test_another_file_under_the_same_producer_is_refused(
     topic: Topic, capsys: pytest.CaptureFixture[str], count: int, says: str
@@ -252,7 +253,7 @@ def test_another_file_under_the_same_producer_is_refused(
     assert append("february.jsonl", "--producer", "gateway") == WRONG_USAGE
     said = capsys.readouterr().err
     assert says in said
-    assert "messages are in" not in said
+    assert "messages were appended" not in said
     assert numbers(topic) == list(range(1_500))
 
 
@@ -285,11 +286,11 @@ def test_rejected_messages_count_and_a_file_goes_on_behind_them(
     file.write_text("".join([*lines, "no message\n"]))
     words = ["topic", "append", "strict", "messages.jsonl", "--producer", "p"]
     assert run(words) == WRONG_USAGE
-    assert "first 1000 messages are in, but for 1 that were rejected" in capsys.readouterr().err
+    assert "first 1000 messages were appended, except 1 that were rejected" in capsys.readouterr().err
     file.write_text("".join(lines))
     assert run(words) == FAILED
     said = capsys.readouterr().err
-    assert "appended 1 messages, 1000 were in already" in said
+    assert "appended 1 messages, skipped 1000 that were already appended" in said
     assert "rejected 1 of 1002 messages" in said
     assert "message 1002: publish_time" in said
     assert run(words) == DONE
@@ -315,7 +316,7 @@ def test_what_is_no_message_is_a_clean_error_with_its_line(
     said = capsys.readouterr().err
     assert says in said
     assert "line 2" in said
-    assert "none of its messages is in" in said
+    assert "none of its messages were appended" in said
     assert len(said) < 1_000
 
 

@@ -80,11 +80,11 @@ def test_a_command_that_finds_a_group_with_nothing_to_do_succeeds(filled: Shell)
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("table receive jobs --wait -1s", "wait: '-1s' is negative"),
-        ("table put jobs x --delay -1.5h", "delay: '-1.5h' is negative"),
-        ("upkeep --every -1m", "every: '-1m' is negative"),
-        ("topic read telemetry --since -1h", "since: '-1h' is not ISO 8601"),
-        ("topic read telemetry --until -1h", "until: '-1h' is not ISO 8601"),
+        ("table receive jobs --wait -1s", "wait must be a duration of 0 or more, got '-1s'"),
+        ("table put jobs x --delay -1.5h", "delay must be a duration of 0 or more, got '-1.5h'"),
+        ("upkeep --every -1m", "every must be a duration of 0 or more, got '-1m'"),
+        ("topic read telemetry --since -1h", "since must be ISO 8601"),
+        ("topic read telemetry --until -1h", "until must be ISO 8601"),
         ("topic read telemetry --limit -1", "limit must be an integer ≥ 1, got -1"),
     ],
 )
@@ -102,9 +102,9 @@ def test_a_negative_value_behind_a_space_is_called_so(filled: Shell, command: st
         ("zzz", "no command named 'zzz' in 'waterclock'; choose from"),
         (
             "topic info telemetry all of it",
-            "'waterclock topic info' takes no further argument, got 'all'. Run 'waterclock topic info --help'",
+            "'waterclock topic info' takes no more arguments, got 'all'. Run 'waterclock topic info --help'",
         ),
-        ("topic info telemetry postgresql://u:secret@h/d", "'waterclock topic info' takes no further argument, got"),
+        ("topic info telemetry postgresql://u:secret@h/d", "'waterclock topic info' takes no more arguments, got"),
     ],
 )
 def test_a_word_too_many_is_named_with_the_remedy(filled: Shell, command: str, says: str) -> None:
@@ -128,7 +128,7 @@ def test_an_unknown_group_is_compared_with_a_bounded_number_of_names(
     monkeypatch.setattr("waterclock.tables.message_groups._NAMES_COMPARED", 1)
     filled("table", "put", "jobs", "x", "--group", "aaa")
     filled("group", "info", "jobs", "cart17", expect=FAILED)
-    assert "no group named 'cart17' in message table 'jobs'; it never had messages, or it has ended" in filled.said
+    assert "no group named 'cart17' in message table 'jobs'; it never had messages, or has none left" in filled.said
 
 
 def test_an_unknown_pipeline_suggests_the_nearest(shell: Shell) -> None:
@@ -138,7 +138,7 @@ def test_an_unknown_pipeline_suggests_the_nearest(shell: Shell) -> None:
     shell(*words, "--pipeline", "dayly", expect=FAILED)
     assert "no pipeline named 'dayly'; did you mean 'daily'?" in shell.said
     shell(*words, expect=WRONG_USAGE)
-    assert "pipeline is missing; say one of hourly, daily" in shell.said
+    assert "pipeline is missing; name one of hourly, daily" in shell.said
 
 
 def _pipeline(name: str) -> str:

@@ -54,11 +54,11 @@ def test_a_message_that_expires_is_put_and_shown_and_counted(orders: Shell) -> N
     assert [row["expires_at"] for row in orders.json("table", "peek", "orders")] == ["2100-01-01T00:00:00Z", None]
     late = ("--at", "2100-01-01T00:00:00Z", "--expires", "2099-01-01T00:00:00Z")
     orders("table", "put", "orders", "stale", *late, expect=WRONG_USAGE)
-    assert "it never would be" in orders.said
+    assert "expires_at must be after" in orders.said
     (info,) = orders.json("table", "info", "orders")
     assert (info["on_expired"], info["ready"], info["expired"]) == ("drop", 2, 0)
     orders("table", "alter", "orders", "--on-expired", "dead_letter", expect=WRONG_USAGE)
-    assert "needs a table for dead letters" in orders.said
+    assert "needs a dead-letter table" in orders.said
     orders("table", "alter", "orders", "--on-expired", "dead_letter", "--dead-letter", "orders_dead")
 
 
@@ -126,7 +126,7 @@ def test_dead_letters_are_listed_and_brought_back(shell: Shell) -> None:
     assert [letter["payload"] for letter in letters] == ["coffee", "tea"]
     assert letters[0]["dead_reason"] == "sent 1 times without an ack"
     shell("table", "redrive", "orders", str(letters[0]["id"]))
-    assert "brought 1 dead letters back" in shell.said
+    assert "redrove 1 dead letters" in shell.said
     shell("table", "redrive", "orders")
     assert {row["payload"] for row in shell.json("table", "receive", "orders")} == {"tea", "coffee"}
 
@@ -137,15 +137,15 @@ def test_messages_are_chosen_in_sqls_words(orders: Shell) -> None:
     chosen = orders.json("table", "receive", "orders", "--where", "priority > 1", "--order", "priority")
     assert [row["payload"] for row in chosen] == ["2", "3"]
     orders("table", "receive", "orders", "--where", "price > 1", expect=WRONG_USAGE)
-    assert "there is no column 'price'" in orders.said
+    assert "no column named 'price'" in orders.said
 
 
 def test_all_that_backs_off_is_retried(shell: Shell) -> None:
     shell("table", "add", "orders", "--payload", "text")
     shell("table", "retry", "orders")
-    assert "0 are sent again now" in shell.said
+    assert "retrying 0 messages now" in shell.said
     shell("table", "retry", "orders", "--at", "2100-01-01T00:00:00Z", expect=WRONG_USAGE)
-    assert "name them" in shell.said
+    assert "at needs the ids of messages" in shell.said
 
 
 def test_a_table_is_removed_only_with_consent(orders: Shell) -> None:

@@ -26,13 +26,13 @@ from waterclock.work.worker import Worker
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shop"], "'shop' is not MODULE:NAME"),
-        (["nowhere:handle"], "there is no module 'nowhere'"),
+        (["shop"], "must be MODULE:NAME, got 'shop'"),
+        (["nowhere:handle"], "no module named 'nowhere'"),
         (["tests.work.shop:nothing"], "module 'tests.work.shop' has no 'nothing'"),
-        (["tests.work.shop:handle", "tests.work.shop:hold"], "'orders' has two handlers"),
+        (["tests.work.shop:handle", "tests.work.shop:hold"], "got two for 'orders'"),
         (["tests.work.shop:handle", "--concurrency", "0"], "concurrency"),
-        (["tests.work.shop:handle", "--recycle-after", "9"], "recycle_after: 9 is for processes"),
-        (["tests.work.shop:handle", "--recycle-above", "9"], "recycle_above: 9 is for processes"),
+        (["tests.work.shop:handle", "--recycle-after", "9"], "recycle_after must be omitted without processes, got 9"),
+        (["tests.work.shop:handle", "--recycle-above", "9"], "recycle_above must be omitted without processes, got 9"),
     ],
 )
 def test_what_cannot_be_meant_is_wrong_usage(shell: Shell, words: list[str], said: str) -> None:
@@ -44,7 +44,7 @@ def test_what_cannot_be_meant_is_wrong_usage(shell: Shell, words: list[str], sai
 def test_a_handler_without_a_table_is_wrong_usage(shell: Shell) -> None:
     shell("table", "add", "orders")
     shell("work", "tests.work.shop:handle", expect=WRONG_USAGE)
-    assert "names none; write tests.work.shop:handle@TABLE" in shell.said.replace("\n", " ")
+    assert "must be tests.work.shop:handle@TABLE" in shell.said.replace("\n", " ")
 
 
 def test_with_json_each_line_of_the_log_is_an_object_with_time_and_traceback(tmp_path: Path) -> None:

@@ -39,22 +39,22 @@ def values(connection: sa.Connection) -> list[int]:
 @pytest.mark.parametrize(
     ("url", "word"),
     [
-        ("nonsense", "no database URL"),
-        (7, "no database URL"),
+        ("nonsense", "must be a database URL"),
+        (7, "must be a database URL"),
         ("oracle://x/y", "oracle"),
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
         ("sqlite:///file:x?mode=memory&uri=true", "in memory"),
-        ("mysql://me@127.0.0.1:99999/x", "a port that is none; give one from 1 to 65535"),
-        ("mariadb://me@127.0.0.1:0/x", "a port that is none"),
-        ("mysql://me@127.0.0.1:-1/x", "a port that is none"),
-        ("mysql:///x?port=99999", "a port that is none"),
-        ("postgresql://[::1]:65536/x", "a port that is none"),
-        ("postgresql:///x?host=a,b&port=5432,99999", "a port that is none"),
-        ("postgresql:///x?host=a:5432&host=b:99999", "a port that is none"),
-        ("postgresql:///x?host=a&port=abc", "a port that is none"),
-        ("sqlite://host:99999/x", "a port that is none"),
-        ("sqlite:///x.db?jurnal=wal", "'jurnal', which is no option"),
+        ("mysql://me@127.0.0.1:99999/x", "must have a port from 1 to 65535"),
+        ("mariadb://me@127.0.0.1:0/x", "must have a port from 1 to"),
+        ("mysql://me@127.0.0.1:-1/x", "must have a port from 1 to"),
+        ("mysql:///x?port=99999", "must have a port from 1 to"),
+        ("postgresql://[::1]:65536/x", "must have a port from 1 to"),
+        ("postgresql:///x?host=a,b&port=5432,99999", "must have a port from 1 to"),
+        ("postgresql:///x?host=a:5432&host=b:99999", "must have a port from 1 to"),
+        ("postgresql:///x?host=a&port=abc", "must have a port from 1 to"),
+        ("sqlite://host:99999/x", "must have a port from 1 to"),
+        ("sqlite:///x.db?jurnal=wal", "no option named 'jurnal'"),
     ],
 )
 def test_a_url_that_cannot_be_meant_is_refused(url: str, word: str) -> None:
@@ -79,7 +79,7 @@ def test_a_url_with_ports_or_without_is_taken(url: str) -> None:
 
 
 def test_what_stands_in_the_place_of_a_port_and_may_be_a_password_is_not_shown() -> None:
-    with pytest.raises(InvalidArgumentError, match="a port that is none") as refused:
+    with pytest.raises(InvalidArgumentError, match="must have a port from 1 to") as refused:
         parse_url("postgresql://me:271828182/x")
     assert "271828182" not in str(refused.value)
 
@@ -153,7 +153,7 @@ def test_an_sqlite_file_is_opened_and_read_while_another_writes(sqlite_url: str)
 
 def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str) -> None:
     backend = Backend(sqlite_url, timeout=0)
-    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy, away or silent for 0 s"):
+    with backend._writer.begin(), pytest.raises(UnavailableError, match="busy or did not answer for 0 s"):
         backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
     backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
     backend.close()

@@ -46,7 +46,7 @@ VERBS: list[Callable[[wc.Database], Any]] = [
 def test_only_verbs_that_create_something_create_the_catalogue(database_url: str, tmp_path: Path) -> None:
     with wc.connect(database_url, tmp_path) as database:
         for verb in VERBS:
-            with pytest.raises(wc.NotFoundError, match=r"found(.|\n)*'waterclock init' creates it"):
+            with pytest.raises(wc.NotFoundError, match=r"found(.|\n)*Run 'waterclock init'"):
                 verb(database)
         assert not database.backend.has_catalogue()
         for refused in (lambda: database.create_topic(""), lambda: database.create_table("no-hyphens")):
@@ -67,7 +67,7 @@ def test_a_topic_creates_the_catalogue_for_all_who_have_the_database_open(databa
 
 
 def test_create_false_never_creates_the_catalogue_and_true_does_so_at_once(database_url: str) -> None:
-    with pytest.raises(wc.NotFoundError, match="'waterclock init' creates it"):
+    with pytest.raises(wc.NotFoundError, match="Run 'waterclock init'"):
         wc.connect(database_url, create=False)
     wc.connect(database_url, create=True).close()
     assert "waterclock_topics" in tables_of(database_url)

@@ -135,7 +135,7 @@ def test_a_lock_that_is_not_had_in_time_is_reported_as_that_after_further_tries(
 
     with backend.engine.begin() as other, backend.patience(0.1):
         other.execute(update)
-        with pytest.raises(wc.TimedOutError, match=r"silent for 0\.1 s"):
+        with pytest.raises(wc.TimedOutError, match=r"did not answer for 0\.1 s"):
             backend.transact(work)
 
 

@@ -80,7 +80,7 @@ def test_a_password_in_the_url_is_warned_of(monkeypatch: pytest.MonkeyPatch, sql
             pickle.dumps(database)
         monkeypatch.setattr(database.backend, "_file", None)
         monkeypatch.setattr(database.backend, "url", sa.make_url("postgresql+psycopg://u:geheim@db/factory"))
-        with pytest.warns(UserWarning, match="contains the secrets of") as warned:
+        with pytest.warns(UserWarning, match="contains the credentials of") as warned:
             pickle.dumps(database)
         assert "geheim" not in str(warned[0].message)
 

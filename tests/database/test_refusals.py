@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Generator
@@ -82,7 +83,7 @@ def test_a_file_that_is_opened_to_be_read_is_read_and_says_that_it_is_read_only(
     before = path.read_bytes()
     answer = read_and_try_to_write(f"sqlite:///file:{path}?{query}")
     assert answer.startswith("[b'x']")
-    assert answer.count("cannot be written to: it is read-only") == 4
+    assert len(re.findall(r"cannot write to [^|]*: it is read-only", answer)) == 4
     assert "full" not in answer
     assert path.read_bytes() == before
 
@@ -110,7 +111,7 @@ def test_the_ledgers_of_a_file_that_is_named_as_a_uri_lie_beside_the_file(tmp_pa
 @pytest.mark.parametrize(
     ("file", "folder", "reason"),
     [
-        (0o444, 0o777, "read-only: its file may not be written to"),
+        (0o444, 0o777, "read-only: its file is not writable"),
         (0o444, 0o555, "read-only"),
         (0o666, 0o555, "read-only"),
     ],
@@ -180,7 +181,7 @@ def test_a_file_that_may_not_be_read_says_so(open_to_all: Path) -> None:
 def test_a_read_only_database_without_a_catalogue_says_that_it_needs_one(tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     sqlite3.connect(empty).close()
-    with pytest.raises(UnavailableError, match=r"no catalogue and needs one of .*read-only"):
+    with pytest.raises(UnavailableError, match=r"no catalogue, this library needs .*read-only"):
         connect(f"sqlite:///file:{empty}?mode=ro&uri=true", create=True)
 
 
@@ -205,7 +206,7 @@ def test_a_server_that_only_reads_is_read_and_says_so(
             event.listen(database.backend.engine, "connect", only_read)
             database.close()
             topic = database.topic("t")
-            with pytest.raises(UnavailableError, match=r"cannot be written to: it is read-only \("):
+            with pytest.raises(UnavailableError, match=r"cannot write to .*: it is read-only \("):
                 topic.append([Message("a", "b", 2)])
             assert [message.payload for message in topic.read()] == [b"x"]
 
@@ -222,7 +223,7 @@ class ReportedError(Exception):
     ("dialect", "error", "reason"),
     [
         (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_FULL), "disk is full"),
-        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_IOERR_FSYNC), "reports an error"),
+        (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_IOERR_FSYNC), "reported an error"),
         (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_READONLY), "read-only: its file"),
         (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_READONLY_DIRECTORY), "read-only: its folder"),
         (SqliteDialect(), ReportedError(sqlite_errorcode=sqlite3.SQLITE_READONLY_DBMOVED), "moved or removed"),
@@ -231,7 +232,7 @@ class ReportedError(Exception):
         (SqliteDialect(), ReportedError(), None),
         (PostgresqlDialect(), ReportedError(sqlstate="53100"), "disk is full"),
         (PostgresqlDialect(), ReportedError(sqlstate="25006"), "it is read-only"),
-        (PostgresqlDialect(), ReportedError(sqlstate="58030"), "reports an error"),
+        (PostgresqlDialect(), ReportedError(sqlstate="58030"), "reported an error"),
         (PostgresqlDialect(), ReportedError(sqlstate="40001"), None),
         (PostgresqlDialect(), ReportedError(sqlstate=None), None),
         (MariadbDialect(), ReportedError(1021, "Disk full (…)"), "disk is full"),
@@ -243,13 +244,13 @@ class ReportedError(Exception):
         (
             MariadbDialect(),
             ReportedError(1026, 'Error writing file "x" (errno: 5 "I/O error")'),
-            "reports an error",
+            "reported an error",
         ),
         (MariadbDialect(), ReportedError(1290, "running with the --read-only option so it cannot"), "it is read-only"),
         (
             MariadbDialect(),
             ReportedError(1290, "running with the --skip-grant-tables option"),
-            "an option of the server",
+            "a server option",
         ),
         (
             MariadbDialect(),
@@ -273,9 +274,7 @@ def test_the_reason_stands_in_the_error(sqlite_url: str) -> None:
         broken.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
         raise exc.OperationalError("INSERT", None, broken)
 
-    with pytest.raises(
-        UnavailableError, match=r"cannot be written to: its disk or file system reports an error \(disk"
-    ):
+    with pytest.raises(UnavailableError, match=r"cannot write to .*: its disk or file system reported an error \(disk"):
         backend.transact(work)
     with pytest.raises(UnavailableError, match=r"cannot read .* now: its disk"), backend.snapshot() as connection:
         work(connection)

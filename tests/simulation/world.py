@@ -613,7 +613,7 @@ class World:
             }
         for message, (group, _) in list(self.put.items()):
             row = found.get(message)
-            if row is None or row.last_error == "skipped by hand":
+            if row is None or row.last_error == "skipped by an operator":
                 self.buried.add(message)
             elif row.group_id != group:
                 self.put[message] = row.group_id, "reroute"

@@ -204,7 +204,7 @@ def test_what_is_acked_in_a_transaction_under_way_is_not_waited_for(
     }
     with database.backend.engine.connect() as connection:
         delivery.ack(connection=connection)
-        with pytest.raises(UnavailableError, match="acked in a transaction that has not ended"):
+        with pytest.raises(UnavailableError, match="the transaction that acked it has not ended"):
             what[verb]()
         connection.rollback()
     what[verb]()
@@ -245,7 +245,7 @@ def test_with_leaves_what_it_acked_to_a_transaction_that_ends_later(orders: Mess
         with pytest.raises(ZeroDivisionError) as raised:
             handle_badly(connection)
         connection.rollback()
-    assert "a transaction in which it was acked has not ended" in raised.value.__notes__[0]
+    assert "the transaction that acked it has not ended" in raised.value.__notes__[0]
     assert (orders.stats().acked, orders.stats().in_flight) == (1, 1)
 
 
@@ -317,7 +317,7 @@ def test_a_subscription_is_left_while_the_callers_transaction_that_acks_is_open(
             for delivery in deliveries:
                 delivery.ack(connection=caller)
                 break
-        assert "leaves what it has" not in caplog.text
+        assert "cannot give back its messages" not in caplog.text
         caller.commit()
     assert table.stats().acked == 1
 
@@ -338,7 +338,9 @@ def test_what_a_subscription_cannot_give_back_on_sqlite_is_left_to_its_lease_wit
         with database.backend.engine.connect() as caller:
             with table.subscribe(consumer="first") as deliveries:
                 next(deliveries).ack(connection=caller)
-            assert "first leaves what it has of 'orders' to the end of its lease" in caplog.text
+            assert (
+                "first cannot give back its messages of 'orders', which wait for the end of their lease" in caplog.text
+            )
             caller.commit()
         assert table.receive(consumer="second") == []
         clock.move("31s")

@@ -66,7 +66,7 @@ def test_columns_of_sqlalchemys_types_are_checked_by_what_they_are(database: Dat
     table = database.create_table("orders", payload="text", columns=columns)
     wrong: dict[str, Any] = {"small": "17", "name": 17, "weight": "1.5"}
     for name, value in wrong.items():
-        with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
+        with pytest.raises(InvalidArgumentError, match=f"^{name} must "):
             table.put("tea", **{name: value})
     table.put("tea", small=7, name="x", weight=1, price=Decimal("1.50"))
     [delivery] = table.receive()

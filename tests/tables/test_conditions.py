@@ -171,24 +171,24 @@ def test_no_text_does_anything_but_be_understood_or_be_refused(text: str) -> Non
 @pytest.mark.parametrize(
     ("text", "problem", "caret"),
     [
-        ("", "the end stands where a column, a value or a :parameter is expected", 0),
-        ("region", "the end stands where a comparison is expected", 6),
-        ("region = 'eu' amount", "'amount' stands where the end, AND or OR is expected", 14),
-        ("(region = 'eu'", "the end stands where ) is expected", 14),
-        ("region = 'eu", "the ' here is never closed", 9),
+        ("", "expected a column, a value or a :parameter, got the end", 0),
+        ("region", "expected a comparison, got the end", 6),
+        ("region = 'eu' amount", "expected the end, AND or OR, got 'amount'", 14),
+        ("(region = 'eu'", "expected ), got the end", 14),
+        ("region = 'eu", "this ' is never closed", 9),
         ("region = NULL", "write IS NULL", 9),
-        ("regio = 'eu'", "there is no column 'regio'; the columns are amount, price, region, urgent", 0),
+        ("regio = 'eu'", "no column named 'regio'; the columns are amount, price, region, urgent", 0),
         ("region = 5", "'region' holds text and cannot be compared with the int 5", 9),
         ("amount = 'five'", "'amount' holds numbers and cannot be compared with the str 'five'", 9),
         ("amount IN (1, region)", "'amount' holds numbers and cannot be compared with 'region', which holds text", 14),
-        ("urgent = 1", "'urgent' holds truth values and cannot be compared with the int 1", 9),
-        ("urgent < TRUE", "'urgent' holds truth values, which cannot be compared like this", 0),
-        ("amount LIKE 'a'", "LIKE needs a text column, and 'amount' holds numbers", 0),
-        ("amount = :most", "there is no parameter 'most'; parameters= has x", 9),
-        ("1 = 1", "a column is expected here", 4),
+        ("urgent = 1", "'urgent' holds booleans and cannot be compared with the int 1", 9),
+        ("urgent < TRUE", "'urgent' holds booleans, which does not support this comparison", 0),
+        ("amount LIKE 'a'", "LIKE needs a text column, but 'amount' holds numbers", 0),
+        ("amount = :most", "no parameter named 'most'; parameters= has x", 9),
+        ("1 = 1", "expected a column", 4),
         ("amount = 99999999999999999999", "is too large for any column", 9),
-        ("amount; DROP TABLE things", "';' is none of the signs that may stand here", 6),
-        ("amount NOT 3", "'3' stands where IN, BETWEEN or LIKE is expected", 11),
+        ("amount; DROP TABLE things", "unexpected character ';'", 6),
+        ("amount NOT 3", "expected IN, BETWEEN or LIKE, got '3'", 11),
     ],
 )
 def test_what_is_wrong_is_shown_in_its_place(text: str, problem: str, caret: int) -> None:
@@ -204,10 +204,10 @@ def test_what_is_wrong_is_shown_in_its_place(text: str, problem: str, caret: int
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("(" * (DEEPEST + 1), f"more than {DEEPEST} deep"),
+        ("(" * (DEEPEST + 1), f"more than {DEEPEST} levels deep"),
         (" OR ".join(["amount = 1"] * (MOST + 1)), f"more than {MOST} predicates"),
         ("a" * (LONGEST + 1), f"has {LONGEST + 1} characters"),
-        (5, "is 5; give a text"),
+        (5, "must be a string .*5"),
     ],
 )
 def test_what_no_database_could_take_is_refused_before_it_sees_it(text: object, problem: str) -> None:
@@ -278,20 +278,20 @@ def test_ids_are_compared_as_what_they_are(make_table: MakeTable) -> None:
 @pytest.mark.one_database
 def test_what_may_not_be_named_or_is_never_used_is_refused(sales: MessageTable) -> None:
     for where in ("headers IS NULL", "message = 'x'", "claim_id IS NULL", "acked_by IS NULL", "ack_held_at IS NULL"):
-        with pytest.raises(InvalidArgumentError, match="there is no column"):
+        with pytest.raises(InvalidArgumentError, match="no column named"):
             sales.receive(where=where)
     with pytest.raises(InvalidArgumentError, match="'facts' holds json"):
         sales.receive(where="facts = 'x'")
-    with pytest.raises(InvalidArgumentError, match="nothing says :min"):
+    with pytest.raises(InvalidArgumentError, match="parameter min is not used"):
         sales.subscribe(where="amount > 3", parameters={"min": 3})
-    with pytest.raises(InvalidArgumentError, match=r"^parameters: "):
+    with pytest.raises(InvalidArgumentError, match=r"^parameters must be a dict"):
         sales.receive(where="amount > 3", parameters=[3])  # type: ignore[arg-type]
 
 
 @pytest.mark.one_database
 def test_a_table_with_groups_refuses_a_choice_that_would_break_their_order(sequenced: MessageTable) -> None:
     for choice in ({"where": "id = 1"}, {"order": "id"}):
-        with pytest.raises(InvalidArgumentError, match="has groups, whose order they would break"):
+        with pytest.raises(InvalidArgumentError, match="they would break the order of its groups"):
             sequenced.receive(**choice)
 
 
@@ -310,5 +310,5 @@ def test_what_a_subscriber_chose_holds_for_columns_that_come_and_go(sales: Messa
         with database.backend.engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE orders DROP COLUMN region"))
         database.table("orders").put("f")
-        with pytest.raises(InvalidArgumentError, match="there is no column 'region'"):
+        with pytest.raises(InvalidArgumentError, match="no column named 'region'"):
             next(deliveries)

@@ -244,22 +244,22 @@ def test_times_are_understood_in_all_their_forms(make_table: MakeTable, clock: M
     for wrong in ("tomorrow", "2h", 1.5, datetime(2100, 1, 1)):  # noqa: DTZ001  # that is what is wrong with it
         with pytest.raises(InvalidArgumentError, match="expires_at"):
             table.put("a", expires_at=wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidArgumentError, match="it never would be"):
+    with pytest.raises(InvalidArgumentError, match=r"^expires_at must be after"):
         table.put("a", at=at, expires_at=at)
-    with pytest.raises(InvalidArgumentError, match="it never would be"):
+    with pytest.raises(InvalidArgumentError, match=r"^expires_at must be after"):
         table.put("a", delay="1h", expires_at=clock.now + 1)
 
 
 def test_dead_letters_need_a_table(make_table: MakeTable) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"on_expired: 'dead_letter' needs .* dead_letter=…, or .* max_att"):
+    with pytest.raises(InvalidArgumentError, match=r"on_expired='dead_letter' needs .* dead_letter=…, or .* max_att"):
         make_table(on_expired="dead_letter")
-    with pytest.raises(InvalidArgumentError, match="on_expired: 'later' is none of 'drop', 'dead_letter'"):
+    with pytest.raises(InvalidArgumentError, match="on_expired must be one of 'drop', 'dead_letter', got 'later'"):
         make_table(on_expired="later")
     table = make_table()
-    with pytest.raises(InvalidArgumentError, match="needs a table for dead letters"):
+    with pytest.raises(InvalidArgumentError, match="needs a dead-letter table"):
         table.alter(on_expired="dead_letter")
     table.alter(on_expired="dead_letter", dead_letter="dead")
-    with pytest.raises(InvalidArgumentError, match="needs a table for dead letters"):
+    with pytest.raises(InvalidArgumentError, match="needs a dead-letter table"):
         table.alter(dead_letter=None)
     table.alter(on_expired="drop", dead_letter=None)
 

@@ -71,6 +71,6 @@ def test_a_message_in_no_group_that_another_transaction_has_locked_is_said_to_be
     with database.backend.engine.begin() as other:
         other.execute(sa.select(rows).with_for_update())
         found = orders.explain(1)
-        assert (found.state, found.reason) == ("locked", "is due, but a transaction under way has locked it")
+        assert (found.state, found.reason) == ("locked", "is due, but an open transaction has locked it")
         assert orders.receive() == []
     assert orders.explain(1).state == "ready"

@@ -43,7 +43,7 @@ def test_the_first_groups_by_name_are_listed_whether_they_were_routed_or_not(
         ("c", 0, 1),
         ("d", 0, 3),
     ]
-    with pytest.raises(InvalidArgumentError, match=r"^limit: 0 is no count"):
+    with pytest.raises(InvalidArgumentError, match=r"^limit must be an integer from 1 to .*, got 0"):
         table.groups.list(0)
 
 
@@ -59,7 +59,7 @@ def test_a_group_that_never_was_is_not_found(sequenced: MessageTable) -> None:
 
 
 def test_a_table_without_groups_has_none_to_handle(orders: MessageTable) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^groups: "):
+    with pytest.raises(InvalidArgumentError, match=r"has no groups"):
         _ = orders.groups
 
 
@@ -130,7 +130,7 @@ def test_a_table_of_another_kind_takes_no_group(
     sequenced: MessageTable, make_table: Callable[..., MessageTable]
 ) -> None:
     make_table("texts", id_type="text")
-    with pytest.raises(InvalidArgumentError, match=r"^to: 'texts' has id_type='text'"):
+    with pytest.raises(InvalidArgumentError, match=r"^cannot move to 'texts': it has id_type='text'"):
         sequenced.groups.move("a", "texts")
 
 
@@ -313,9 +313,9 @@ def test_a_message_without_a_group_is_refused_where_the_table_says_so(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="sequenced", ungrouped="reject")
-    with pytest.raises(InvalidArgumentError, match=r"^group: "):
+    with pytest.raises(InvalidArgumentError, match=r"^group is missing"):
         table.put("1")
-    with pytest.raises(InvalidArgumentError, match=r"^group: "):
+    with pytest.raises(InvalidArgumentError, match=r"^group is missing"):
         table.put("1", group="")
     import sqlalchemy as sa  # noqa: PLC0415
 
@@ -352,6 +352,6 @@ def test_a_command_about_messages_that_are_in_no_group_is_refused(
 ) -> None:
     table = make_table(groups="exclusive", ungrouped="free")
     table.put("tea")
-    with pytest.raises(InvalidArgumentError, match="in no group"):
+    with pytest.raises(InvalidArgumentError, match="group must be named"):
         getattr(table.groups, command)(group)
     assert names(table.receive()) == ["tea"]

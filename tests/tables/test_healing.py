@@ -359,10 +359,10 @@ def test_why_a_group_of_a_dead_consumer_waits_is_said(exclusive: MessageTable, c
     clock.move("30s")
     info, pinned = exclusive.groups.info("a"), exclusive.groups.info("b")
     assert (info.hold, pinned.hold) == ("owner_away", "owner_away")
-    assert "the owner of the group, x, is not there; the next consumer that claims takes it over" in str(
+    assert "the owner of the group, x, is gone; the next consumer that claims takes it over" in str(
         exclusive.explain(1)
     )
-    assert pinned.blocked_by == "the owner of the group, z, is not there; it is pinned to that one"
+    assert pinned.blocked_by == "the owner of the group, z, is gone; the group is pinned to it"
 
 
 def test_why_a_group_waits_for_what_plain_sql_deleted_is_said(sequenced: MessageTable, database: Database) -> None:
@@ -384,7 +384,7 @@ def test_why_a_locked_group_waits_is_said(sequenced: MessageTable, database: Dat
     assert (sequenced.explain(1).state, sequenced.groups.info("a").hold) == ("ready", None)
     with locked(database, "a"):
         assert sequenced.explain(1).state == "locked"
-        assert sequenced.groups.info("a").blocked_by == "a transaction under way has locked its group"
+        assert sequenced.groups.info("a").blocked_by == "an open transaction has locked its group"
 
 
 @with_locks_of_rows

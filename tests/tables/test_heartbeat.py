@@ -104,7 +104,7 @@ def test_a_lease_that_was_lost_is_known_to_the_handler_and_reported_at_the_ack(
 ) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
-    with pytest.raises(LeaseLostError, match=r"^ack: message 1"), delivery:  # noqa: PT012  # the block is what is tested
+    with pytest.raises(LeaseLostError, match=r"^cannot ack message 1"), delivery:  # noqa: PT012  # the block is what is tested
         assert not delivery.lost
         orders.reschedule(1, pulse.clock.now)
         pulse.pass_time("29s")

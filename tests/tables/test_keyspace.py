@@ -41,7 +41,7 @@ def test_ranges_that_meet_cover_the_keyspace_and_every_id_has_one_shard(shards: 
 @given(ranges, st.data())
 def test_a_hole_is_named(shards: list[KeyRange], data: st.DataObject) -> None:
     hole = data.draw(st.sampled_from(shards))
-    with pytest.raises(InvalidArgumentError, match=f"^shards: no shard has the key range {hole};"):
+    with pytest.raises(InvalidArgumentError, match=f"^no shard has the key range {hole};"):
         check_cover([str(shard) for shard in shards if shard != hole])
 
 
@@ -49,7 +49,7 @@ def test_a_hole_is_named(shards: list[KeyRange], data: st.DataObject) -> None:
     ("texts", "overlap"), [(["-80", "40-"], "40-80"), (["-", "20-30"], "20-30"), (["-80", "-80", "80-"], "-80")]
 )
 def test_an_overlap_is_named(texts: list[str], overlap: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"^shards: .* both have the key range {overlap};"):
+    with pytest.raises(InvalidArgumentError, match=rf"^shards must not overlap, .* both have the key range {overlap}$"):
         check_cover(texts)
 
 
@@ -60,7 +60,7 @@ def test_a_range_reads_as_it_was_written(shards: list[KeyRange]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "8-", "80", "-8g", "80-80", "c0-40", "80-00", "-112233445566778899", None])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"^shards: {text!r}"):
+    with pytest.raises(InvalidArgumentError, match=rf"^shards must .*got {text!r}"):
         check_cover([text])
 
 

@@ -54,12 +54,12 @@ def test_the_options_are_those_that_were_given_and_otherwise_the_documents(datab
 def test_an_option_that_cannot_be_meant_is_refused_by_name(
     make_table: Callable[..., MessageTable], option: str, value: Any
 ) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"^{option}: .*{value if isinstance(value, str) else ''}"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{option}.*{value if isinstance(value, str) else ''}"):
         make_table(**{option: value})
 
 
 def test_an_option_that_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"no option named 'nonsense'; a message table has ack_wait"):
+    with pytest.raises(InvalidArgumentError, match=r"no option named 'nonsense'; the options are ack_wait"):
         TableOptions.check(nonsense=1)
 
 
@@ -72,7 +72,7 @@ def test_the_defaults_of_the_options_are_those_of_create_table() -> None:
 @pytest.mark.one_database
 @pytest.mark.parametrize("name", ["", "a b", "a.b", 'a"b', "1st", "waterclock_x", "sqlite_x", "x" * 49, None])
 def test_a_name_that_plain_sql_could_not_use_is_refused(database: Database, name: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^name: "):
+    with pytest.raises(InvalidArgumentError, match=r"^name must "):
         database.create_table(name)
 
 
@@ -100,8 +100,8 @@ def test_an_existing_table_with_other_options_is_returned_with_a_warning(databas
             "orders", payload="text", max_attempts=3, columns={"region": "bigint"}, adopt=adopt, exist_ok=True
         )
     assert [str(each.message) for each in warned] == [
-        "message table 'orders' exists with other options, which stay: payload is 'json', not 'text';"
-        " columns is {'region': 'text'}, not {'region': 'bigint'}. Use alter() to change options"
+        "message table 'orders' exists with other options, which are kept: payload is 'json', not 'text';"
+        " columns is {'region': 'text'}, not {'region': 'bigint'}. Change them with alter()"
     ]
     assert warned[0].filename == __file__
 
@@ -114,7 +114,7 @@ def test_an_unknown_table_cannot_be_opened(database: Database) -> None:
 def test_a_table_that_was_dropped_outside_is_named(orders: MessageTable, database: Database) -> None:
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE orders"))
-    with pytest.raises(SchemaError, match=r"'orders'.*gone"):
+    with pytest.raises(SchemaError, match=r"'orders'.*missing"):
         database.table("orders")
 
 

@@ -36,7 +36,7 @@ def test_no_more_than_the_limit_or_the_batch_size_are_taken(make_table: Callable
     assert len(table.receive()) == 2
     assert len(table.receive(limit=4)) == 4
     assert len(table.receive()) == 1
-    with pytest.raises(InvalidArgumentError, match=r"^limit: 0"):
+    with pytest.raises(InvalidArgumentError, match=r"^limit must .*, got 0"):
         table.receive(limit=0)
 
 

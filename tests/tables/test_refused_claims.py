@@ -93,10 +93,10 @@ def test_a_message_at_the_head_that_is_refused_is_passed_by_and_reported(
     assert drain(orders) == ["a", "b", "c"]
     stats = orders.stats()
     assert stats.ready == 3
-    assert "passed by for up to 60 s" in (stats.failure or "")
+    assert "skipped for up to 60 s" in (stats.failure or "")
     assert "cannot claim from 'orders': messages with seq" in caplog.text
     first = next(iter(orders.peek(limit=1))).id
-    assert "passed by for up to 60 s" in orders.explain(first).reason
+    assert "skipped for up to 60 s" in orders.explain(first).reason
     orders.put("later")
     clock.move("1ms")
     assert drain(orders) == ["later"]
@@ -113,7 +113,7 @@ def test_a_group_whose_first_message_is_refused_keeps_no_other(
         clock.move("1ms")
     refuse(database, "kept", what)
     assert drain(table) == ["a", "b", "c"]
-    assert "passed by for up to 60 s" in (table.stats().failure or "")
+    assert "skipped for up to 60 s" in (table.stats().failure or "")
     table.put("d", group="h")
     clock.move("1ms")
     assert drain(table) == ["d"]
@@ -128,7 +128,7 @@ def test_hundreds_of_refused_messages_at_the_head_keep_none_behind_them(
     refuse(database, "kept", CLAIMED)
     clock.move("1ms")
     assert orders.receive(1)[0].payload in ("between", "behind")
-    assert "behind them are passed by" in caplog.text
+    assert "behind them are skipped" in caplog.text
     assert len(orders.context.refused_seqs.all()) >= 300
 
 

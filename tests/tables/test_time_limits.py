@@ -81,7 +81,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do
         other.invalidate()  # the lock goes with its session
         consumer.join(60)
     assert received == ["tea"]
-    assert any("me cannot claim from 'orders' and tries again in 0.2 s" in text for text in warnings)
+    assert any("me cannot claim from 'orders', retrying in 0.2 s" in text for text in warnings)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -121,7 +121,7 @@ def test_a_full_database_is_named_and_the_topic_stays_as_it_was(sqlite_topic: To
 
     event.listen(backend.engine, "connect", limit)
     backend.close()
-    with pytest.raises(UnavailableError, match=r"waterclock\.db cannot be written to.*full"):
+    with pytest.raises(UnavailableError, match=r"cannot write to .*waterclock\.db.*full"):
         sqlite_topic.append([Message("a", "b", 1, secrets.token_bytes(100_000))])
     assert [message.publish_time for message in sqlite_topic.read()] == [1]
 
@@ -230,7 +230,9 @@ def test_more_payload_than_a_column_holds_is_refused_with_its_size(
     batch = Batch("a", 1, 2, 3, "timeout", tuple(messages))
     writes: list[Callable[[], object]] = [lambda: sqlite_topic.append(messages), batcher.state, batch.to_bytes]
     for write in writes:
-        with pytest.raises(InvalidArgumentError, match="'payload' must hold at most 100000 bytes at once, got 100002"):
+        with pytest.raises(
+            InvalidArgumentError, match="'payload' must hold at most 100000 bytes in one call, got 100002"
+        ):
             write()
     assert list(sqlite_topic.read()) == []
 

@@ -52,7 +52,7 @@ def test_timestamps_land_at_their_moment(sqlite_topic: Topic, unit: str, factor:
 def test_times_that_name_no_moment_are_refused_by_name(
     sqlite_topic: Topic, name: str, values: pa.Array, kind: str
 ) -> None:
-    with pytest.raises(SchemaError, match=f"column '{name}' is {kind}; it must be int64, nanoseconds since the epoch"):
+    with pytest.raises(SchemaError, match=f"column '{name}' must be int64 .* time zone, got {kind}"):
         sqlite_topic.append(table(**{name: values}))
     assert list(sqlite_topic.read()) == []
 
@@ -60,9 +60,18 @@ def test_times_that_name_no_moment_are_refused_by_name(
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (timestamps("s", "UTC", 1, 10**12), "column 'event_time': 1000000000000 s since the epoch does not fit"),
-        (timestamps("ms", "UTC", -(2**62), 0), "column 'event_time': -4611686018427387904 ms since the epoch does not"),
-        (pa.array([1, 2**64 - 1], pa.uint64()), "column 'event_time': 18446744073709551615 does not fit"),
+        (
+            timestamps("s", "UTC", 1, 10**12),
+            "column 'event_time' must fit in 64-bit nanoseconds .*, got 1000000000000 s since the epoch",
+        ),
+        (
+            timestamps("ms", "UTC", -(2**62), 0),
+            "column 'event_time' must fit in 64-bit nanoseconds .*, got -4611686018427387904 ms",
+        ),
+        (
+            pa.array([1, 2**64 - 1], pa.uint64()),
+            "column 'event_time' must fit in 64-bit nanoseconds .*, got 18446744073709551615",
+        ),
     ],
 )
 def test_a_time_beyond_64_bits_is_refused_with_its_value(sqlite_topic: Topic, values: pa.Array, says: str) -> None:
@@ -148,7 +157,7 @@ def test_headers_of_any_type_of_text_are_taken(sqlite_topic: Topic, text: pa.Dat
 def test_columns_of_nulls_alone_are_nulls(sqlite_topic: Topic) -> None:
     sqlite_topic.append(table(publish_time=pa.nulls(2), receive_time=pa.nulls(2), headers=pa.nulls(2)))
     assert [message.headers for message in sqlite_topic.read()] == [None, None]
-    with pytest.raises(InvalidArgumentError, match="column 'event_time' holds 2 nulls"):
+    with pytest.raises(InvalidArgumentError, match="column 'event_time' must not hold nulls, got 2"):
         sqlite_topic.append(table(event_time=pa.nulls(2)))
 
 
@@ -161,14 +170,14 @@ def test_columns_that_would_harm_their_readers_are_refused(sqlite_topic: Topic) 
     offsets = pa.py_buffer(b"".join(at.to_bytes(4, "little") for at in (0, 1000, 2)))
     outside = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ab")])
     for name in ("source", "stream"):
-        with pytest.raises(InvalidArgumentError, match=f"column '{name}' is unsound"):
+        with pytest.raises(InvalidArgumentError, match=f"column '{name}' must be valid Arrow data"):
             sqlite_topic.append(table(**{name: outside}))
-    with pytest.raises(InvalidArgumentError, match="'payload' is unsound"):
+    with pytest.raises(InvalidArgumentError, match="'payload' must be valid Arrow data"):
         sqlite_topic.append(table(payload=pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"ab")])))
     headers = pa.array([[("k", None)], None], pa.map_(pa.string(), pa.string()))
-    with pytest.raises(InvalidArgumentError, match="a null as a header's value"):
+    with pytest.raises(InvalidArgumentError, match="got a null"):
         sqlite_topic.append(table(headers=headers))
-    with pytest.raises(SchemaError, match="several columns 'stream'"):
+    with pytest.raises(SchemaError, match="names must be unique, got 'stream'"):
         sqlite_topic.append(table().append_column("stream", pa.array(["c", "c"])))
     sqlite_topic.append(table(headers=headers).slice(1))
 

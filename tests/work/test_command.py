@@ -193,13 +193,13 @@ def test_a_worker_that_was_stopped_beyond_its_lease_sees_that_and_its_ack_is_ref
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("import nosuchmodule", "cannot be imported: ModuleNotFoundError: No module named 'nosuchmodule'"),
-        ("def h(:", "cannot be imported: SyntaxError"),
-        ("def h(): pass", "h takes no argument"),
-        ("def h(delivery): yield", "h yields, and takes arguments"),
+        ("import nosuchmodule", ": ModuleNotFoundError: No module named 'nosuchmodule'"),
+        ("def h(:", ": SyntaxError"),
+        ("def h(): pass", "h must take the delivery or the payload"),
+        ("def h(delivery): yield", "h must not both yield and take arguments"),
         (
             "import contextlib\n@contextlib.contextmanager\ndef h():\n raise ValueError('a\\nb')\n yield",
-            "its factory fails: ",
+            "handler factory failed: ",
         ),
     ],
 )

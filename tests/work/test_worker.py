@@ -99,7 +99,7 @@ def test_a_failure_is_one_line_with_the_id_the_attempt_and_the_next_try(
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("waterclock.work")]
     assert lines == [
         "message 17 of 'orders' failed, attempt 1; next try in 1s: KeyError: 'customer'",
-        "message 17 of 'orders' failed, attempt 2; it is a dead letter now: KeyError: 'customer'",
+        "message 17 of 'orders' failed, attempt 2; it is now a dead letter: KeyError: 'customer'",
     ]
     tracebacks = [record.exc_text or "" for record in caplog.records if record.name.startswith("waterclock.work")]
     assert all('raise KeyError("customer")\nKeyError' in each for each in tracebacks)
@@ -431,9 +431,9 @@ def test_a_table_that_is_dropped_ends_the_worker_with_an_error(make_table: MakeT
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"handler": None}, "handler: table 'orders' has none"),
-        ({"handler": "shop"}, "handler: 'shop' cannot be called"),
-        ({"handler": {}}, "handler: {} is no dict of functions by kind"),
+        ({"handler": None}, "handler is missing for table 'orders'"),
+        ({"handler": "shop"}, "handler must be a function, got 'shop'"),
+        ({"handler": {}}, "handler must be a dict of functions by kind, got {}"),
         ({"handler": print, "concurrency": 0}, "concurrency"),
         ({"handler": print, "timeout": "soon"}, "timeout"),
         ({"handler": print, "timeout": 0}, "timeout"),
@@ -459,5 +459,5 @@ def test_a_worker_runs_once(orders: MessageTable) -> None:
     worker = wc.Worker(orders, print)
     with running(worker):
         pass
-    with pytest.raises(wc.InvalidArgumentError, match="has run"):
+    with pytest.raises(wc.InvalidArgumentError, match="cannot run this worker again"):
         worker.run()

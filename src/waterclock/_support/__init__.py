@@ -1,1 +1,1 @@
-"""What the whole package stands on and no user imports: quoting, URLs, durable files, moments."""
+"""Internals that the whole package uses: quoting, URLs, durable files, time."""

@@ -1,4 +1,4 @@
-"""What is closed at the end of a ``with`` block."""
+"""Objects that are closed at the end of a ``with`` block."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _W = TypeVar("_W", bound=_Closable)
 def closing_writer(writer: _W) -> Generator[_W]:
     """Close a writer after the block; its close never hides an error of the block.
 
-    A writer writes its last bytes when it is closed. On a full disk that fails as the write before it has failed, with
-    an error that may name no reason.
+    Closing a writer writes its last bytes. On a full disk that fails like the write before it, with an error that may
+    name no reason.
     """
     try:
         yield writer
@@ -33,11 +33,11 @@ def closing_writer(writer: _W) -> Generator[_W]:
 
 
 class Closing(ABC):
-    """Is itself in a ``with`` block, and closed after it."""
+    """Usable in a ``with`` block, which closes it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds. A second time does nothing."""
+        """Release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Local files that are there, whole and safe from a power cut, or not at all."""
+"""Local files that, even after a power cut, are either complete or missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from waterclock._support.closing import closing_writer
 
 
 def unfinished(name: str) -> str:
-    """Name what an interrupted `durable_file` leaves behind."""
+    """Return the name of the file that an interrupted `durable_file` leaves behind."""
     return f"{name}.part"
 
 
 @contextmanager
 def durable_file(path: Path) -> Generator[BinaryIO]:
-    """Open a new file for writing; it is there, durable and whole, when the block ends without an error."""
+    """Open a new file for writing; it appears, durable and complete, when the block ends without an error."""
     make_folder(path.parent)
     part = Path(unfinished(str(path)))
     try:
@@ -34,7 +34,7 @@ def durable_file(path: Path) -> Generator[BinaryIO]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, so that a power cut forgets none of their names."""
+    """Create a folder and its parents, so that their names survive a power cut."""
     missing = [folder, *folder.parents]
     missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,9 +43,9 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until the bytes of a file, or the names in a folder, are on the disk.
+    """Wait until the bytes of a file, or the names in a folder, are on disk.
 
-    A power cut may forget the name of a file whose bytes are safe.
+    After a power cut, a file's name may be lost although its bytes are safe.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

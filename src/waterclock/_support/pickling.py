@@ -1,4 +1,4 @@
-"""Pickling: a database, topic or table is pickled as what reopens it, and what lives in one process is refused."""
+"""Pickling: a database, topic or table is pickled as what reopens it; objects of one process are not pickled."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NoReturn
 
 
 def warn_of_secret(name: str, text: str, safe: str) -> None:
-    """Warn if a pickle will hold a URL that has something secret in it; ``safe`` is the URL as it may be shown."""
+    """Warn if a pickle will hold a URL with credentials; ``safe`` is the URL without them."""
     if text != safe:
         warnings.warn(
-            f"the pickle of {name} contains the secrets of {safe}; keep it as safe as the password", stacklevel=3
+            f"the pickle of {name} contains the credentials of {safe}; protect it like a password", stacklevel=3
         )
 
 
 def refuse_pickling(one: object, remedy: str) -> NoReturn:
-    """Refuse to pickle what holds leases, threads or connections.
+    """Raise, because the object holds leases, threads or connections.
 
     Raises
     ------
     TypeError
-        As Python raises it for a lock; libraries that pickle know no other one.
+        As Python raises it for a lock; pickling libraries expect this type.
     """
     raise TypeError(f"cannot pickle {type(one).__name__}: it belongs to the process that opened it. {remedy}")

@@ -1,7 +1,7 @@
-"""How an error quotes a value: whole where it is short, else its beginning and how long it is.
+"""Quote values in errors: short ones whole, others by their beginning and length.
 
-What a caller gave by mistake may be a file's content. Whole in an error it would fill a log, and travel to wherever
-the error does. It may also be a URL, which is quoted without its user and password.
+A wrong argument may be a whole file's content, which would fill logs and spread with the error. It may also be a URL,
+which is quoted without its user and password.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from collections.abc import Iterable
 from typing import Any
 
 _WHOLE = 160
-"""Characters of a value's own spelling up to which it is quoted whole."""
+"""Maximum length of a repr that is quoted whole."""
 
 _BEGINNING = 80
 
 _LOOKED_AT = 500
-"""So much of a value is looked at for what is not to be shown: a password may end after what is quoted."""
+"""How much of a value is searched for secrets: a password may end after the quoted part."""
 
 _SIGN_IN = re.compile(r"(://)\S+@")
 _SIGN_IN_BYTES = re.compile(_SIGN_IN.pattern.encode())
 """The user and password of a URL, up to its last @: a password may contain an unquoted @ or slash."""
 
 _TEXT = 1000
-"""Characters of a whole error text, quoted values and all."""
+"""Maximum length of an error text, including quoted values."""
 
 _TEXT_END = 300
-"""An error ends with the remedy, so its end stays as well."""
+"""Characters kept from the end of an error, where its remedy is."""
 
 
 _BULK = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "__array__")
-"""What tables, frames and arrays of any library have: their ``repr`` prints the data in them."""
+"""Attributes of tables, frames and arrays of any library, whose ``repr`` prints their data."""
 
 
 def quoted(value: object) -> str:
-    """Spell a value as ``repr`` does, cut where it is long. Of a table, frame or array, name the type and length."""
+    """Return the repr of a value, truncated; for a table, frame or array, its type and length."""
     if _is_bulk(value):
         return f"<{_type_and_length(value)}>"
     if isinstance(value, list | tuple) and any(map(_is_bulk, value)):
-        return f"<{_type_and_length(value)}: tables, frames or arrays>"
+        return f"<{_type_and_length(value)}: data not shown>"
     if isinstance(value, str | bytes | bytearray):
         known = value[:_LOOKED_AT]
         known = _SIGN_IN.sub(r"\1***@", known) if isinstance(known, str) else _SIGN_IN_BYTES.sub(rb"\1***@", known)
@@ -55,7 +55,7 @@ def quoted(value: object) -> str:
 
 
 def _is_bulk(value: object) -> bool:
-    # A number of numpy's has __array__, too, and no dimension.
+    # A numpy scalar has __array__, too, and no dimension.
     return any(hasattr(type(value), name) for name in _BULK) and getattr(value, "ndim", None) != 0
 
 
@@ -67,14 +67,14 @@ def _type_and_length(value: Any) -> str:
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], remedy: str, within: str = "") -> str:
-    """Write the error of a name that is not known: with the nearest known name, or else with the remedy."""
+    """Return the error for an unknown name: with the nearest known name, or otherwise the remedy."""
     near = difflib.get_close_matches(name, known, n=1) if isinstance(name, str) else []  # callers check no types
     where = f" in {within}" if within else ""
     return f"no {what} named {quoted(name)}{where}; {f'did you mean {quoted(near[0])}?' if near else remedy}"
 
 
 def cut(text: str) -> str:
-    """Cut an error's text in its middle where it is long: what another program's error says may quote anything."""
+    """Truncate an error's text in the middle: another program's error may quote anything."""
     if len(text) <= _TEXT:
         return text
     left_out = len(text) - _TEXT
@@ -82,7 +82,7 @@ def cut(text: str) -> str:
 
 
 def said_of(error: BaseException) -> str:
-    """Give an exception's type and text; the type alone where it has no text, or fails to give it."""
+    """Return an exception's type and text; only the type if it has no text, or raises."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001  # an exception of a handler's may do anything
@@ -91,6 +91,6 @@ def said_of(error: BaseException) -> str:
 
 
 def in_a_line(text: str | None) -> str:
-    """Show a text in a line of a log: cut where it is long, and what would move a terminal's cursor as its escape."""
+    """Return a text for one line of a log: truncated, and with control characters escaped."""
     shown = cut(text or "")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)

@@ -1,8 +1,8 @@
-"""URLs as they may be shown: without passwords. Errors, logs, listings, reprs and commands render them here alone.
+"""Show URLs without passwords, in errors, logs, listings, reprs and commands.
 
-A database's is `shown` with all that is surely harmless. Of a place of files, `without_secrets` leaves the place alone,
-as the catalogue keeps it. What is no proper URL is hidden rather more than less: where the password ends in
-``postgres://u:p@ss/word@host`` only its author knows, so everything before the last ``@`` is taken for it.
+A database's URL is `shown` with all harmless parts. For a place of files, `without_secrets` keeps only the place, as
+the catalogue stores it. Of malformed URLs, rather too much is hidden than too little: only the author of
+``postgres://u:p@ss/word@host`` knows where the password ends, so everything before the last ``@`` counts as part of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HARMLESS = {
     "vfs",
     "write_timeout",
 }
-"""Names in a URL's query whose values are shown; drivers have so many that those of secrets cannot all be known."""
+"""Names in a URL's query whose values are shown; drivers have too many options to list those with secrets."""
 
 _WITHOUT_SERVER = ("sqlite", "file")
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
@@ -60,9 +60,9 @@ _NAMED = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _SURELY_NO_WORD = 8
-"""Characters from which on a password is hidden also in the middle of a word."""
+"""Minimum length of a password that is hidden even inside a word."""
 
-# What stands before the @ there is part of the place and no secret: a container, or the user of a cluster.
+# The part before the @ belongs to the place and is not secret: a container, or the user of a cluster.
 _PLACE_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "hdfs", "viewfs")
 _MISTYPED_ROOT = re.compile(r"(?!file:)([A-Za-z][\w+.-]+:/?)(?!/)(.*)", re.DOTALL | re.IGNORECASE)  # C: is a drive
 _SHORTEST_SECRET = 3
@@ -70,12 +70,12 @@ _SECRET_OPTION = re.compile(r"secret|key|token|pass|pwd|sig|credential", re.IGNO
 
 
 def shown(url: object) -> str:
-    """Render a database's URL without its password and all else in it that may be secret.
+    """Return a database's URL without its password and other possible secrets.
 
     Parameters
     ----------
     url
-        What was given for one: a text, proper or not, SQLAlchemy's URL, or something else altogether.
+        The URL: a string, valid or not, a SQLAlchemy URL, or anything else.
     """
     text = _text(url)
     match = _SCHEME.match(text)
@@ -92,14 +92,14 @@ def shown(url: object) -> str:
 
 
 def redacted(text: object, url: object = "") -> str:
-    """Give an error's text without what is secret in it.
+    """Return an error's text without the secrets of a URL.
 
     Parameters
     ----------
     text
-        What a driver said, or its error; drivers quote URLs, connection strings and the parts of them.
+        A driver's message or error; drivers quote URLs, connection strings and parts of them.
     url
-        The URL that the driver had.
+        The URL that the driver was given.
     """
     safe, given = str(text), _text(url)
     if given:
@@ -112,7 +112,7 @@ def redacted(text: object, url: object = "") -> str:
 
 
 def represented(place: object, fields: Mapping[str, Any]) -> str:
-    """Give the repr of what has fields ``url`` and ``ledgers``, or such that end so, as those may be shown."""
+    """Return a repr in which fields named, or ending in, ``url`` and ``ledgers`` are shown without secrets."""
     shows = dict(fields)
     for name, value in fields.items():
         if name.endswith("url") and value is not None:
@@ -123,9 +123,9 @@ def represented(place: object, fields: Mapping[str, Any]) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Give the URL of a place of files without credentials, query and fragment; a path stays as it is.
+    """Return the URL of a place of files without credentials, query and fragment; a path is unchanged.
 
-    What cannot be a URL, because a secret in it is not quoted, rather loses too much than too little.
+    Of a malformed URL with an unquoted secret, rather too much is removed than too little.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -136,7 +136,7 @@ def without_secrets(url: str) -> str:
 
 
 def _without_secrets_of_mistyped(url: str) -> str:
-    """Hide secrets of a root that lacks its slashes, as ``s3:/KEY:SECRET@bucket``; a path stays as it is."""
+    """Hide secrets of a root without its slashes, such as ``s3:/KEY:SECRET@bucket``; a path is unchanged."""
     match = _MISTYPED_ROOT.match(url)
     if match is None:
         return url
@@ -145,7 +145,7 @@ def _without_secrets_of_mistyped(url: str) -> str:
 
 
 def text_without_secrets(text: str, url: str) -> str:
-    """Give a text, such as the error of a library that was handed the URL, without what is secret in it."""
+    """Return a text, such as the error of a library that was given the URL, without its secrets."""
     text = text.replace(url, without_secrets(url))
     for secret in sorted(_secrets_of_root(url), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
@@ -167,12 +167,12 @@ def _shown_without_scheme(text: str) -> str:
     if match is not None and match[1].lower() not in _WITHOUT_SERVER:
         return f"{match[1]}:{_HIDDEN}"
     if match is None and not _DATABASE_FILE.fullmatch(text):
-        return _HIDDEN if text else ""  # a word alone may be a password
+        return _HIDDEN if text else ""  # a single word may be a password
     return _NAMED.sub(rf"\g<name>\g<is>{_HIDDEN}", _without_query(text))
 
 
 def _without_port(place: str) -> str:
-    """Hide what stands where a port would, and is none."""
+    """Hide text in the place of a port that is not one."""
     hosts = re.match(r"[^/?#]*", place)
     if hosts is None or _HOSTS.fullmatch(hosts[0]):
         return place
@@ -193,14 +193,14 @@ def _shown_pair(pair: str) -> str:
 
 
 def _secrets(text: str) -> set[str]:
-    """Find what is secret in a URL, in every form in which a driver may quote it."""
+    """Return the secrets of a URL, in every form in which a driver may quote them."""
     match = _SCHEME.match(text)
     rest = text if match is None else match[2]
     found: set[str] = set()
     credentials, at, _ = rest.rpartition("@")
     if at:
         found.add(credentials.partition(":")[2])
-        found.add(credentials.partition(":")[2].partition("@")[0])  # where SQLAlchemy takes it to end
+        found.add(credentials.partition(":")[2].partition("@")[0])  # where SQLAlchemy ends it
         if match is not None and match[1].partition("+")[0].lower() in _WITHOUT_SERVER and rest[:1] != "/":
             found.add(credentials)
     for pair in rest.partition("?")[2].split("&"):
@@ -212,7 +212,7 @@ def _secrets(text: str) -> set[str]:
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """Split what follows the scheme into what stands before the @, and the place."""
+    """Split the part after the scheme into the credentials before the @, and the place."""
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     before, at, _ = authority.rpartition("@")
     if at:
@@ -220,7 +220,7 @@ def _split(rest: str) -> tuple[str, str]:
     name, colon, port = authority.partition(":")
     if not colon or port.isdigit() or not port or authority.startswith("["):
         return "", rest
-    # A secret with a slash or a question mark in it: the place begins behind the last @, if there is one.
+    # A secret with a slash or a question mark: the place begins after the last @.
     before, at, place = rest.rpartition("@")
     return (before, place) if at else (rest, name)
 

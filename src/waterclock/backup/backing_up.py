@@ -125,13 +125,13 @@ def holds_backup(destination: str | Path) -> Manifest | None:
 def _folder(destination: str | Path) -> Path:
     if "://" in str(destination):
         text = without_secrets(str(destination))
-        raise InvalidArgumentError(f"destination must be a folder of this machine, got the URL {quoted(text)}")
+        raise InvalidArgumentError(f"destination must be a folder on this machine, got the URL {quoted(text)}")
     folder = Path(destination).absolute()
     if folder.exists() and not folder.is_dir():
-        raise InvalidArgumentError(f"destination: {folder} is a file; give a folder")
+        raise InvalidArgumentError(f"destination must be a folder, got the file {folder}")
     ours = (folder / manifests.NAME, folder / LOCK)
     if folder.exists() and any(folder.iterdir()) and not any(each.exists() for each in ours):
-        raise InvalidArgumentError(f"destination: {folder} holds something else; give a new or empty folder")
+        raise InvalidArgumentError(f"destination must be a new or empty folder, or one with a backup, got {folder}")
     return folder
 
 
@@ -139,7 +139,8 @@ def _earlier(folder: Path, source: str) -> Manifest | None:
     earlier = holds_backup(folder)
     if earlier is not None and earlier.source != source:
         raise InvalidArgumentError(
-            f"destination: {folder} holds a backup of {earlier.source}; give {source} a folder of its own"
+            f"destination must be a folder of its own, got {folder}, which holds a backup of {earlier.source}, not of"
+            f" {source}"
         )
     return earlier
 
@@ -155,7 +156,7 @@ def _locked(folder: Path) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UnavailableError(f"another backup into {folder} is running; wait for its end") from None
+            raise UnavailableError(f"cannot back up into {folder}: another backup into it is running") from None
         yield
 
 
@@ -227,7 +228,7 @@ class _Copier:
                 return each, None
             raise UnavailableError(f"cannot copy {store.name(each.path)} into {file}: {error}") from error
         if kept.size != each.size:
-            self.faults[each.path] = f"{store.name(each.path)} has {kept.size} bytes; {each.size} were written"
+            self.faults[each.path] = f"{store.name(each.path)} has {kept.size} bytes instead of {each.size}"
         return each, kept
 
 
@@ -261,12 +262,13 @@ def _consistent(
         lost = set(gone).intersection(named_files(backend)) if gone else set[Named]()
         if lost.issuperset(gone):
             faults = dict(copier.faults) | {
-                each.path: f"{each.path} of topic {each.topic!r} is lost: the catalogue names it" for each in lost
+                each.path: f"{each.path} of topic {each.topic!r}, which the catalogue names, is missing"
+                for each in lost
             }
             return taken_at, named, tuple(faults[each.path] for each in named if each.path in faults)
     raise UnavailableError(
-        f"after each of {_SNAPSHOTS} snapshots, ledger files that it names were deleted before they were copied, such"
-        f" as {gone[0].path}; pause compaction and expiry while the backup runs, or lengthen their grace time"
+        f"cannot back up: in {_SNAPSHOTS} attempts, ledger files were deleted before they were copied, such as"
+        f" {gone[0].path}. Pause compaction and expiry while the backup runs, or lengthen their grace time"
     )
 
 
@@ -284,4 +286,4 @@ def _remove_others(folder: Path, whole: Manifest | None) -> None:
             elif file not in keep:
                 file.unlink()
     except OSError as error:
-        _log.warning("what the backup in %s does not need stays: %s", folder, error)
+        _log.warning("cannot delete files that the backup in %s does not need: %s", folder, error)

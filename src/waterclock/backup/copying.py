@@ -44,9 +44,9 @@ def measure(file: Path, path: str) -> Kept:
 def expect(found: Kept, expected: Kept, file: Path) -> None:
     """Insist that a file of a backup is what was written; DamagedError where it is not."""
     if found.size != expected.size:
-        raise DamagedError(f"{file} is damaged: it has {found.size} bytes; {expected.size} were written")
+        raise DamagedError(f"{file} is corrupt: it has {found.size} bytes instead of {expected.size}")
     if found.crc != expected.crc:
-        raise DamagedError(f"{file} is damaged: its {found.size} bytes do not match their checksum")
+        raise DamagedError(f"{file} is corrupt: its {found.size} bytes do not match their checksum")
 
 
 def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
@@ -63,7 +63,7 @@ def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
         with file.open("rb") as source:
             found = copy(source, sink, expected.path)
     except FileNotFoundError:
-        raise DamagedError(f"{file} is gone") from None
+        raise DamagedError(f"{file} is missing") from None
     expect(found, expected, file)
 
 

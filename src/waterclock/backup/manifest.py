@@ -96,19 +96,22 @@ def read_manifest(folder: Path) -> Manifest:
         text = file.read_bytes()
     except FileNotFoundError:
         raise NotFoundError(
-            f"there is no whole backup in {folder}: it has no {NAME}, which is written last; was it interrupted?"
+            f"no complete backup found in {folder}: it has no {NAME}, which is written last. Was the backup"
+            " interrupted?"
         ) from None
     except OSError as error:
         raise UnavailableError(f"cannot read {file}: {error}") from error
     try:
         return _parse(json.loads(text), file)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{file} is damaged: {type(error).__name__}: {error}") from error
+        raise DamagedError(f"{file} is corrupt: {type(error).__name__}: {error}") from error
 
 
 def _parse(written: Any, file: Path) -> Manifest:
     if isinstance(written["format"], int) and written["format"] > FORMAT:
-        raise SchemaError(f"{file} has format {written['format']}, this library knows {FORMAT}; update waterclock")
+        raise SchemaError(
+            f"cannot read {file}: it has format {written['format']}, this library knows {FORMAT}. Update waterclock"
+        )
     body = written["backup"]
     if written["format"] != FORMAT or _crc(body) != written["crc"]:
         raise ValueError("it does not match its checksum")
@@ -122,7 +125,7 @@ def _kept(fields: list[Any]) -> Kept:
     kept = Kept(*fields)
     path = PurePosixPath(kept.path)
     if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{kept.path!r} leads out of the folder")
+        raise ValueError(f"{kept.path!r} is outside the folder")
     return kept
 
 

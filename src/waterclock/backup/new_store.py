@@ -57,13 +57,13 @@ def make_independent(backend: Backend, ledgers: str) -> int:
         known = connection.execute(sa.select(stores.c.root)).scalars().all()
     if files.place in known:
         raise InvalidArgumentError(
-            f"ledgers: {files.place!r} is where the original has its ledger files; copy them and name the copy's folder"
+            f"ledgers must be a copy of the ledger files, got {files.place!r}, where the original keeps them"
         )
     named = named_files(backend)
     if missing := [each for each in named if not _is_there(files, each)]:
         raise UnavailableError(
-            f"{len(missing)} of {len(named)} ledger files are not in {files.place}, such as {missing[0].path};"
-            " nothing was changed"
+            f"{len(missing)} of {len(named)} ledger files are missing in {files.place}, such as {missing[0].path}."
+            " Nothing was changed"
         )
     found_store(backend, files)
     return len(named)

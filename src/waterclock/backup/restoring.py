@@ -112,7 +112,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     files = LedgerFiles(root)
     if not files.is_empty():
         raise InvalidArgumentError(
-            f"ledgers: {root} is not empty; give a new folder, or remove what an interrupted restore has left there"
+            f"ledgers must be a new or empty folder, got {root}. Remove it if an interrupted restore left it"
         )
     folder = Path(source).absolute()
     manifest = check_backup(folder, report)
@@ -129,7 +129,7 @@ def _new_database(url: str) -> Path:
     database = database_file(url)
     for suffix in _BESIDE:
         if (found := Path(f"{database}{suffix}")).exists():
-            raise InvalidArgumentError(f"url: {found} is there already; a backup is restored into a new database")
+            raise InvalidArgumentError(f"url must be a new database, got {found}, which exists")
     return database
 
 

@@ -50,14 +50,12 @@ def database_file(url: str | sa.URL) -> Path:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
         # From None, because SQLAlchemy's own error quotes the whole URL.
-        raise InvalidArgumentError(
-            "url: what was given is no database URL; write it like sqlite:///factory.db"
-        ) from None
+        raise InvalidArgumentError("url must be a database URL such as sqlite:///factory.db") from None
     if parsed.drivername.partition("+")[0] != "sqlite":
         raise InvalidArgumentError(
-            f"url: {shown(parsed)} is a database on a server, which is backed up and restored with its own"
-            " tools: first the database with pg_dump or mariadb-dump, then the folder of the ledger files; restored in"
-            " the opposite order. See docs/how-to/back-up-and-restore.md"
+            f"url must be an SQLite database, got {shown(parsed)}. Back up a server with its own tools: first the"
+            " database with pg_dump or mariadb-dump, then the folder of the ledger files; restore in the opposite"
+            " order. See docs/how-to/back-up-and-restore.md"
         )
     return Path(str(parsed.database)).absolute()
 

@@ -181,7 +181,7 @@ class Batch:
                 f"{len(data)} bytes of Arrow are not a batch: the schema metadata lacks {_METADATA_KEY.decode()!r}"
             )
         if not checked:
-            raise DamagedError(f"the batch is damaged: the checksum at the end of its {len(data)} bytes is missing")
+            raise DamagedError(f"the batch is corrupt: the checksum at the end of its {len(data)} bytes is missing")
         check_messages(columns)
         with read_as("the batch"):
             facts = parsed(written)

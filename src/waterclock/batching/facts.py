@@ -29,9 +29,9 @@ def read_as(name: str) -> Generator[None]:
     try:
         yield
     except InvalidArgumentError as error:
-        raise DamagedError(f"{name} is damaged: {error}") from error
+        raise DamagedError(f"{name} is corrupt: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{name} is damaged: {quoted(error)} in its facts") from error
+        raise DamagedError(f"{name} is corrupt: {quoted(error)} in its facts") from error
 
 
 def parsed(written: bytes | memoryview) -> Any:

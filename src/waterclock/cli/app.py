@@ -28,39 +28,38 @@ DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _DEMO = """Run the whole flow on a recording of real messages, and draw it.
 
-Appends the recording to a topic, seals it to Parquet, finds a moment a third in, batches from there on Spark into a
-message table, lets two workers take the batches (one is killed midway), and reconciles. Exit code 1 where the books do
-not balance to the message.
+Appends the recording to a topic, seals it to Parquet and finds a moment a third in. From there, Spark cuts batches into
+a message table, and two workers take them (one is killed midway). Exit code 1 unless the books balance to the message.
 """
-_DOCTOR = """Say what is installed, which databases and Java are found, and what to do about what is missing.
+_DOCTOR = """Show the installed parts, databases and Java, and how to install what is missing.
 
-Give --url to have that database tried as well. Exit code 1 where something needed is broken.
+Give --url to test that database as well. Exit code 1 if something needed is broken.
 """
 _BACKUP = """Back up an SQLite database with its ledger files, while others write.
 
-Exit code 1 where ledger files were lost before; all the rest is in the backup then.
+Exit code 1 if ledger files were already missing; the backup then holds all the rest.
 """
-_RESTORE = """Make a new SQLite database, with ledger files of its own, of a backup.
+_RESTORE = """Restore a backup into a new SQLite database with ledger files of its own.
 
-Every checksum is compared before anything is written. --url and --ledgers say where to; both must be new.
+Every checksum is compared before anything is written. --url and --ledgers name the target; both must be new.
 """
 _GROUP = """Groups of a message table.
 
-Commands leave messages in flight alone unless --force; with --dry-run they change nothing, and say what they would.
+Commands leave messages in flight alone unless --force. With --dry-run they only show what they would change.
 """
 
 _INIT = "Create the catalogue, the tables named waterclock_*, in a database."
 
 _WORK = """Run handlers on the messages of message tables.
 
-SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the grace, and gives the rest back; a second
-one ends it at once. Says every 30 seconds on stderr how far it is.
+SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and gives the rest
+back. A second signal ends it at once. Reports its progress on stderr every 30 seconds.
 """
 
-_UPKEEP = """Do what runs by itself for all topics and message tables; say what ran when.
+_UPKEEP = """Run the periodic tasks of all topics and message tables; show what ran when.
 
-Seals and compacts topics and enforces their retention; purges tables, puts what schedules have due, and frees groups
-that no living consumer has. Once, or again and again with --every 1m. Many may run at once: each task is done by one.
+Seals and compacts topics and enforces their retention; purges tables, puts the due messages of schedules, and releases
+groups of dead consumers. Runs once, or repeatedly with --every 1m. Many may run at once: each task is done by one.
 """
 
 COMMANDS = {
@@ -72,15 +71,15 @@ COMMANDS = {
     "subscription": ("topics.subscription:app", "Durable reading positions in topics."),
     "table": ("tables.table_settings:app", "Message tables: queues in ordinary SQL tables."),
     "group": ("tables.group:app", _GROUP),
-    "schedule": ("tables.schedule:app", "Messages that are put again and again, at times that a rule of cron gives."),
+    "schedule": ("tables.schedule:app", "Messages that are put repeatedly, at the times of a cron expression."),
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
     "ingest": ("ingest:app", "Move messages from an MQTT broker into topics."),
-    "batch": ("batch:batch", "Cut messages into batches by event time and print one line a batch."),
+    "batch": ("batch:batch", "Cut messages into batches by event time and print one line per batch."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),
     "restore": ("backup:restore", _RESTORE),
-    "spark": ("spark:app", "What makes Spark start sooner on this machine."),
+    "spark": ("spark:app", "Speed up the start of Spark on this machine."),
 }
 """Each noun: where it is at home in this package, and its help, of which the list of commands shows the first line.
 
@@ -191,7 +190,7 @@ def _show_warning(arguments: list[str], shown: set[str], message: Warning | str,
         return
     shown.add(text)
     if isinstance(message, UnitWarning) and any(arguments[: len(words)] == words for words in _TAKE_A_UNIT):
-        text = f"{text.partition(';')[0]}; give --time-unit {message.unit}"
+        text = f"{text.partition('. ')[0]}. Give --time-unit {message.unit}"
     Output().complain(f"warning: {text}")
 
 
@@ -234,7 +233,7 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
         missing = f"{error.name} is not installed. It belongs to the extra '{extra}'"
         return None if extra is None else f"{missing}. Run: {install_command(extra)}"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"cannot use {quoted(str(error.filename))}: {error.strerror}; name another place"
+        return f"cannot use {quoted(str(error.filename))}: {error.strerror}"
     return None
 
 
@@ -247,4 +246,4 @@ def _unused(error: UnusedCliTokensError | UnknownCommandError) -> str:
         return f"no option named {quoted(word)} in {quoted(called)}. Run '{called} --help'"
     if commands:
         return unknown_name("command", word, commands, f"choose from {', '.join(commands)}", quoted(called))
-    return f"'{called}' takes no further argument, got {quoted(word)}. Run '{called} --help'"
+    return f"'{called}' takes no more arguments, got {quoted(word)}. Run '{called} --help'"

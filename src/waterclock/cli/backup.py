@@ -41,7 +41,7 @@ def backup(destination: str, /, *, common: Common = Common()) -> int:
     facts = {"folder": done.folder, "ledger_files": done.ledger_files, "copied": done.copied, "bytes": done.size}
     common.output.facts({"taken_at": format_time(done.taken_at), **facts, "faults": len(done.faults)})
     for fault in done.faults:
-        common.output.talk(f"not in the backup as it was written: {fault}")
+        common.output.talk(f"missing or corrupt in the backup: {fault}")
     return int(bool(done.faults))
 
 
@@ -71,7 +71,7 @@ def restore(
         _make_independent(common)
         return
     if source is None:
-        raise InvalidArgumentError("source: is missing; name the folder of the backup")
+        raise InvalidArgumentError("source is missing; name the folder of the backup")
     with _progress(common) as report:
         if dry_run:
             whole = check_backup(source, report)
@@ -85,16 +85,16 @@ def restore(
             facts["bytes"] = done.size
     common.output.facts({"taken_at": format_time(taken_at), **facts, "faults": len(faults)})
     for fault in faults:
-        common.output.talk(f"was not right when the backup was made: {fault}")
+        common.output.talk(f"was already missing or corrupt at the time of the backup: {fault}")
 
 
 def _make_independent(common: Common) -> None:
     if common.ledgers is None:
-        raise InvalidArgumentError("ledgers: is missing; name the folder of the copied ledger files")
-    common.confirm("give a new identity to the database and its ledger files, which only a copy may get")
+        raise InvalidArgumentError("ledgers is missing; name the folder of the copied ledger files")
+    common.confirm("give a new identity to the database and its ledger files, which must be a copy")
     with common.connect() as database:
         count = make_independent(database.backend, common.ledgers)
-    common.output.talk(f"the copy works on its own {count} ledger files in {without_secrets(common.ledgers)}")
+    common.output.talk(f"the copy now uses its own {count} ledger files in {without_secrets(common.ledgers)}")
 
 
 @contextmanager

@@ -126,7 +126,7 @@ def _messages(
         raise InvalidArgumentError(f"no file {quoted(place)} found; add --url for the topic of this name")
     for message in islice(messages, limit):
         if message.receive_time is None:
-            raise InvalidArgumentError(f"{message} has no receive_time, which says whether a message is late")
+            raise InvalidArgumentError(f"{message} has no receive_time, which batching needs to detect late messages")
         yield message
 
 

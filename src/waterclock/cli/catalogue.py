@@ -27,4 +27,4 @@ def migrate(*, common: Common = Common()) -> None:
     with suppress(SchemaError):  # another version is what this is for; no catalogue is an error
         common.connect().close()
     with common.connect(create=True) as database:
-        common.output.talk(f"the catalogue of {database.backend.name} is of this version")
+        common.output.talk(f"the catalogue of {database.backend.name} is up to date")

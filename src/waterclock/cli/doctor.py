@@ -87,7 +87,7 @@ def _java() -> Iterator[Finding]:
 def _class_archive(java: Java) -> Finding:
     what = "Spark's class archive"
     if not is_wanted():
-        return Finding(what, "ok", f"not wanted: {SWITCH}=off", "")
+        return Finding(what, "ok", f"disabled: {SWITCH}=off", "")
     archive = find_archive(java)
     if archive is None:
         return Finding(what, "absent", "none", "waterclock spark prepare: Spark starts in half the time")

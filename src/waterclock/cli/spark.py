@@ -20,7 +20,7 @@ def prepare(*, common: Common = Common()) -> None:
     there. WATERCLOCK_CLASS_ARCHIVE=off has sessions start without it.
     """
     if not is_wanted():
-        raise InvalidArgumentError(f"{SWITCH}: is off, so that no session would start with the archive; unset it first")
+        raise InvalidArgumentError(f"{SWITCH} must not be off: sessions would not use the archive. Unset it first")
     archive = find_archive(find_java())
     if archive is None:
         from waterclock.spark.preparing.make_class_archive import make_class_archive

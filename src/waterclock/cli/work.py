@@ -110,7 +110,9 @@ def work(
         ):
             # Within, since the line of a terminal that changes takes over stderr.
             log_to_stderr(as_json=common.json, warnings_only=not (common.verbose or common.json))
-            output.talk(f"works on {', '.join(each.name for each in found)}, {processes or concurrency} at a time")
+            output.talk(
+                f"working on {', '.join(each.name for each in found)}, {processes or concurrency} messages at a time"
+            )
             _run(worker)
         output.talk(_line(worker))
         if worker.unfinished:  # Python would wait for threads of theirs
@@ -168,7 +170,7 @@ def _run(worker: Worker) -> None:
     except WaterclockError:
         raise
     except Exception as error:
-        raise InvalidArgumentError(f"handler: its factory fails: {in_a_line(said_of(error))}") from error
+        raise InvalidArgumentError(f"handler factory failed: {in_a_line(said_of(error))}") from error
 
 
 def _found(database: Database, handlers: list[str], table: str | None) -> dict[MessageTable, Any]:
@@ -178,9 +180,9 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
         place, _, its_table = text.partition("@")
         name = its_table or table
         if name is None:
-            raise InvalidArgumentError(f"table: {quoted(text)} names none; write {place}@TABLE, or give --table")
+            raise InvalidArgumentError(f"handler must be {place}@TABLE without --table, got {quoted(text)}")
         if name in found:
-            raise InvalidArgumentError(f"table: {quoted(name)} has two handlers; give one, or functions by kind")
+            raise InvalidArgumentError(f"table must have one handler or functions by kind, got two for {quoted(name)}")
         found[name] = _imported(place)
     return {database.table(name): handler for name, handler in found.items()}
 
@@ -188,19 +190,19 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
 def _imported(place: str) -> Any:
     module, colon, name = place.partition(":")
     if not (module and colon and name):
-        raise InvalidArgumentError(f"handler: {quoted(place)} is not MODULE:NAME")
+        raise InvalidArgumentError(f"handler must be MODULE:NAME, got {quoted(place)}")
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise InvalidArgumentError(f"handler: there is no module {quoted(module)}, here or installed") from None
+            raise InvalidArgumentError(f"no module named {quoted(module)}, here or installed") from None
         said = in_a_line(said_of(error))
-        raise InvalidArgumentError(f"handler: module {quoted(module)} cannot be imported: {said}") from error
+        raise InvalidArgumentError(f"cannot import module {quoted(module)}: {said}") from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise InvalidArgumentError(f"handler: module {quoted(module)} has no {quoted(name)}") from None
+            raise InvalidArgumentError(f"module {quoted(module)} has no {quoted(name)}") from None
     return found
 
 
@@ -234,7 +236,7 @@ def _answering(worker: Worker, address: str | None, output: Output) -> Generator
     from waterclock.work.metrics import answering
 
     with answering(address, lambda: worker.counts, worker.facts, lambda: worker.unfinished) as place:
-        output.talk(f"answers Prometheus at http://{place}/metrics")
+        output.talk(f"serving metrics at http://{place}/metrics")
         yield
 
 

@@ -1,1 +1,1 @@
-"""Databases: one way to three of them, and the catalogue that topics and message tables keep there."""
+"""Databases: one interface to three of them, and the catalogue of topics and message tables."""

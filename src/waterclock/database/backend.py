@@ -1,4 +1,4 @@
-"""One database: its engine, its transactions with their retries, and its clock."""
+"""One database: its engine, its transactions with retries, and its clock."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from waterclock.errors import (
 from waterclock.time import Clock, system_clock
 
 TIMEOUT = 30.0
-"""Seconds for which a call waits for a database that is busy, away or silent, unless `waterclock.connect` sets them."""
+"""Seconds for which a call waits for a busy or unavailable database, unless `waterclock.connect` sets them."""
 
 FAILURES = (exc.StatementError, exc.TimeoutError)
-"""How statements and connections fail. SQLAlchemy's other errors are mistakes of its caller."""
+"""Errors of statements and connections. SQLAlchemy's other errors are mistakes of its caller."""
 
 _T = TypeVar("_T")
 
@@ -67,21 +67,21 @@ _DRIVERS = {
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
 }
-"""Those that come with the extras, for URLs that name none."""
+"""The drivers of the extras, for URLs that name none."""
 
 _parents: list[object] = []
-"""Connections of the process from which this one was forked: kept, because who forgets them closes them."""
+"""Connections of the parent of a forked process: kept, because dropping the references would close them."""
 
 
 class Backend:
-    """A database that is open. Safe to share between threads.
+    """An open database. Thread-safe.
 
     Parameters
     ----------
     url
         SQLAlchemy URL; ``sqlite:///file``, ``postgresql://…`` or ``postgres://…``, ``mysql://…`` or ``mariadb://…``.
     clock
-        Stands in for the database's clock, for tests and simulations.
+        Replaces the database's clock, for tests and simulations.
     create
         As in `waterclock.connect`.
     timeout
@@ -90,15 +90,16 @@ class Backend:
     Attributes
     ----------
     url
-        The URL as SQLAlchemy has it, with its driver. `name` is for showing.
+        The SQLAlchemy URL, with its driver. Show `name` instead.
     name
-        The URL without what is secret in it.
+        The URL without secrets.
     dialect
-        What differs on this database.
+        The database-specific code.
     engine
-        For callers who run statements of their own: what they hold of it keeps no call of ours waiting.
+        For callers who run statements of their own; it has its own pool, so that connections they hold never delay our
+        calls.
     session
-        A number that no other opening of a database has, in this process or in another.
+        A number that is unique to this open database, in any process.
     """
 
     def __init__(
@@ -114,10 +115,10 @@ class Backend:
             wrap_unwritable(self.engine)
             if self.dialect.name != "sqlite":  # no network lies between
                 watch_pool(self.engine, self._timeout)
-            # With a pool of its own: else what callers hold of theirs would keep a call of ours waiting for one more.
+            # With a pool of its own: otherwise connections that callers hold could make our calls wait.
             self._own = copy.copy(self.engine)
             pool: Any = self.engine.pool.recreate()
-            pool.dispatch = self.engine.pool.dispatch  # who sets up connections of the one sets up those of both
+            pool.dispatch = self.engine.pool.dispatch  # event listeners for connections of one apply to both
             self._own.pool = pool
             if self.dialect.name != "sqlite":
                 self._own.update_execution_options(**{ANSWERS_WITHIN: self._timeout + SLACK})
@@ -149,7 +150,7 @@ class Backend:
         expression = self.dialect.now()
         self._clock = clock or (system_clock if expression is None else None)
         self._reading = (-_READING_LASTS - 1, 0)
-        # One object for all statements and databases: so they are built once, which takes longer than running.
+        # One object for all statements and databases: compiling them takes longer than running them.
         self._now_sql = cast("sa.ColumnElement[int]", expression) if self._clock is None else _time_of(self._clock)
         self._has_catalogue = False
         try:
@@ -163,7 +164,7 @@ class Backend:
         prepare_for_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as its URL, to be opened again; an SQLite file by its full path."""
+        """Pickle its URL, to be opened again; an SQLite file by its full path."""
         url = self.url
         if self._file is not None and not str(url.database).startswith("file:"):
             url = url.set(database=self._file)
@@ -172,7 +173,7 @@ class Backend:
         return _reopened, (text, self._given_clock, self._timeout)
 
     def has_catalogue(self) -> bool:
-        """Return whether the database has a catalogue by now.
+        """Return whether the database has a catalogue.
 
         Raises
         ------
@@ -210,7 +211,7 @@ class Backend:
             raise self._no_catalogue()
 
     def _no_catalogue(self) -> NotFoundError:
-        remedy = "'waterclock init' creates it, and so does creating a topic or message table"
+        remedy = "Run 'waterclock init', or create a topic or message table"
         if self.dialect.is_missing(self.url):
             return NotFoundError(f"no database file {quoted(str(file_of(self.url)))} found. {remedy}")
         return NotFoundError(f"no Waterclock catalogue found in {self.name}. {remedy}")
@@ -224,20 +225,22 @@ class Backend:
         except exc.DBAPIError as error:
             raise self._cannot_open(error) from self.cause(error)
         except UnavailableError as error:
-            has = "no catalogue" if version is None else f"a catalogue of version {version}"
-            raise UnavailableError(f"the database has {has} and needs one of version {HEAD}: {error}") from error
+            has = "no catalogue" if version is None else f"catalogue version {version}"
+            raise UnavailableError(
+                f"cannot migrate the catalogue: the database has {has}, this library needs version {HEAD}: {error}"
+            ) from error
         except RefusedError as error:
             raise UnavailableError(f"cannot open {self.name}: {error}") from error.__cause__
 
     @property
     def session(self) -> int:
-        """See above; a process that was forked has another one."""
+        """Return its unique number; a forked process has another one."""
         if self._sessions[0] != os.getpid():
             self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
         return self._sessions[1]
 
     def said(self, error: BaseException) -> str:
-        """Give what the driver said in an error, without what is secret in the URL."""
+        """Return the driver's text of an error, without the URL's secrets."""
         return redacted(getattr(error, "orig", None) or error, self.url)
 
     def _because(self, error: exc.DBAPIError) -> str:
@@ -245,12 +248,12 @@ class Backend:
         return self.said(error) if reason is None else f"{reason} ({self.said(error)})"
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """Give an error to raise from; None where its own text, which a traceback shows, holds a secret."""
+        """Return an error to raise from; None if its own text, which a traceback shows, holds a secret."""
         texts = [str(error), *map(str, getattr(getattr(error, "orig", None), "args", ()))]
         return error if all(redacted(text, self.url) == text for text in texts) else None
 
     def _catalogue_version(self) -> str | None:
-        if self.dialect.is_missing(self.url):  # which connecting would create
+        if self.dialect.is_missing(self.url):  # connecting would create it
             return None
         try:
             with self._calls.lock, self._reader.connect() as connection:
@@ -265,8 +268,8 @@ class Backend:
         return kind(f"cannot open {self.name}: {self._because(error)}")
 
     def _wrong_url(self, error: Exception) -> InvalidArgumentError:
-        # Raised from None: the driver's own error may quote the URL with what is secret in it.
-        return InvalidArgumentError(f"url: {self.name!r} cannot be used: {self.said(error)}")
+        # Raised from None: the driver's own error may quote the URL with secrets.
+        return InvalidArgumentError(f"cannot use the URL {self.name!r}: {self.said(error)}")
 
     @overload
     def transact(self, work: Callable[[sa.Connection], _T], *, durable: bool = True) -> _T: ...
@@ -275,28 +278,28 @@ class Backend:
     def transact(self, work: Callable[[SqlConnection], _T], *, indexed: bool, durable: bool = True) -> _T: ...
 
     def transact(self, work: Callable[[Any], _T], *, indexed: bool = False, durable: bool = True) -> _T:
-        """Run ``work`` in one write transaction and commit; again from the start where the database was busy.
+        """Run ``work`` in one write transaction and commit; retry from the start if the database was busy.
 
-        ``work`` may therefore run more than once: it must have no effect but through its connection.
+        ``work`` may therefore run more than once: all its effects must go through its connection.
 
         Parameters
         ----------
         indexed
-            Whether its statements run very often, on tables that may grow fast: their plans then use indexes,
-            for any size that the database believes a table has. Where that is faster, ``work`` gets a `Direct`. It
-            may not put messages, which takes each statement of a `Direct` to commit by itself.
+            Whether its statements run very often, on tables that may grow fast: their plans then use indexes whatever
+            the database's statistics say. If that is faster, ``work`` gets a `Direct`. It must not put messages, for
+            which each statement of a `Direct` has to commit separately.
         durable
-            As in `DirectPool.lend`, where ``work`` gets one.
+            As in `DirectPool.lend`, if ``work`` gets a `Direct`.
 
         Raises
         ------
         UnavailableError
-            If the database stayed busy, deadlocked, away or silent for the timeout, has no room left, or may not
-            be written to; a TimedOutError where a limit of time there ended a statement.
+            If the database stayed busy, deadlocked or unavailable for the timeout, is full, or is not writable; a
+            TimedOutError if a time limit there ended a statement.
         RefusedError
-            Where the database refuses a statement: a ConstraintError or a ForbiddenError where that is why.
+            If the database refuses a statement: a ConstraintError or a ForbiddenError if that is the reason.
         InvalidArgumentError
-            Where the database cannot keep a value.
+            If the database cannot store a value.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -306,12 +309,12 @@ class Backend:
 
     @contextmanager
     def lend(self) -> Generator[sa.Connection]:
-        """Lend a caller a transaction, which commits when the block ends and which an error rolls back.
+        """Yield a transaction that commits when the block ends, or rolls back on an error.
 
         Raises
         ------
         WaterclockError
-            As `transact`, where it cannot begin.
+            As in `transact`, if it cannot begin.
         """
         with ExitStack() as stack:
             try:
@@ -321,7 +324,7 @@ class Backend:
             yield connection
 
     def alone(self, work: Callable[[SqlConnection], _T], *, durable: bool = True) -> _T:
-        """Run ``work`` like `transact`, where each of its statements may commit by itself: for work that is one.
+        """Run ``work`` like `transact`, but each statement may commit separately: for a single statement.
 
         Parameters
         ----------
@@ -331,7 +334,7 @@ class Backend:
         Raises
         ------
         WaterclockError
-            As `transact`.
+            As in `transact`.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -354,24 +357,24 @@ class Backend:
                         return work(connection)
                 except FAILURES as error:
                     if not self._may_pass(error):
-                        raise self._failure(error, f"{self.name} cannot be written to") from self.cause(error)
+                        raise self._failure(error, f"cannot write to {self.name}") from self.cause(error)
                     left = give_up_at - moments.monotonic()
                     if left <= 0:
-                        was = f"{self.name} was busy, away or silent for {patience:g} s"
+                        was = f"{self.name} was busy or did not answer for {patience:g} s"
                         raise self._failure(error, was) from self.cause(error)
                 if self._turns is not None and pause == _FIRST_PAUSE:
                     turn.close()
                     turn_ends_at = turn.enter_context(self._turns.turn(left, with_others=True))
                 elif moments.monotonic() >= turn_ends_at:
                     turn.close()
-                # Jitter, so that writers who met do not meet again.
+                # Jitter, so that colliding writers do not collide again.
                 moments.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
                 pause = min(pause * 2, self.dialect.longest_pause)
 
     def _may_pass(self, error: Exception) -> bool:
         if not isinstance(error, exc.DBAPIError) or self.dialect.refusal(error) is not None:
             return False
-        if self.dialect.too_large(error) is not None:  # a server that hangs up for it is not away
+        if self.dialect.too_large(error) is not None:  # a server that hangs up because of it is not unavailable
             return False
         return self.dialect.is_transient(error)
 
@@ -380,7 +383,7 @@ class Backend:
 
     @contextmanager
     def patience(self, seconds: float) -> Generator[None]:
-        """Let this thread's transactions give up after so many seconds: for callers who have others to turn to."""
+        """Make this thread's transactions give up after so many seconds: for callers with alternatives."""
         before: float = getattr(self._patience, "seconds", self._timeout)
         self._patience.seconds = seconds
         try:
@@ -389,7 +392,7 @@ class Backend:
             self._patience.seconds = before
 
     def transact_within(self, seconds: float, work: Callable[[sa.Connection], _T]) -> _T:
-        """Run ``work`` like `transact`, but give up after so many seconds, also where others have locked its rows."""
+        """Run ``work`` like `transact`, but give up after so many seconds, even if others have locked its rows."""
 
         def hurried(connection: sa.Connection) -> _T:
             with self.dialect.lock_wait(connection, seconds):
@@ -399,7 +402,7 @@ class Backend:
             return self.transact(hurried)
 
     def give_back_space(self) -> None:
-        """Shrink an SQLite file by what was deleted, in short transactions; a server reuses its own space."""
+        """Return an SQLite file's free space to the file system, in short transactions; servers reuse their own."""
         if isinstance(self.dialect, SqliteDialect):
             while self.transact(self.dialect.give_back_space):
                 pass
@@ -411,9 +414,9 @@ class Backend:
         Raises
         ------
         UnavailableError
-            Where the database is busy or away, or cannot be read.
+            If the database is busy or unavailable, or cannot be read.
         RefusedError
-            As `transact`.
+            As in `transact`.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -422,16 +425,16 @@ class Backend:
             yield connection
 
     def is_ours(self, connection: SqlConnection) -> bool:
-        """Say whether a transaction is one of ours, which ends soon, and no caller's, who may use our engine, too."""
+        """Return whether a transaction is ours, and short, rather than a caller's, who may use our engine, too."""
         return not isinstance(connection, sa.Connection) or connection.engine in (self._writer, self._indexed_writer)
 
     def look(self, work: Callable[[SqlConnection], _T]) -> _T:
-        """Run ``work``, which only reads, in few round trips: its statements need not see the same state.
+        """Run read-only ``work`` in few round trips; its statements may see different states.
 
         Raises
         ------
         WaterclockError
-            As `snapshot`.
+            As in `snapshot`.
         """
         if not self.dialect.commits_each:
             with self.snapshot() as connection:
@@ -444,23 +447,23 @@ class Backend:
                     with self._direct.lend(None) as direct:
                         return work(direct)
                 except exc.DBAPIError as error:
-                    # One that was kept since before a restart, or has stale plans, is followed by another one.
+                    # If a cached one predates a restart, or has stale plans, another one follows.
                     if not (error.connection_invalidated or self.dialect.has_stale_plan(error)):
                         raise
             with self._direct.lend(None) as direct:
                 return work(direct)
 
     def now_sql(self) -> sa.ColumnElement[int]:
-        """Give the clock as an SQL expression, ns: the database's own, or the one that stands in for it."""
+        """Return the clock as an SQL expression, ns: the database's own, or its replacement."""
         return self._now_sql
 
     def now(self, connection: SqlConnection | None = None) -> int:
-        """Read the clock, ns. On a server this is a round trip, on ``connection`` where one is given.
+        """Read the clock, ns. On a server this is a round trip, on ``connection`` if given.
 
         Raises
         ------
         UnavailableError
-            Where the database is busy or away, and no connection was given.
+            If the database is busy or unavailable, and no connection was given.
         """
         if self._clock is not None:
             return self._clock()
@@ -470,7 +473,7 @@ class Backend:
             return own.execute(sa.select(self.now_sql())).scalar_one()
 
     def now_about(self) -> int:
-        """Tell the clock from a reading that is a second old at the most, ns: never behind, ahead by a round trip."""
+        """Estimate the clock from a reading at most a second old, ns: never behind, ahead by at most a round trip."""
         if self._clock is not None:
             return self._clock()
         read_at, now = self._reading
@@ -490,12 +493,12 @@ class Backend:
 
     @contextmanager
     def translated(self, doing: str) -> Generator[None]:
-        """Raise what goes wrong here as errors of ours: for statements of ours outside of our own transactions.
+        """Convert drivers' errors in the block to our own: for our statements outside our own transactions.
 
         Parameters
         ----------
         doing
-            What cannot be done where the database is away, for example "listen to".
+            The operation, for the error, for example "listen to".
         """
         driver_error = self.engine.dialect.loaded_dbapi.Error
         try:
@@ -505,12 +508,12 @@ class Backend:
             raise self._failure(known, f"cannot {doing} {self.name} now") from self.cause(error)
 
     def driver_connection(self, doing: str) -> Any:
-        """Open a connection of the driver's, which belongs to the caller and is in no pool.
+        """Open a driver connection that belongs to the caller and to no pool.
 
         Raises
         ------
         UnavailableError
-            Where the database is busy or away; ``doing`` as in `translated`.
+            If the database is busy or unavailable; ``doing`` as in `translated`.
         """
         with self.translated(doing):
             pooled = self._own.raw_connection()
@@ -520,12 +523,12 @@ class Backend:
 
     @cached_property
     def largest_value(self) -> int:
-        """How many bytes one value of a statement may have."""
+        """Return the maximum bytes of one value in a statement."""
         with self._calls.lock, self._reading_translated(), self._reader.connect() as connection:
             return self.dialect.largest_value(connection)
 
     def close(self) -> None:
-        """Give the connections back. The backend can be used again: it opens new ones."""
+        """Close all connections. The backend can be used again: it opens new ones."""
         while self._when_closed:
             self._when_closed.pop()(self)
         self._give_back()
@@ -539,19 +542,19 @@ class Backend:
         self.engine.dispose()
 
     def before_fork(self) -> None:
-        """Close the connections that are idle."""
+        """Close idle connections."""
         self._give_back()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Let a child open connections of its own. What another thread put back meanwhile is its parent's."""
+        """Let a child open its own connections. Those that another thread returned meanwhile are the parent's."""
         if in_child:
-            self._calls = Calls(self._file)  # which a call that was cut short refuses
+            self._calls = Calls(self._file)  # the lock of an interrupted call refuses
             _parents.append((self.engine.pool, self._own.pool, self._direct.leave()))
             self.engine.dispose(close=False)
             self._own.dispose(close=False)
 
     def when_closed(self, give_back: Callable[[Backend], object]) -> None:
-        """Have what others keep for this database given back when it is closed, once however often this is asked."""
+        """Register a callback for when the database is closed, once however often this is called."""
         self._when_closed.add(give_back)
 
 
@@ -564,10 +567,10 @@ _read: dict[int, sa.ColumnElement[int]] = {}
 
 
 def _time_of(clock: Clock) -> sa.ColumnElement[int]:
-    """Give an expression that reads a clock when a statement runs; one object for all databases with this clock."""
+    """Return an expression that reads a clock when a statement runs; one object for all databases with this clock."""
     if len(_read) >= _MANY_CLOCKS:
         _read.clear()
-    # Not by what it equals, which a clock of the caller's may not tell; it is kept, and so its id is not given again.
+    # By identity, because a caller's clock may have no usable equality; it is kept alive, so its id stays unique.
     return _read.setdefault(id(clock), sa.bindparam("waterclock_now", callable_=clock, type_=sa.BigInteger))
 
 
@@ -583,39 +586,38 @@ _ASYNCHRONOUS = (
 """Drivers of SQLAlchemy's asynchronous engines."""
 
 _LAST_PORT = 65_535
-"""PyMySQL takes a greater one for a server that refuses the connection, after a wait."""
+"""With a larger one, PyMySQL reports, after a wait, that the server refused the connection."""
 
 
 def parse_url(url: str) -> sa.URL:
-    """Read a database's URL, in any of the spellings that are understood; InvalidArgumentError where it is none."""
+    """Parse a database's URL, in any supported spelling; InvalidArgumentError if invalid."""
     try:
-        str(url).encode()  # half a surrogate pair is no character
+        str(url).encode()  # a lone surrogate is no character
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()
     except (exc.ArgumentError, AttributeError, TypeError, ValueError):
         # From None, because SQLAlchemy's own error quotes the whole URL.
         raise InvalidArgumentError(
-            f"url: {shown(url)!r} is no database URL; write it like sqlite:///factory.db or"
-            " postgresql://user:password@host:5432/factory"
+            "url must be a database URL such as sqlite:///factory.db or postgresql://user:password@host:5432/factory,"
+            f" got {shown(url)!r}"
         ) from None
     if backend == "postgres":  # as Heroku and Django write it
         parsed = parsed.set(drivername="postgresql" + parsed.drivername.removeprefix("postgres"))
         backend = "postgresql"
     if backend not in _DIALECTS:
-        raise InvalidArgumentError(f"url: {shown(url)!r} names {backend!r}; Waterclock works on {', '.join(_DIALECTS)}")
+        raise InvalidArgumentError(f"url must begin with one of {', '.join(_DIALECTS)}, got {shown(url)!r}")
     if parsed.drivername in _ASYNCHRONOUS:
         raise InvalidArgumentError(
-            f"url: {shown(url)!r} names an asynchronous driver; write {backend}:// for Waterclock's own"
-            " connections, and give your asynchronous ones as connection="
+            f"url must name a synchronous driver, such as {backend}://, got {shown(url)!r}. Pass asynchronous"
+            " connections of yours as connection="
         )
     if backend != "sqlite" and _has_another_at(url, parsed):
         raise InvalidArgumentError(
-            f"url: {shown(url)!r} has an @ too many; write one that belongs to the password as %40"
+            f"url must have one @, got {shown(url)!r}. Write an @ that belongs to the password as %40"
         )
     if not all(map(_is_port, _ports(parsed))):
         raise InvalidArgumentError(
-            f"url: {shown(url)!r} has a port that is none; give one from 1 to {_LAST_PORT},"
-            " or leave it out for the usual one"
+            f"url must have a port from 1 to {_LAST_PORT}, or none for the default, got {shown(url)!r}"
         )
     if parsed.drivername in _DRIVERS:
         parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
@@ -623,11 +625,11 @@ def parse_url(url: str) -> sa.URL:
 
 
 def _ports(parsed: sa.URL) -> Iterator[str]:
-    """Find the ports of a URL: behind its host, and in its query, where PostgreSQL has several of each."""
+    """Return the ports of a URL: after its host, and in its query, where PostgreSQL has several of each."""
     if parsed.port is not None:
         yield str(parsed.port)
     for value in parsed.normalized_query.get("port", ()):
-        yield from filter(None, value.split(","))  # one that is left out is the usual one
+        yield from filter(None, value.split(","))  # an omitted one is the default
     for value in parsed.normalized_query.get("host", ()):
         for host in value.split(","):
             name, colon, port = host.rpartition(":")
@@ -641,5 +643,5 @@ def _is_port(text: str) -> bool:
 
 
 def _has_another_at(url: str, parsed: sa.URL) -> bool:
-    # A part of the password would be taken for a host or a database, which errors name.
+    # A part of the password would be taken for a host or a database, which errors show.
     return "@" in (parsed.host or "") or ("@" in (parsed.database or "") and "%40" not in str(url))

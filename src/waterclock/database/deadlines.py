@@ -1,9 +1,8 @@
 """Deadlines for answers: a server that is silent behind an open connection blocks no thread forever.
 
-Each statement of ours has a deadline, the `timeout` of `waterclock.connect`. A thread that has others to look after,
-such as a heartbeat's, sets a deadline for everything it does while it holds a connection. When a deadline passes, the
-watch shuts the socket down: the call that waits for an answer fails as if the server had gone, and may be retried on
-another connection.
+Each statement of ours has a deadline, the `timeout` of `waterclock.connect`. A thread with other duties, such as a
+heartbeat's, sets a deadline for everything it does while it holds a connection. When a deadline passes, the watch shuts
+the socket down: the waiting call fails as if the server had gone, and may be retried on another connection.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from sqlalchemy import event
 
 from waterclock._support import moments
 
-_OPENING = 10.0  # s for opening a connection, and for the ping before it is lent
+_OPENING = 10.0  # s for opening a connection, and for the ping before it is used
 _SHORTEST_OPENING = 2.0
-_IDLE = 10.0  # s after which a thread that has nothing to watch ends
+_IDLE = 10.0  # s after which an idle thread ends
 _LOOK_EVERY = 1.0  # s
 LONGEST_STATEMENT = 3600.0  # s for DDL, which may rewrite or index a large table, and for rows that are streamed
 
 ANSWERS_WITHIN = "waterclock_answers_within"
-"""The execution option of engines of ours: seconds for which a statement waits for its answer. Callers' have none."""
+"""Execution option of our engines: seconds for which a statement waits for its answer. Callers' have none."""
 
 SLACK = 1.0
 """Seconds by which this deadline exceeds the server's own limits, whose errors name the reason."""
@@ -44,7 +43,7 @@ mine = _Mine()
 
 @contextmanager
 def answers_within(seconds: float) -> Generator[None]:
-    """Let this thread wait for so many seconds at the most for what it asks over one lending of a connection."""
+    """Limit this thread to so many seconds in which it holds a connection."""
     before = mine.seconds
     mine.seconds = seconds
     try:
@@ -55,7 +54,7 @@ def answers_within(seconds: float) -> Generator[None]:
 
 @contextmanager
 def at_most(seconds: float) -> Generator[None]:
-    """Let this thread wait for less, where it does not wait for any time."""
+    """Lower this thread's limit."""
     before = mine.seconds
     if before is None:
         yield
@@ -65,7 +64,7 @@ def at_most(seconds: float) -> Generator[None]:
 
 
 class _DeadlineWatch:
-    """Hangs up on connections that are lent for too long. One for a process."""
+    """Hangs up on connections that are checked out for too long. One per process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -80,7 +79,7 @@ class _DeadlineWatch:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="waterclock-deadlines", daemon=True)
                 moments.start(self._thread)
-            elif until < self._looks_at:  # seldom: waking the thread at each statement would cost more than that does
+            elif until < self._looks_at:  # rarely: waking the thread at each statement would cost more
                 self._changed.notify()
 
     def remove(self, connection: Any) -> None:
@@ -105,9 +104,9 @@ class _DeadlineWatch:
 
 
 def _hang_up(connection: Any) -> None:
-    """End a connection's traffic without waiting for anything; its owner closes it."""
+    """Shut down a connection's socket without waiting; its owner closes it."""
     with suppress(Exception):
-        # PyMySQL gives its socket in no other way.
+        # PyMySQL offers no other way to its socket.
         number = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()  # noqa: SLF001
         with socket.socket(fileno=os.dup(number)) as copy:
             copy.shutdown(socket.SHUT_RDWR)
@@ -117,7 +116,7 @@ _watch = _DeadlineWatch()
 
 
 def lent(connection: Any, seconds: float | None = None) -> None:
-    """Start the deadline of a driver's connection: the thread's, or else one of ``seconds``; None: no deadline."""
+    """Start the deadline of a driver's connection: the thread's, or ``seconds``; None: no deadline."""
     limit = seconds if mine.seconds is None else mine.seconds
     if limit is not None:
         _watch.add(connection, limit)
@@ -129,7 +128,7 @@ def returned(connection: Any) -> None:
 
 
 def watch_pool(engine: sa.Engine, seconds: float) -> None:
-    """Set deadlines for the connections that an engine's pool lends, also while they are opened and pinged.
+    """Set deadlines for the connections of an engine's pool, also while they are opened and pinged.
 
     Parameters
     ----------
@@ -148,7 +147,9 @@ def watch_pool(engine: sa.Engine, seconds: float) -> None:
     event.listen(engine, "before_cursor_execute", _before_statement)
     event.listen(engine, "after_cursor_execute", _after_statement)
     for name in ("commit", "rollback"):
-        event.listen(engine, name, _start_statement)  # nothing tells of its end but the next statement or the checkin
+        event.listen(
+            engine, name, _start_statement
+        )  # no event follows its end except the next statement or the checkin
 
 
 def _start_statement(connection: sa.Connection, least: float = 0.0) -> None:
@@ -169,7 +170,7 @@ def _before_statement(connection: sa.Connection, *given: Any) -> None:
 
 def _after_statement(connection: sa.Connection, *given: Any) -> None:
     _end_statement(connection.connection.driver_connection)
-    if given[3].execution_options.get("stream_results"):  # each fetch is a round trip that no event tells of
+    if given[3].execution_options.get("stream_results"):  # each fetch is a round trip without an event
         _start_statement(connection, LONGEST_STATEMENT)
 
 
@@ -184,11 +185,11 @@ def _open_in_time(opening: float, dialect: sa.Dialect, _record: Any, _given: Any
 
 
 class _Opening(float):
-    """A time limit of ours for reading, which is for the opening of a connection alone."""
+    """Marks our read timeout, which applies only to opening a connection."""
 
 
 def _read_for_any_time(connection: Any, _record: Any) -> None:
-    # PyMySQL has one limit for the opening and all that is read later, and no other way to change it.
+    # PyMySQL has one timeout for opening and all later reads, and no other way to change it.
     if isinstance(connection._read_timeout, _Opening):  # noqa: SLF001  # as above
         connection._read_timeout = None  # noqa: SLF001  # as above
 

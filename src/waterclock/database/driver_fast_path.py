@@ -1,7 +1,7 @@
-"""Statements straight to the driver, for what runs thousands of times a second.
+"""A fast path to the driver, for statements that run thousands of times a second.
 
-SQLAlchemy's pool and execution cost four times what the driver does for a statement of one row. Here a statement is
-compiled once and its text kept, and so is what turns the driver's rows into those of the statement's types.
+SQLAlchemy's pool and execution cost four times as much as the driver for a statement of one row. Here a statement's
+text is compiled once and cached, and so are the converters of its rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.database.wrapping import MISFITS, wrapped
 
-_WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of what failed
+_WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of failed statements
 
 
 class Frame(NamedTuple):
@@ -32,14 +32,13 @@ class Frame(NamedTuple):
     Attributes
     ----------
     begin, commit, rollback
-        What makes it one.
+        The statements around a transaction.
     hurry, wait
-        Before one whose commit need not wait for the disk, and after it; empty where each waits.
+        Statements before and after a transaction whose commit need not wait for the disk; empty if each waits.
     run
         Runs one of them on a driver's connection.
     together
-        Opens a driver's pipeline: what is sent in it waits for answers when it is synced or left. None where no network
-        lies between.
+        Opens a driver's pipeline, in which answers are awaited only at a sync or at its end. None without a network.
     """
 
     begin: tuple[str, ...]
@@ -57,14 +56,14 @@ class _Compiled:
     constants: dict[str, Any]
     computed: tuple[tuple[str, Callable[[], Any]], ...]
     processors: dict[str, Callable[[Any], Any]]
-    places: tuple[str, ...] | None  # names in the order of the text, for drivers that count
+    places: tuple[str, ...] | None  # names in the order of the text, for drivers with positional parameters
     columns: Sequence[sa.ColumnElement[Any]]
-    reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver described its rows
+    reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver has described its rows
 
 
 @built_once(maxsize=1024)
 def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
-    # An insert of many rows learns from them which columns it has.
+    # An INSERT of many rows gets its columns from them.
     names: dict[str, Any] = {} if keys is None else {"column_keys": keys}
     clause = cast("sa.ClauseElement", statement)
     compiled: Any = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
@@ -72,7 +71,7 @@ def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...
     processors: dict[str, Callable[[Any], Any]] = {}
     constants: dict[str, Any] = {}
     computed: list[tuple[str, Callable[[], Any]]] = []
-    # What was expanded, or given to a part of the statement, has values that its parameters do not tell.
+    # Expanding parameters, or parameters of a part of the statement, have values that its own parameters do not show.
     known = compiled.construct_params(_check=False)
     for name, bind in compiled.binds.items():
         process = bind.type.dialect_impl(dialect).bind_processor(dialect)
@@ -91,14 +90,14 @@ def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...
 
 
 def _place(name: str) -> str:
-    """Give where a driver that goes by names puts a value: a number that never changes costs less in the text."""
+    """Return the placeholder for a value in a driver with named parameters; constants are cheaper as literals."""
     return f"%({name})s"
 
 
 def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect: sa.Dialect) -> Any:
-    """Make what makes a row, with its columns as attributes, of what the driver gives.
+    """Return a function that converts the driver's row to one with columns as attributes.
 
-    A type of ours may name in ``as_it_is`` the type of a value that its processor would give back as it is.
+    Our own types may name in ``as_it_is`` a type of values that their processor returns unchanged.
     """
     names = [getattr(column, "name", None) for column in columns]
     body = {name: property(itemgetter(place)) for place, name in enumerate(names) if isinstance(name, str)}
@@ -122,7 +121,7 @@ def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect
 
 
 def _given(compiled: _Compiled, parameters: Mapping[str, Any]) -> Any:
-    """Lay values out as the driver takes them."""
+    """Convert values to the driver's form."""
     values = dict(compiled.constants)
     for name, compute in compiled.computed:
         values[name] = compute()
@@ -133,52 +132,51 @@ def _given(compiled: _Compiled, parameters: Mapping[str, Any]) -> Any:
 
 
 class FetchedRows(list[Any]):
-    """The rows of a statement, all of them, since a cursor that is left open keeps locks.
+    """All rows of a statement, because an open cursor keeps locks.
 
     Attributes
     ----------
     rowcount
-        How many rows it changed.
+        Number of rows changed.
     """
 
     rowcount = -1
 
     def all(self) -> list[Any]:
-        """Give the rows."""
         return self
 
     def scalar(self) -> Any:
-        """Give the first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         return self[0][0] if self else None
 
     scalar_one = scalar  # for statements that always have a row
 
     def first(self) -> Any:
-        """Give the first row, or None."""
+        """Return the first row, or None."""
         return self[0] if self else None
 
     def one(self) -> Any:
-        """Give the only row of a statement that always has one."""
+        """Return the only row of a statement that always has one."""
         [row] = self
         return row
 
 
 Asked = tuple[sa.Executable, Mapping[str, Any] | Sequence[Mapping[str, Any]]]
-"""A statement, and what is bound in it; or that of each time that it runs."""
+"""A statement and its parameters, or a list of parameters to run it several times."""
 
 _Sent = tuple[str, Any]
-"""A text, and its values as the driver takes them; a list of those of each time that it runs."""
+"""A text and its values in the driver's form, or a list of them to run it several times."""
 
 
 class Direct:
-    """A driver's connection that takes SQLAlchemy's statements; as much of `sqlalchemy.Connection` as is needed.
+    """A driver's connection for SQLAlchemy statements, with the needed part of `sqlalchemy.Connection`.
 
     Attributes
     ----------
     together
-        Whether several statements may go in one round trip. Who has to see each by itself switches it off.
+        Whether several statements may go in one round trip. Turned off to see each separately.
     has_failed
-        Whether a statement raised an error, also one that its caller handled.
+        Whether a statement raised an error, even one that its caller handled.
     """
 
     together = True
@@ -191,10 +189,10 @@ class Direct:
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> FetchedRows:
-        """Run a statement, once or for each of several parameters; keep the object, since it is compiled once."""
+        """Run a statement, once or for each of several parameters; reuse the object, because it is compiled once."""
         if isinstance(parameters, Sequence):
             return self._execute_many(statement, parameters)
-        # Here and in what it calls each call of a function counts: it costs as much as the driver does.
+        # Every function call here and below matters: it costs as much as the driver's work.
         compiled = _compile(statement, self.dialect)
         cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
         found = FetchedRows()
@@ -222,12 +220,12 @@ class Direct:
         return list(map(itemgetter(0), self.execute(statement, parameters)))
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
-        """Run a statement of the driver's; read its rows to the end.
+        """Run a raw SQL statement; read its rows to the end.
 
         Returns
         -------
         cursor
-            The driver's, with ``rowcount`` and tuples.
+            The driver's cursor, with ``rowcount`` and tuples.
 
         Raises
         ------
@@ -237,7 +235,7 @@ class Direct:
         return self._translated(self._connection.execute, text, () if parameters is None else parameters)
 
     def runs(self, frame: Frame) -> Callable[[str], Any]:
-        """Give what runs the frame's statements, with errors as SQLAlchemy would raise them."""
+        """Return a function that runs the frame's statements, with errors as SQLAlchemy would raise them."""
         return partial(self._translated, frame.run, self._connection)
 
     def _translated(self, execute: Callable[[Any, Any], Any], *given: Any) -> Any:
@@ -259,18 +257,18 @@ class Direct:
 
 
 class Together(Direct):
-    """One of a transaction in which statements share round trips, which on a network cost more than most statements.
+    """A `Direct` whose statements share round trips, which on a network cost more than most statements.
 
-    The transaction begins with its first statement, and what no answer is needed of goes with the next one, or with the
-    commit. One pipeline spans the whole transaction. It is synced after each exchange but the last, which ends when the
-    pipeline is left: psycopg then sends a Flush after the Sync. The server counts how long a transaction hears nothing
-    (`LONGEST_SILENCE`) from its answer to a Sync until anything comes, and a Flush, which has no answer, would end that
-    for good.
+    The transaction begins with its first statement, and statements without a needed answer go with the next one, or
+    with the commit. One pipeline spans the whole transaction. It is synced after each exchange except the last, which
+    ends when the pipeline is left: psycopg then sends a Flush after the Sync. The server measures a transaction's
+    silence (`LONGEST_SILENCE`) from its answer to a Sync until the next message, and a Flush, which has no answer,
+    would end that for good.
 
     Parameters
     ----------
     frame
-        What makes a transaction of the statements, and lets several go at once.
+        The frame of the transaction, which supports pipelines.
     """
 
     def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame) -> None:
@@ -280,13 +278,13 @@ class Together(Direct):
         self._open_pipeline = frame.together
         self._pipeline: Any = None
         self._leaving = ExitStack()
-        self._ahead: list[_Sent] = [(text, None) for text in frame.begin]  # goes before the next statement
+        self._ahead: list[_Sent] = [(text, None) for text in frame.begin]  # sent before the next statement
         self._has_begun = self._has_ended = False
 
     def runs(self, frame: Frame) -> Callable[[str], Any]:
-        """Return what runs the frame's statements; it begins and ends a transaction only if there is something in it.
+        """Return a function that runs the frame's statements; it begins and ends only non-empty transactions.
 
-        After an error nothing is rolled back: closing the connection does that. Nothing can be committed either.
+        After an error nothing is rolled back, because closing the connection does that, and nothing can be committed.
         """
 
         def run_in_time(text: str) -> None:
@@ -299,20 +297,20 @@ class Together(Direct):
         return run_in_time
 
     def leave_closed(self) -> None:
-        """Leave the pipeline of a connection that was closed, which says so in vain."""
+        """Leave the pipeline of a closed connection, which raises for no use."""
         with suppress(Exception):
             self._leaving.close()
 
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> FetchedRows:
-        """Run a statement as `Direct.execute` does, with those that wait."""
+        """Run a statement as `Direct.execute` does, with the queued ones."""
         return self.execute_all([(statement, parameters or {})])[0]
 
     def execute_later(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> None:
-        """Run a statement of which no answer is needed with the next one."""
+        """Queue a statement whose answer is not needed, to go with the next one."""
         self._ahead.append(self._lay_out(statement, parameters)[1])
 
     def execute_all(self, asked: Sequence[Asked], *, commit: bool = False) -> list[FetchedRows]:
@@ -324,11 +322,11 @@ class Together(Direct):
         return [self._found(one, cursor) for (one, _), cursor in zip(laid_out, cursors[first:], strict=False)]
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
-        """Run a statement of the driver's as `Direct.exec_driver_sql` does, with those that wait."""
+        """Run a raw SQL statement as `Direct.exec_driver_sql` does, with the queued ones."""
         return self._exchange([(text, () if parameters is None else parameters)])[-1]
 
     def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
-        """Send what waits and then these, and return the driver's cursors for both."""
+        """Send the queued statements and then these, and return the driver's cursors for both."""
         assert not self._has_ended  # noqa: S101  # what follows would be in no transaction
         every = [*self._ahead, *sent]
         self._ahead.clear()
@@ -368,11 +366,11 @@ class Together(Direct):
     def _lay_out(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> tuple[_Compiled, _Sent]:
-        """Compile a statement, and lay it out with its values, or with those of each time that it runs, as a list."""
+        """Compile a statement, and return it with its values, or with those of each run as a list."""
         if not isinstance(parameters, Sequence):
             compiled = _compile(statement, self.dialect, None)
             return compiled, (compiled.text, _given(compiled, parameters))
-        # An insert of many rows learns from them which columns it has.
+        # An INSERT of many rows gets its columns from them.
         columns = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = _compile(statement, self.dialect, columns)
         return compiled, (compiled.text, list(map(partial(_given, compiled), parameters)))
@@ -390,15 +388,15 @@ def _state(error: BaseException) -> str | None:
 
 
 def _first(error: BaseException | None, driver_error: type[Exception]) -> BaseException | None:
-    """Return the driver's error that caused this one: a pipeline that cannot be left any more raises one of its own."""
+    """Return the driver's error that caused this one: a pipeline that cannot be left raises one of its own."""
     while error is not None and _state(error) is None and isinstance(error.__context__, driver_error):
         error = error.__context__
     return error
 
 
 def _failed(error: BaseException, cursors: Sequence[Any], count: int) -> int:
-    """Return which of ``count`` statements failed that went at once; ``cursors`` are those of the ones sent."""
-    # The server's answer to one may be read while a later one is sent; what the driver refuses itself is the later one.
+    """Return which of ``count`` statements sent at once failed; ``cursors`` are those of the sent ones."""
+    # The server's answer to one may be read while a later one is sent; an error of the driver concerns the later one.
     if _state(error) is not None:
         for at, cursor in enumerate(cursors):
             if cursor.pgresult is None or cursor.pgresult.status > _WELL:
@@ -407,21 +405,21 @@ def _failed(error: BaseException, cursors: Sequence[Any], count: int) -> int:
 
 
 def execute_later(connection: SqlConnection, *asked: Asked) -> None:
-    """Run statements of which no answer is needed: with the next one, where that spares a round trip."""
+    """Run statements whose answers are not needed: with the next one, if that saves a round trip."""
     later = connection.execute_later if isinstance(connection, Together) else connection.execute
     for statement, values in asked:
         later(statement, values)
 
 
 def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bool = False) -> Sequence[SqlRows]:
-    """Run statements one after the other, in one round trip where that can be.
+    """Run statements one after the other, in one round trip if possible.
 
-    Each sees what those before it did, and what others committed meanwhile.
+    Each sees the effects of those before it, and commits of others.
 
     Parameters
     ----------
     commit
-        Whether they are the last ones of a transaction, which may be committed with them.
+        Whether they are the last of a transaction, which may be committed with them.
     """
     if isinstance(connection, Together):
         return connection.execute_all(asked, commit=commit)
@@ -429,24 +427,24 @@ def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bo
 
 
 class DirectPool:
-    """Connections that are kept for `Direct`. Safe to share between threads.
+    """A pool of connections for `Direct`. Thread-safe.
 
-    They are not looked at before they are lent: what goes over them may be tried again, and is.
+    They are not pinged before use, because all work on them can be, and is, retried.
 
     Parameters
     ----------
     engine
         Opens them.
     set_up
-        Prepares one that was opened.
+        Prepares a new connection.
     is_whole
-        Returns whether one is between two transactions, and in order.
+        Returns whether a connection is idle and intact.
     outlives_errors
-        Whether one that is whole may be lent again after an error of the driver.
+        Whether an intact connection may be reused after an error of the driver.
     """
 
     KEPT = 8
-    """Connections that lie idle at most."""
+    """Maximum number of idle connections."""
 
     def __init__(
         self,
@@ -464,15 +462,15 @@ class DirectPool:
         self._idle: deque[Any] = deque()
 
     def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[Direct]:
-        """Lend a connection.
+        """Check out a connection for the block.
 
         Parameters
         ----------
         frame
-            Statements that make a transaction of what is done while it is lent; None: each statement commits.
+            The frame of a transaction around the block; None: each statement commits.
         durable
-            Whether a commit must survive a failure of the computer. False is for what concerns only processes of that
-            computer, which do not survive either, in a database on it; on a server every commit survives.
+            Whether a commit must survive a crash of the computer. False is for data that concerns only processes of the
+            same computer, which do not survive either; on a server every commit survives.
 
         Raises
         ------
@@ -483,10 +481,10 @@ class DirectPool:
 
     @contextmanager
     def _lend_alone(self) -> Generator[Direct]:
-        # One that met an error is not lent again; if it broke, the others of its age are not either.
+        # A connection with an error is not reused; if it broke, others of its age are not either.
         connection = self._take()
         direct = Direct(connection, self._dialect)
-        may_stay = False  # a statement may be under way on it
+        may_stay = False  # a statement may be running on it
         try:
             yield direct
             may_stay = not direct.has_failed
@@ -499,7 +497,7 @@ class DirectPool:
 
     @contextmanager
     def lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
-        """Lend a connection in a transaction; see `lend`."""
+        """Check out a connection in a transaction; see `lend`."""
         connection = self._take()
         at_once = frame.together is not None and Direct.together
         dialect = self._dialect
@@ -524,7 +522,7 @@ class DirectPool:
                     run(frame.rollback)
             if hurries and self._is_whole(connection):
                 run(frame.wait)
-            # On one that was interrupted a statement may be under way.
+            # A statement may still be running on an interrupted connection.
             may_stay = isinstance(error, Exception) and self._may_stay(connection, direct)
             if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
                 self.close()
@@ -538,19 +536,19 @@ class DirectPool:
         return (self._outlives_errors or not direct.has_failed) and self._is_whole(connection)
 
     def close(self) -> None:
-        """Give back the connections that are not in use."""
+        """Close idle connections."""
         with suppress(IndexError):
             while True:
                 _close(self._idle.pop())
 
     def leave(self) -> list[Any]:
-        """Let go of the connections that are not in use without a word over them; return them."""
+        """Drop idle connections without closing them; return them."""
         left, self._idle = list(self._idle), deque()
         return left
 
     @cached_property
     def _dialect(self) -> sa.Dialect:
-        """The dialect for which statements are compiled; known once there was a connection."""
+        """The dialect by which statements are compiled; known after the first connection."""
         return alike(self._engine.dialect)
 
     def _take(self) -> Any:

@@ -1,8 +1,8 @@
-"""Errors of drivers and of SQLAlchemy become errors of Waterclock. This is the only place that does it.
+"""Convert errors of drivers and of SQLAlchemy to errors of Waterclock. Only this module does so.
 
-Within a transaction of ours, statements fail with SQLAlchemy's errors, which the work in it may handle. An error that
-leaves the transaction, the commit's included, leaves it as a `WaterclockError`: `Backend` sees to that. On a connection
-of the caller's, that is so for our statements, and for those of the caller's own nothing changes.
+Within our transactions, statements fail with SQLAlchemy's errors, which the work in it may handle. `Backend` converts
+errors that leave the transaction, including those of the commit, to a `WaterclockError`. On a caller's connection, this
+applies to our statements; errors of the caller's own are unchanged.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from waterclock.errors import (
 
 
 def failure(error: Exception, dialect: EngineDialect, name: str, said: str, unavailable: str) -> WaterclockError:
-    """Give the error of ours for one of a driver's that SQLAlchemy has wrapped, or of SQLAlchemy's own.
+    """Return our error for a driver's error that SQLAlchemy has wrapped, or for one of SQLAlchemy's own.
 
     Parameters
     ----------
     name
-        The database's, as it may be shown.
+        Name of the database, without secrets.
     said
-        What the driver said, as it may be shown.
+        The driver's text, without secrets.
     unavailable
-        What cannot be done where the database is away: the beginning of the text.
+        The beginning of the text if the database is unavailable.
     """
     limit = dialect.too_large(error) if isinstance(error, exc.DBAPIError) else None
     if limit is not None:
@@ -41,14 +41,14 @@ def failure(error: Exception, dialect: EngineDialect, name: str, said: str, unav
         what = f"a value of {size} bytes" if size else "a value"
         return InvalidArgumentError(f"cannot write {what} to {name}: it is too large ({said}). {limit}")
     if isinstance(error, (*UNWRITABLE, exc.DataError)):
-        return InvalidArgumentError(f"{name} cannot keep a value: {said}")
+        return InvalidArgumentError(f"cannot store a value in {name}: {said}")
     if isinstance(error, exc.TimeoutError):  # the pool's
         return UnavailableError(f"{unavailable}: all connections are in use ({said})")
     if isinstance(error, exc.DBAPIError):
         return _of_database(error, dialect, name, said, unavailable)
-    if isinstance(error, exc.StatementError):  # a value that its type could not write
-        return InvalidArgumentError(f"a value cannot be written to {name}: {said}")
-    return RefusedError(f"{name} was not asked: {said}")
+    if isinstance(error, exc.StatementError):  # a value that its type could not convert
+        return InvalidArgumentError(f"cannot write a value to {name}: {said}")
+    return RefusedError(f"cannot run a statement on {name}: {said}")
 
 
 def _of_database(
@@ -62,7 +62,7 @@ def _of_database(
     if dialect.is_transient(error):
         return UnavailableError(f"{unavailable}: {said}")
     if dialect.is_forbidden(error):
-        return ForbiddenError(f"{name} denies it: {said}; grant its user the privilege")
+        return ForbiddenError(f"permission denied by {name}: {said}. Grant its user the privilege")
     if isinstance(error, exc.IntegrityError):
-        return ConstraintError(f"{name} refused what breaks a constraint: {said}")
+        return ConstraintError(f"{name} refused a statement that violates a constraint: {said}")
     return RefusedError(f"{name} refused a statement: {said}")

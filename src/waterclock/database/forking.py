@@ -1,11 +1,11 @@
-"""Forks: a process that is forked begins with connections of its own, and its parent goes on with new ones.
+"""Forks: a forked process starts with connections of its own, and its parent continues with new ones.
 
-A connection that two processes speak over gives each the other's answers. SQLite's are worse: it knows in memory what
-the process has locked, and a fork copies that memory but not the locks. A child then works without them, even on
-connections that it opens itself, and its parent removes the log to which the child writes. A child also inherits locks
-of SQLite's own that another thread held in the middle of a call, and no thread is left to release them. So a fork waits
-for the calls on SQLite that other threads have under way, closes what is idle, and no child inherits it. What is still
-in use on a server, the child leaves alone.
+Two processes on one connection get each other's answers. SQLite is worse: it records in memory what the process has
+locked, and a fork copies that memory but not the locks. A child then works without them, even on connections that it
+opens itself, and its parent removes the log to which the child writes. A child also inherits SQLite's internal locks
+that another thread held in the middle of a call, and has no thread to release them. So a fork waits for other threads'
+calls on SQLite, and closes idle connections, which no child inherits. A child leaves connections to servers alone that
+are still in use.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from waterclock._support import moments
 from waterclock.errors import UnavailableError
 
 LONGEST_PAUSE = 5.0
-"""Seconds that a fork waits for calls of other threads: many times as long as a call takes on a slow disk, and bounded
-because such a call may wait for the thread that forks."""
+"""Seconds that a fork waits for calls of other threads: many times as long as a call takes on a slow disk, but limited
+because such a call may wait for the forking thread.
+"""
 
 
 class Forked(Protocol):
-    """What has connections open."""
+    """An object with open connections."""
 
     def before_fork(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         ...
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Go on, in the parent or in the child; the child closes nothing that its parent still has in use."""
+        """Continue, in the parent or in the child; the child closes nothing that its parent still uses."""
         ...
 
 
@@ -40,32 +41,32 @@ _all: WeakValueDictionary[int, Forked] = WeakValueDictionary()
 
 
 def prepare_for_forks(one: Forked) -> None:
-    """Have this one prepared for each fork of the process, for as long as it lives."""
+    """Prepare an object for each fork of the process while it is alive."""
     _all[id(one)] = one
 
 
 def _each() -> list[Forked]:
-    # At once, since other threads may add some.
+    # A copy, because other threads may add some.
     return [one for reference in _all.valuerefs() if (one := reference()) is not None]
 
 
 class Calls(threading.local):
-    """The calls of this process's threads on an SQLite file, for which a fork waits. Each is made with the lock held.
+    """The calls of this process's threads on an SQLite file, for which a fork waits. Each call holds a lock.
 
-    A lock for each thread costs no call of a function, and holds up no other thread: only a fork takes it, too. A
-    thread that is inside of a call may begin another one on the same file.
+    A lock per thread costs no function call, and blocks no other thread: only a fork takes it, too. A thread inside a
+    call may begin another one on the same file.
 
     Attributes
     ----------
     lock
-        This thread's. In a process that was forked in the middle of another thread's call on the file, it raises an
+        This thread's lock. In a process that was forked during another thread's call on the file, it raises an
         UnavailableError. For a database on a server it does nothing.
     """
 
     lock: AbstractContextManager[object]
 
     def __init__(self, file: str | None) -> None:
-        # Once in each thread. A fork that is under way is waited for: it has locked what there was.
+        # Once per thread. Wait for a running fork, which has locked all existing locks.
         with _preparing:
             if file is None:
                 self.lock = nullcontext()
@@ -77,7 +78,7 @@ class Calls(threading.local):
 
 
 class _CutShort(AbstractContextManager[None]):
-    """Refuses calls on a file: a call of another thread, which is not in this process, will never end."""
+    """Refuses calls on a file: another thread's call, which does not exist in this process, will never end."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -89,12 +90,13 @@ class _CutShort(AbstractContextManager[None]):
         )
 
     def __exit__(self, *_: object) -> None:
-        """Nothing has begun."""
+        """Do nothing."""
 
 
 _locks: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""The locks of all threads, and their files. Process-wide, because SQLite is: what it knows about a file, and most of
-its locks, all connections share."""
+"""The locks of all threads, and their files. Process-wide, because SQLite shares its state of a file, and most of its
+locks, between all connections.
+"""
 
 _cut_short: set[str] = set()
 _held: list[Any] = []

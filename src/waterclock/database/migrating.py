@@ -1,4 +1,4 @@
-"""Bringing a database's catalogue to the version of this library, step by step with Alembic."""
+"""Migrate a database's catalogue to the version of this library, with Alembic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _upgrading = threading.Lock()
 
 
 def catalogue_version(connection: sa.Connection) -> str | None:
-    """Read the catalogue's version; None in a database that has no catalogue yet."""
+    """Return the catalogue's version; None if the database has no catalogue."""
     if not sa.inspect(connection).has_table(_VERSION_TABLE):
         return None
     versions = sa.table(_VERSION_TABLE, sa.column("version_num", sa.String))
@@ -28,23 +28,23 @@ def catalogue_version(connection: sa.Connection) -> str | None:
 
 
 def check_version(version: str, name: str) -> None:
-    """Raise a SchemaError if a catalogue is of another version than this library needs; ``name`` is the database."""
+    """Raise a SchemaError if a catalogue has another version than this library needs; ``name`` is the database."""
     if version > HEAD:
         raise SchemaError(
-            f"cannot open {name}: its catalogue has version {version}, this library knows {HEAD}. Update waterclock"
+            f"cannot open {name}: its catalogue has version {version}, but this library knows {HEAD}. Update waterclock"
         )
     if version < HEAD:
         raise SchemaError(
-            f"cannot open {name}: its catalogue has version {version}, and this library needs {HEAD}."
+            f"cannot open {name}: its catalogue has version {version}, but this library needs {HEAD}."
             " Run 'waterclock db migrate'"
         )
 
 
 def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
-    """Bring the catalogue to `HEAD`; one process at a time, and none if it is newer."""
+    """Migrate the catalogue to `HEAD`; one process at a time, and not if it is newer."""
     dialect.lock_migrations(connection)
     try:
-        version = catalogue_version(connection)  # another process may have migrated while we waited
+        version = catalogue_version(connection)  # another process may have migrated meanwhile
         if version is None or version < HEAD:
             _upgrade(connection)
     finally:
@@ -52,7 +52,7 @@ def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
 
 
 def _upgrade(connection: sa.Connection) -> None:
-    # One thread at a time, also of those that migrate other databases: what a migration calls is Alembic's module.
+    # One thread at a time, even for different databases: Alembic's state is a module.
     with moments.holding(_upgrading):
         _upgrade_alone(connection)
 

@@ -1,4 +1,4 @@
-"""What a process keeps for each database that it has open, for all who use that database there."""
+"""Caches of a process for each of its open databases, shared by all users of the database."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _T = TypeVar("_T")
 
 
 class PerDatabaseCache(Generic[_T]):
-    """One thing for each database. Safe to share between threads; a process that was forked begins with none.
+    """A cache with one object per database. Thread-safe; empty in a forked process.
 
     Parameters
     ----------
     make
-        Makes it for a database that has none. It must not keep the database.
+        Creates the object for a database. It must not reference the database.
 
     Attributes
     ----------
     known
-        What is kept by now, by database, for those who look very often.
+        The current objects by database, for very frequent lookups.
     """
 
     def __init__(self, make: Callable[[Any], _T]) -> None:
@@ -33,13 +33,13 @@ class PerDatabaseCache(Generic[_T]):
         _all.append(self)
 
     def begin_anew(self) -> None:
-        """Forget everything: after a fork the old lock may be held by a thread that is not in this process."""
+        """Forget everything: after a fork the old lock may be held by a thread that does not exist."""
         self._making = threading.Lock()
-        # Weak, because what is kept for a database must not keep it.
+        # Weak references, because the cached object must not keep the database alive.
         self.known: WeakKeyDictionary[Any, _T] = WeakKeyDictionary()
 
     def of(self, database: object) -> _T:
-        """Give what is kept for a database."""
+        """Return the object of a database."""
         found = self.known.get(database)
         if found is None:
             with self._making:
@@ -49,13 +49,13 @@ class PerDatabaseCache(Generic[_T]):
         return found
 
     def forget(self, database: object) -> _T | None:
-        """Keep it no more; return it, None where there was none."""
+        """Remove and return the object of a database, None if there was none."""
         with self._making:
             return self.known.pop(database, None)
 
 
 def forget(database: object) -> None:
-    """Keep nothing for a database any more, as if this process had just opened it."""
+    """Remove all cached objects of a database, as if this process had just opened it."""
     for one in _all:
         one.forget(database)
 
@@ -64,9 +64,9 @@ _all: list[PerDatabaseCache[Any]] = []
 
 
 def built_once(*, maxsize: int) -> Callable[[Callable[..., _T]], _lru_cache_wrapper[_T]]:
-    """Keep what a function builds, as `functools.lru_cache` does, but not for long after its database was closed.
+    """Cache a function's results as `functools.lru_cache` does, but drop them soon after the database is closed.
 
-    A statement for a table knows the table, and with it the database: kept for ever it would keep both.
+    A statement references its table, and so the database: cached forever it would keep both alive.
     """
 
     def keep(build: Callable[..., _T]) -> _lru_cache_wrapper[_T]:
@@ -78,20 +78,21 @@ def built_once(*, maxsize: int) -> Callable[[Callable[..., _T]], _lru_cache_wrap
 
 
 def note_closed() -> None:
-    """Note that a database was closed; where several were, forget what was built for them."""
+    """Note that a database was closed; after several, drop the cached statements."""
     if next(_closed) % CLOSED_AT_MOST == 0:
         forget_built()
 
 
 def forget_built() -> None:
-    """Keep nothing that was built. What is for databases that are open is built again where it is needed."""
+    """Drop all cached statements. Those of open databases are built again when needed."""
     for one in _built:
         one.cache_clear()
 
 
 CLOSED_AT_MOST = 16
-"""Databases that are closed and of which statements are still kept, a megabyte each: to build those anew that are in
-use takes some 50 ms, which not each closing is to cost the others."""
+"""Closed databases whose statements are still cached, a megabyte each: rebuilding those in use takes some 50 ms, which
+not every closing should cost the others.
+"""
 
 _built: list[_lru_cache_wrapper[Any]] = []
 _closed = count(1)

@@ -1,7 +1,7 @@
-"""What databases of one kind share in a process: a statement takes longer to compile than most take to run.
+"""A cache of compiled statements shared by similar databases, because compiling takes longer than running.
 
-Each engine has a dialect of its own, and what was compiled for one is of no use to another, though it is the same
-letter for letter. Here the first dialect of a kind stands for all that are like it.
+Each engine has a dialect of its own, and SQLAlchemy does not use its compiled statements for another, even if they are
+identical. Here the first dialect of a kind stands for all equal ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sqlalchemy.util import LRUCache
 
 from waterclock.database.per_database_cache import PerDatabaseCache
 
-_FACTS = (bool, int, str, tuple, NoneType, type)  # its other attributes are made of these
-_GIVEN = ("_json_serializer", "_json_deserializer")  # but for functions that its maker may have given
-_OF_ITS_OWN = "default_schema_name"  # on MariaDB the database's name, which no statement of ours names
-_COMPILED = 1000  # twice what SQLAlchemy keeps for one engine
+_FACTS = (bool, int, str, tuple, NoneType, type)  # its other attributes consist of these
+_GIVEN = ("_json_serializer", "_json_deserializer")  # functions that its creator may have given
+_OF_ITS_OWN = "default_schema_name"  # on MariaDB the database's name, which our statements do not use
+_COMPILED = 1000  # twice SQLAlchemy's limit for one engine
 
 _first: dict[tuple[type[sa.Dialect], frozenset[tuple[str, str]]], sa.Dialect] = {}
 
@@ -35,10 +35,10 @@ _alike = PerDatabaseCache[sa.Dialect](_first_like)
 
 
 def alike(dialect: sa.Dialect) -> sa.Dialect:
-    """Give the first dialect of this process that compiles statements, and converts values, as this one does.
+    """Return the first dialect of this process that compiles statements and converts values like this one.
 
-    Alike are those of one class of which the driver and the server say the same: its version, its modes, its limits.
-    These are known once there was a connection.
+    Dialects are alike if they have the same class, driver, and server version, modes and limits, which are known after
+    the first connection.
     """
     return _alike.known.get(dialect) or _alike.of(dialect)
 
@@ -46,14 +46,14 @@ def alike(dialect: sa.Dialect) -> sa.Dialect:
 class CompiledStatements:
     """SQLAlchemy's cache of compiled statements, for all engines whose dialects are alike.
 
-    The values of a statement, and what computes them, are in none: SQLAlchemy takes them from the statement that runs.
+    Compiled statements contain no values: SQLAlchemy takes them from the statement that runs.
     """
 
     def __init__(self) -> None:
         self._kept = LRUCache[Any, Any](_COMPILED)
 
     def get(self, key: tuple[Any, ...]) -> Any:
-        """Give what was compiled for a key of SQLAlchemy's, None where nothing was."""
+        """Return the compiled statement for one of SQLAlchemy's keys, None if missing."""
         return self._kept.get(_shared(key))
 
     def __setitem__(self, key: tuple[Any, ...], compiled: Any) -> None:
@@ -61,10 +61,10 @@ class CompiledStatements:
 
 
 def _shared(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    # A caller of our engine who translates schemas may mean the default one.
+    # A caller of our engine with a schema translation may mean the default schema.
     dialect, statement, columns, translates, many = key
     return (dialect if translates else alike(dialect), statement, columns, translates, many)
 
 
 COMPILED = CompiledStatements()
-"""Those of this process."""
+"""The caches of this process."""

@@ -1,4 +1,4 @@
-"""What our statements need of a connection: SQLAlchemy's has it, and `Direct`, which is the driver's."""
+"""The connection interface of our statements, implemented by SQLAlchemy's connection and by `Direct`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ import sqlalchemy as sa
 
 
 class SqlRows(Protocol):
-    """What a statement gave. Columns are attributes of a row, by their names."""
+    """The result of a statement. Columns are attributes of a row."""
 
     @property
-    def rowcount(self) -> Any:  # an int, behind a descriptor of SQLAlchemy's that a protocol cannot name
-        """How many rows it changed."""
+    def rowcount(self) -> Any:  # an int, behind a descriptor of SQLAlchemy that a protocol cannot declare
+        """Return the number of rows changed."""
         ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
-    def all(self) -> Sequence[Any]:
-        """Give the rows."""
-        ...
+    def all(self) -> Sequence[Any]: ...
 
     def first(self) -> Any:
-        """Give the first row, or None."""
+        """Return the first row, or None."""
         ...
 
     def one(self) -> Any:
-        """Give the only row of a statement that always has one."""
+        """Return the only row of a statement that always has one."""
         ...
 
     def scalar(self) -> Any:
-        """Give the first column of the first row, or None."""
+        """Return the first column of the first row, or None."""
         ...
 
     def scalar_one(self) -> Any:
-        """Give the first column of the only row of a statement that always has one."""
+        """Return the first column of the only row of a statement that always has one."""
         ...
 
 
@@ -44,7 +42,7 @@ class SqlConnection(Protocol):
 
     @property
     def dialect(self) -> sa.Dialect:
-        """How its statements are written."""
+        """Return the dialect of its statements."""
         ...
 
     def execute(
@@ -57,9 +55,9 @@ class SqlConnection(Protocol):
         ...
 
     def scalars(self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None, /) -> Iterable[Any]:
-        """Run a statement, and give the first column."""
+        """Run a statement, and return the first column."""
         ...
 
     def exec_driver_sql(self, statement: str, parameters: Any = None, /) -> Any:
-        """Run a statement of the driver's, and give what has ``rowcount`` and the rows."""
+        """Run a raw SQL statement, and return an object with ``rowcount`` and the rows."""
         ...

@@ -1,4 +1,4 @@
-"""Errors of drivers as SQLAlchemy wraps them, also where it would not or where it did not run the statement."""
+"""Wrap drivers' errors as SQLAlchemy does, even if it would not or did not run the statement."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 UNWRITABLE = (UnicodeEncodeError, OverflowError)
-"""What drivers raise, instead of an error of their own, for a text or an int that their database cannot keep."""
+"""Errors that drivers raise, instead of their own, for text or an int that their database cannot store."""
 
 MISFITS = (*UNWRITABLE, TypeError)
-"""What drivers raise, instead of an error of their own, for any value that they cannot write."""
+"""Errors that drivers raise, instead of their own, for any value that they cannot convert."""
 
 
 def wrapped(
     error: Exception, dialect: sa.Dialect, statement: str | None = None, parameters: Any = None, *, broken: bool = False
 ) -> exc.DBAPIError:
-    """Give a driver's error as SQLAlchemy would raise it.
+    """Return a driver's error as SQLAlchemy would raise it.
 
     Parameters
     ----------
     statement
-        What was run; None where the connection was opened.
+        The statement; None if the connection was being opened.
     parameters
-        With which values, as the driver took them.
+        Its values in the driver's form.
     broken
         Whether the connection broke.
     """
@@ -42,7 +42,7 @@ def wrapped(
 
 
 def wrap_unwritable(engine: sa.Engine) -> None:
-    """Let SQLAlchemy wrap what drivers raise bare for a value that cannot be written."""
+    """Let SQLAlchemy wrap errors that drivers raise bare for a value that cannot be converted."""
     event.listen(engine, "handle_error", _wrap)
 
 

@@ -1,13 +1,13 @@
-"""Turns: writers of one SQLite file stand in a queue instead of trying their luck, in a process and between processes.
+"""A queue of the writers of one SQLite file, in a process and between processes.
 
-A writer that finds the file busy can only sleep and try again, and while others write without a pause, it may lose that
-lottery for seconds. So writers take turns. The threads of a process stand in a queue, first come, first served, and
-the first of them waits for the lock of a file beside the database (``FILE-turn``), which the kernel gives on as
-soon as it is free and takes from a process that dies. That file is made when two processes meet for the first time.
+A writer that finds the file busy can only sleep and retry, and while others write without a pause, it may starve for
+seconds. So writers take turns. The threads of a process queue, first come, first served, and the first of them waits
+for the lock of a file next to the database (``FILE-turn``). The kernel passes that lock on as soon as it is free, and
+releases it if a process dies. The file is created when two processes meet for the first time.
 
-A turn is a courtesy: SQLite's own lock guards the data. A writer waits at most `LONGEST_WAIT` for its turn and then
-tries without one, so a process that is frozen in the middle of its turn holds no other writer up for longer than that.
-One that has its turn, and tries for that long in vain, goes on trying without: others may be able to write.
+A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn and
+then tries without one, so a process that is frozen during its turn blocks other writers no longer than that. A writer
+that fails for that long during its turn continues without it: others may be able to write.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ except ImportError:  # a system without such locks: then threads take turns, and
     fcntl = None
 
 LONGEST_WAIT = 2.0
-"""Seconds that a writer waits for its turn, or keeps it in vain, at most."""
+"""Maximum seconds that a writer waits for its turn, or keeps it without success."""
 
 
 class Turns:
-    """The turns of those who write to one database file.
+    """The turns of the writers of one database file.
 
     Parameters
     ----------
     file
-        The database's.
+        The database file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -49,25 +49,25 @@ class Turns:
         _all.add(self)
 
     def begin_anew(self) -> None:
-        """Forget who waits: after a fork those are not in this process."""
+        """Forget the waiting threads: after a fork they do not exist in this process."""
         self._lock = threading.Lock()
         self._is_taken = False
         self._waiting = deque()
-        self._file = None  # closed already, with those of other turns
+        self._file = None  # already closed, with those of other turns
 
     @contextmanager
     def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[float]:
-        """Wait for one's turn, at most so long, and have it until the block ends.
+        """Wait for a turn, at most so long, and keep it until the block ends.
 
         Yields
         ------
         float
-            When to end the block at the latest, in the seconds of `moments.monotonic`.
+            The deadline of the block, in seconds of `moments.monotonic`.
 
         Parameters
         ----------
         with_others
-            Whether another process is known to write: then the file for its turns is made where there is none.
+            Whether another process is known to write: then the file of turns is created if missing.
         """
         give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
         is_first = self._come_first(give_up_at)
@@ -99,7 +99,7 @@ class Turns:
         return not self._give_up(asleep)
 
     def _give_up(self, asleep: threading.Lock) -> bool:
-        """Leave the queue; False where the turn had come at that very moment."""
+        """Leave the queue; return False if the turn came at that moment."""
         with self._lock:
             with suppress(ValueError):
                 self._waiting.remove(asleep)
@@ -114,11 +114,11 @@ class Turns:
                 self._is_taken = False
 
     def _take_file(self, give_up_at: float, *, make: bool) -> int | None:
-        """Lock the file that processes take turns by; None where there is none, or it takes too long."""
+        """Lock the file of turns; return None if it is missing, or takes too long."""
         if fcntl is None:
             return None
         if self._file is None:
-            with suppress(OSError):  # there is none yet, or its folder may not be written to
+            with suppress(OSError):  # it does not exist yet, or its folder is read-only
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
                 _opened.add(self._file)
         if self._file is None:
@@ -128,14 +128,14 @@ class Turns:
         except BlockingIOError:
             wait = _Wait(self._file)
             if not wait.until(give_up_at):
-                self._file = None  # it is the one who waits who closes it now
+                self._file = None  # the waiting thread closes it now
                 return None
         except OSError:
             return None
         return self._file
 
     def close(self) -> None:
-        """Give the file back. The turns can be used again."""
+        """Close the file. The turns can be used again."""
         with self._lock:
             if not self._is_taken and self._file is not None:
                 _close(self._file)
@@ -143,7 +143,7 @@ class Turns:
 
 
 def _close(file: int) -> None:
-    _unlock(file)  # closing does not, while a process that was forked has yet to close its copy
+    _unlock(file)  # closing does not, while a forked process has a copy
     _opened.discard(file)
     os.close(file)
 
@@ -159,7 +159,7 @@ def _unlock(file: int) -> None:
 
 
 class _Wait:
-    """The waiting for a lock, in a thread of its own, because the kernel waits for ever."""
+    """Waits for a lock, in a thread of its own, because the kernel waits forever."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -177,7 +177,7 @@ class _Wait:
                 _close(self._file)
 
     def until(self, give_up_at: float) -> bool:
-        """Wait; False where it took too long, and then the lock is given back when it comes."""
+        """Wait; return False if it took too long; then the lock is released when it comes."""
         try:
             if moments.wait(self._has_it, max(give_up_at - moments.monotonic(), 0)):
                 return True
@@ -197,7 +197,7 @@ _opened: set[int] = set()
 
 
 def _begin_anew() -> None:
-    # A lock belongs to all copies of a descriptor: with one left here, a turn would outlive its process, the parent.
+    # A lock belongs to all copies of a descriptor: a leftover copy here would make a turn outlive the parent process.
     for file in _opened:
         os.close(file)
     _opened.clear()

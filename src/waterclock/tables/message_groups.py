@@ -1,4 +1,4 @@
-"""The groups of a message table, as people who run it see and handle them."""
+"""The groups of a message table, as operators see and manage them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from waterclock.tables.model.values.texts import check_text
 from waterclock.time import MAX_NS, Time, to_time
 
 Group = str | None
-"""A group's name; None: the group of the messages that name none."""
+"""A group's name; None: the group of messages without one."""
 
 _NAMES_COMPARED = 1_000
-"""Groups whose names are compared with an unknown one: a table may have millions, and an error must not read all."""
+"""Maximum number of groups compared with an unknown name: a table may have millions."""
 
 
 class NamedTable(Protocol):
-    """A message table, as far as a move must know it."""
+    """A message table, as far as a move needs it."""
 
     @property
     def name(self) -> str:
@@ -40,41 +40,41 @@ class NamedTable(Protocol):
 class MessageGroups:
     """The groups of one message table (message groups, "Manageability").
 
-    What is in flight is left alone, and counted as skipped, unless ``force=True``. With ``dry_run=True`` a command
-    says what it would do, and does nothing.
+    Messages in flight are left alone and counted as skipped, unless ``force=True``. With ``dry_run=True`` a command
+    only reports what it would do.
     """
 
     def __init__(self, context: TableContext, load: Callable[[str], TableContext]) -> None:
         if context.options.groups is None:
             raise InvalidArgumentError(
-                f"groups: message table {context.name!r} has none; make one with groups='sequenced' or 'exclusive'"
+                f"message table {context.name!r} has no groups; create one with groups='sequenced' or 'exclusive'"
             )
         self._context = context
         self._load = load
 
     def list(self, limit: int | None = None) -> list[GroupInfo]:
-        """Look at all groups in the order of their names, or at ``limit`` of them, which reads no others.
+        """Return all groups by name, or the first ``limit`` of them without reading the others.
 
-        Those are the first ones as the database orders names, which need not be by code points.
+        The database's order of names applies, which need not be by code points.
         """
         with explaining(self._context), self._context.backend.snapshot() as connection:
             names = None if limit is None else first_names(self._context, connection, check_count(limit))
             return list_groups(self._context, connection, names)
 
     def info(self, group: Group) -> GroupInfo:
-        """Look at one group; NotFoundError where there is none of this name."""
+        """Return one group; NotFoundError if missing."""
         with explaining(self._context), self._context.backend.snapshot() as connection:
             found = list_groups(self._context, connection, [_name(group)])
             known = () if found else first_names(self._context, connection, _NAMES_COMPARED)
         if not found:
-            table, remedy = f"message table {self._context.name!r}", "it never had messages, or it has ended"
+            table, remedy = f"message table {self._context.name!r}", "it never had messages, or has none left"
             raise NotFoundError(unknown_name("group", group, known, remedy, table))
         return seen_locked(self._context, found[0])
 
     def purge(
         self, group: Group, *, count: int | None = None, force: bool = False, dry_run: bool = False
     ) -> GroupChange:
-        """Delete a group's messages that are not acked, the first ``count`` of them."""
+        """Delete the unacked messages of a group, or the first ``count`` of them."""
         _check_count(count)
         return self._run(
             lambda own: group_commands.purge(
@@ -91,23 +91,25 @@ class MessageGroups:
         force: bool = False,
         dry_run: bool = False,
     ) -> GroupChange:
-        """Move a group's messages to another message table, in their order; those whose id is there stay.
+        """Move a group's messages to another message table in order; those whose id exists there stay.
 
         Raises
         ------
         InvalidArgumentError
-            Where that table cannot take them.
+            If that table cannot take them.
         NotFoundError
-            Where there is no such table.
+            If there is no such table.
         """
         name = to if isinstance(to, str) else getattr(to, "name", None)
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"to: {quoted(to)} is no message table; give one, or its name")
+            raise InvalidArgumentError(f"to must be a message table or its name, got {quoted(to)}")
         _check_count(count)
         target = self._load(name)
         group_moving.check_target(self._context, target)
         if target.options.groups and target.options.ungrouped == "reject" and not group:
-            raise InvalidArgumentError(f"to: {target.name!r} takes no messages without a group (ungrouped='reject')")
+            raise InvalidArgumentError(
+                f"cannot move to {target.name!r}: it rejects messages without a group (ungrouped='reject')"
+            )
         return self._run(
             lambda own: group_moving.move(
                 self._context, target, own, self._named(group), count, force=force, dry_run=dry_run
@@ -117,9 +119,9 @@ class MessageGroups:
     def reroute(
         self, group: Group, to: str, *, count: int | None = None, force: bool = False, dry_run: bool = False
     ) -> GroupChange:
-        """Put a group's messages behind those of the group ``to`` of the same table, in their order."""
+        """Append a group's messages to the group ``to`` of the same table, in order."""
         if not isinstance(to, str) or not to or to == self._named(group):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"to: {quoted(to)} is not the name of another group")
+            raise InvalidArgumentError(f"to must be the name of another group, got {quoted(to)}")
         check_text("to", to)
         _check_count(count)
         return self._run(
@@ -129,7 +131,7 @@ class MessageGroups:
         )
 
     def pause(self, group: Group, until: Time | None = None, *, dry_run: bool = False) -> GroupChange:
-        """Hand out nothing of a group until then, or until `resume`; what is in flight may be acked."""
+        """Stop sending messages of a group until then, or until `resume`; those in flight may be acked."""
         end = MAX_NS if until is None else to_time(until, "until")
         return self._run(lambda own: group_commands.pause(self._context, own, self._named(group), end, dry_run=dry_run))
 
@@ -140,37 +142,37 @@ class MessageGroups:
         )
 
     def close(self, group: Group, *, dry_run: bool = False) -> GroupChange:
-        """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
+        """Release an exclusive group from its consumer as soon as none of its messages is in flight."""
         return self._run(lambda own: group_commands.close(self._context, own, self._named(group), dry_run=dry_run))
 
     def release(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
-        """Take a group from its consumer now. Forced, what is in flight is sent again, and cannot be acked any more."""
+        """Release a group from its consumer now. With force, messages in flight are sent again."""
         return self._run(
             lambda own: group_commands.release(self._context, own, self._named(group), force=force, dry_run=dry_run)
         )
 
     def pin(self, group: Group, consumer: str, *, dry_run: bool = False) -> GroupChange:
-        """Give a group to one consumer alone, whether it lives or not, until `unpin`."""
+        """Assign a group to one consumer, alive or not, until `unpin`."""
         if not check_consumer(consumer):
-            raise InvalidArgumentError(f"consumer: {quoted(consumer)} is not the name of a consumer")
+            raise InvalidArgumentError(f"consumer must be the name of a consumer, got {quoted(consumer)}")
         return self._run(
             lambda own: group_commands.pin(self._context, own, self._named(group), consumer, dry_run=dry_run)
         )
 
     def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:
-        """Let any consumer have a group that was pinned."""
+        """Let any consumer have a pinned group again."""
         return self._run(lambda own: group_commands.unpin(self._context, own, self._named(group), dry_run=dry_run))
 
     def skip_head(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:
-        """Ack a group's first message although no consumer handled it, so that the group goes on."""
+        """Ack a group's first message without handling it, so that the group can proceed."""
         return self._run(
             lambda own: group_commands.skip_head(self._context, own, self._named(group), force=force, dry_run=dry_run)
         )
 
     def rebalance(self, *, dry_run: bool = False) -> GroupChange:
-        """Share exclusive groups evenly among the consumers that live, for example when one has joined.
+        """Share exclusive groups evenly among the live consumers, for example when one has joined.
 
-        A group of which something is in flight moves when that is acked or given back; the result counts it as skipped.
+        A group with messages in flight moves when they are acked or given back; the result counts it as skipped.
         """
         return self._run(lambda own: group_moving.rebalance(self._context, own, dry_run=dry_run))
 
@@ -178,8 +180,8 @@ class MessageGroups:
         name = _name(group)
         if name == UNGROUPED and self._context.options.ungrouped == "free":
             raise InvalidArgumentError(
-                f"group: the messages of {self._context.name!r} that name none are in no group (ungrouped='free');"
-                " name a group"
+                f"group must be named for {self._context.name!r}: its messages without a group are ungrouped"
+                " (ungrouped='free')"
             )
         return name
 
@@ -197,5 +199,5 @@ def _name(group: Group) -> str:
     if group is None or group == "":
         return UNGROUPED
     if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-        raise InvalidArgumentError(f"group: {quoted(group)} is no text; give the group's name")
+        raise InvalidArgumentError(f"group must be a string, got {quoted(group)}")
     return check_text("group", group)

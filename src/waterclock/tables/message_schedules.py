@@ -1,4 +1,4 @@
-"""The schedules of a message table, as people who run it see and handle them."""
+"""The schedules of a message table, as operators see and manage them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _T = TypeVar("_T")
 
 
 class MessageSchedules:
-    """The schedules of one message table; called, it lists them. Each is in one database, that of its table or shard.
+    """The schedules of one message table; calling it lists them. Each is in one database, that of its table or shard.
 
     Parameters
     ----------
     home
-        Gives the table in the database where a schedule of a name is.
+        Returns the table in the database of a schedule, by its name.
     everywhere
-        Gives the table in each of its databases.
+        Returns the table in each of its databases.
     """
 
     def __init__(self, home: Callable[[str], TableContext], everywhere: Callable[[], Sequence[TableContext]]) -> None:
@@ -31,7 +31,7 @@ class MessageSchedules:
         self._everywhere = everywhere
 
     def __call__(self) -> list[Schedule]:
-        """Look at the table's schedules, in the order of their names."""
+        """Return the table's schedules by name."""
         found: list[Schedule] = []
         for context in self._everywhere():
             with explaining(context):
@@ -39,15 +39,15 @@ class MessageSchedules:
         return sorted(found, key=lambda one: one.name)
 
     def pause(self, name: str) -> None:
-        """Let a schedule put nothing until it is resumed; NotFoundError where there is none of this name."""
+        """Pause a schedule until it is resumed; NotFoundError if missing."""
         self._on_home(name, lambda context: scheduling.pause_schedule(context, name, paused=True))
 
     def resume(self, name: str) -> None:
-        """Let a schedule go on with the next tick; NotFoundError where there is none of this name."""
+        """Resume a schedule with the next tick; NotFoundError if missing."""
         self._on_home(name, lambda context: scheduling.pause_schedule(context, name, paused=False))
 
     def reset(self, name: str) -> None:
-        """Begin again with the next tick, where the database's clock was ahead and has been set back.
+        """Restart a schedule with the next tick, after the database's clock was ahead and has been set back.
 
         Raises
         ------
@@ -57,11 +57,11 @@ class MessageSchedules:
         self._on_home(name, lambda context: scheduling.reset_schedule(context, name))
 
     def run(self, name: str) -> MessageId:
-        """Put a schedule's message now, beside its ticks, and return its id; NotFoundError where there is none."""
+        """Put a schedule's message now, in addition to its ticks; return the id. NotFoundError if missing."""
         return self._on_home(name, lambda context: scheduling.run_schedule(context, name))
 
     def keep(self, names: Iterable[str]) -> list[str]:
-        """Remove all schedules of the table but these, for a program that declares all that there are; return which."""
+        """Remove all schedules of the table except these; return the removed ones."""
         kept = [check_name(name) for name in many("names", names, "names")]
         removed: list[str] = []
         for context in self._everywhere():

@@ -73,9 +73,9 @@ _SHOWN = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead", "exhaus
 
 
 class MessageTable:
-    """A queue in a SQL table (message tables). Safe to share between threads.
+    """A queue in a SQL table (message tables). Thread-safe.
 
-    Plain SQL works beside it: ``INSERT INTO name(id, message) VALUES …`` enqueues, SELECT looks.
+    Plain SQL works, too: ``INSERT INTO name(id, message) VALUES …`` enqueues, SELECT looks.
     """
 
     def __init__(self, context: TableContext) -> None:
@@ -88,7 +88,7 @@ class MessageTable:
 
     @property
     def context(self) -> TableContext:
-        """What the operations on the table need to know of it."""
+        """Return the facts that operations on the table need."""
         return self._context
 
     @property
@@ -98,12 +98,12 @@ class MessageTable:
 
     @property
     def options(self) -> TableOptions:
-        """The table's options, durations in ns; another process's changes show after a second."""
+        """The table's options, durations in ns; changes by other processes show after a second."""
         return self._row.now().options
 
     @property
     def paused_until(self) -> int | None:
-        """When the table's pause ends, ns; None: it is not paused. A pause without an end has the largest time."""
+        """When the table's pause ends, ns; None: not paused. A pause without an end has the largest time."""
         context = self._row.now()
         until = context.paused_until
         return None if until is None or until <= context.backend.now() else until
@@ -119,16 +119,16 @@ class MessageTable:
         adopt: bool = False,
         exist_ok: bool = False,
     ) -> Self:
-        """Make a message table; `Database.create_table` explains the options.
+        """Create a message table; `Database.create_table` explains the options.
 
         Raises
         ------
         AlreadyExistsError
-            Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+            If the table exists and ``exist_ok`` is False, or if another SQL table has the name.
         NotFoundError, SchemaError
-            Where there is no SQL table to adopt, or none that can be adopted as it is.
+            If the SQL table to adopt is missing, or cannot be adopted as it is.
         InvalidArgumentError
-            For a name or a further column that a table cannot have.
+            For an invalid name or column.
         """
         make = adopt_table if adopt else create
         make(backend, name, options, columns, exist_ok=exist_ok)
@@ -141,21 +141,21 @@ class MessageTable:
         Raises
         ------
         NotFoundError
-            Where there is none of this name.
+            If missing.
         SchemaError
-            Where its SQL table is gone or lacks a column, or its options are incomplete.
+            If its SQL table is missing or lacks a column, or its options are incomplete.
         """
         return cls(load(backend, name))
 
     def alter(self, **options: Unpack[OptionChanges]) -> None:
-        """Change options; those that are not given stay. Subscribers carry on under them within a second.
+        """Change the given options. Subscribers apply them within a second.
 
         Raises
         ------
         InvalidArgumentError
-            For an option that cannot be meant, or that cannot change once the table is there.
+            For an invalid option, or one that cannot change once the table exists.
         SchemaError
-            Where the dead-letter table is there and does not fit.
+            If the dead-letter table exists and does not fit.
         """
         context = self._row.read()
         changed = context.options.changed(options).with_dead_letter(self.name)
@@ -173,7 +173,7 @@ class MessageTable:
             self._settle_exhausted()
 
     def _settle_exhausted(self) -> None:
-        """Let groups go on whose first message had used up its attempts by the options as they were before."""
+        """Unblock groups whose first message had used up its attempts under the previous options."""
         context = self._context
         after: str | None = None
         while True:
@@ -182,7 +182,7 @@ class MessageTable:
                 return
 
     def pause(self, until: Time | None = None) -> None:
-        """Send nothing until then, or until `resume`; what is out already may be acked. Noticed within a second."""
+        """Send no messages until then, or until `resume`; those in flight may be acked. Applies within a second."""
         self._change(paused_until=MAX_NS if until is None else to_time(until, "until"))
 
     def resume(self) -> None:
@@ -190,7 +190,7 @@ class MessageTable:
         self._change(paused_until=None)
 
     def drop(self) -> None:
-        """Remove the table with its messages. Subscribers end with a NotFoundError within a second."""
+        """Remove the table with its messages. Subscribers get a NotFoundError within a second."""
         context = self._context
         context.backend.transact(lambda own: drop(context, own))
 
@@ -201,14 +201,14 @@ class MessageTable:
 
     @contextmanager
     def _loaded(self) -> Generator[TableContext]:
-        """Give the table as it is now, and refuse to work on one that cannot be loaded any more."""
+        """Reload the table; raise if it can no longer be loaded."""
         try:
             yield self._row.now()
         except RefusedError as error:
             self._row.check(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the database's URL and the table's name; it is opened again by that name."""
+        """Pickle the database's URL and the table's name, from which it is reopened."""
         return type(self).open, (self._row.last_seen.backend, self.name)
 
     def __repr__(self) -> str:
@@ -240,7 +240,7 @@ class MessageTable:
         connection: Any = None,
         **columns: Any,
     ) -> MessageId:
-        """Put a message. An id that is there already stays as it is: putting twice is putting once.
+        """Put a message. Idempotent: an existing message with the same id is left unchanged.
 
         Parameters
         ----------
@@ -249,34 +249,37 @@ class MessageTable:
         id
             Identifies the message; None: the database generates a bigint, Waterclock a UUID (version 7).
         at
-            When it is to be sent; None: now.
+            When it will be sent; None: now.
         delay
-            After how long it is to be sent, instead of ``at``: from now on, by the database's clock, and not from the
-            commit of a transaction of yours.
+            After how long it will be sent, instead of ``at``: counted from now by the database's clock, not from your
+            commit.
         group
-            Its group; None: the one that the header named by ``group_header`` names.
+            Its group; None: from the header that ``group_header`` names.
         headers
-            Text by text.
+            Strings by name.
         priority
-            Higher ones are sent earlier, at any age. In a table with groups the head's priority orders groups.
+            Higher priorities are sent first, whatever their age. In a table with groups the head's priority orders
+            groups.
         expires_at
-            From when on it is not sent any more; None: it never expires. A consumer that has it then keeps it and may
-            ack it, but what it gives back is not sent again. The table's ``on_expired`` says what becomes of it.
+            When it expires and is no longer sent; None: never. A consumer that has it by then may still ack it, but if
+            given back it is not sent again. The table's ``on_expired`` decides whether it is dropped or becomes a dead
+            letter.
         unique
-            A key of your choice, of which one message waits at a time: while one does, putting another changes nothing
-            and returns its id. None: any number may wait.
+            A key of your choice, for deduplication: while a message with this key waits, another put changes nothing
+            and returns its id. None: no deduplication.
         unique_until
-            Until when a message has its key: ``"claimed"`` (None means this): until a consumer gets it, so that a put
-            during its handling, or while it backs off, starts another; ``"done"``: until it is acked or dead.
+            How long a message has its key. ``"claimed"`` (default): until a consumer gets it, so that a put during its
+            handling, or while it backs off, adds another. ``"done"``: until it is acked or dead.
         on_conflict
-            What becomes of the one that waits: ``"existing"`` (None means this): it stays as it is; ``"replace"``: it
-            gets the payload, the time and all else of this one, but not its id. What a consumer has stays as it is.
+            ``"existing"`` (default): the waiting message is left unchanged. ``"replace"``: it gets the payload, the
+            time and all other values of this one, but keeps its id. A leased message is left unchanged.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
-            statement, the put is a transaction of its own. Of SQLAlchemy's asynchronous ones, what ``run_sync`` passes.
+            statement, the put is a transaction of its own. For an asynchronous SQLAlchemy connection, pass the one that
+            ``run_sync`` provides.
         columns
-            Values for the table's further columns.
+            Values of additional columns.
 
         Returns
         -------
@@ -286,7 +289,7 @@ class MessageTable:
         Raises
         ------
         InvalidArgumentError
-            Naming the argument and the value.
+            For an invalid argument.
         """
         message = {
             "payload": payload,
@@ -306,16 +309,16 @@ class MessageTable:
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
-        """Put many messages in one transaction, each a dict of the arguments of `put`; return the ids in their order.
+        """Put many messages in one transaction, each a dict of the arguments of `put`; return the ids in order.
 
-        Its ``existing`` names the ids that were there already, and those that stand for messages with the same key.
+        The result's ``existing`` holds the ids that existed before, or that stand for messages with the same key.
         """
         with self._loaded() as context:
             prepared = prepare_rows(context, rows)
             if prepared.keys:
                 return self._put_keyed(context, prepared, connection)
             if connection is None:
-                # One statement inserts them. One that failed before, for an id that is known, did nothing.
+                # One statement inserts them. An earlier failed one, for an id that is known, did nothing.
                 return context.backend.alone(lambda own: put_rows(context, own, prepared))
             with self._callers.use(connection) as theirs:
                 return put_rows(context, theirs, prepared)
@@ -342,36 +345,37 @@ class MessageTable:
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> None:
-        """Put a message again and again; a schedule of this name is changed, and stays as it is where nothing changes.
+        """Put a message repeatedly. Creates the schedule of this name, or changes it if it differs.
 
-        Each tick puts one message, by the database's clock, whichever process comes first. Every subscription of the
-        table looks, in whichever process, and so does `tick`. One that is new, changed or resumed begins with the next
-        tick. The message has the headers ``waterclock.schedule``, ``waterclock.tick`` (the tick's time) and
-        ``waterclock.caught_up`` ("true" or "false"). Where ids are text, its id is ``NAME@TIME``, of the tick.
+        Each tick puts one message, by the database's clock, from the first process that sees it: every subscription of
+        the table checks for ticks, and so does `tick`. A new, changed or resumed schedule starts with the next tick.
+        The message has the headers ``waterclock.schedule``, ``waterclock.tick`` (the tick's time) and
+        ``waterclock.caught_up`` ("true" or "false"). In a table with text ids its id is ``NAME@TIME``, with the tick's
+        time.
 
         Parameters
         ----------
         name
-            Names it in this table.
+            Its name, unique in this table.
         cron
             Minute, hour, day, month and weekday, or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
         payload, group, headers, priority
             As in `put`.
         timezone
-            Of the hours in ``cron``. Where a clock is set forward or back, fixed times tick once, and ``*`` and ``*/n``
-            tick in each interval.
+            Time zone of ``cron``. When clocks change, fixed times tick once, and ``*`` and ``*/n`` tick in each
+            interval.
         catch_up
-            What becomes of ticks that were missed, because no process looked within a minute: ``"none"`` is put, the
-            last ``"one"``, or ``"all"``.
+            Which ticks are caught up that were missed because no process looked within a minute: ``"none"``, the last
+            ``"one"``, or ``"all"``.
         within
-            Those that were missed longer ago than this are not put; None: they are.
+            Maximum age of missed ticks to catch up; None: any age.
         overlap
-            ``"skip"``: a tick puts nothing while the message before is not acked.
+            ``"skip"``: a tick puts nothing while the previous message is not acked.
 
         Raises
         ------
         InvalidArgumentError
-            For an argument that cannot be meant.
+            For an invalid argument.
         """
         with self._loaded() as context:
             rule = {"cron": cron, "timezone": timezone, "catch_up": catch_up, "within": within, "overlap": overlap}
@@ -384,12 +388,12 @@ class MessageTable:
         return MessageSchedules(lambda _: self._row.now(), lambda: [self._row.now()])
 
     def unschedule(self, name: str) -> bool:
-        """Remove a schedule; what it has put stays. Say whether there was one of this name."""
+        """Remove a schedule, but not the messages it has put. Return whether it existed."""
         with self._loaded() as context:
             return remove_schedule(context, name)
 
     def tick(self) -> int:
-        """Put what the table's schedules have due; return how many. Subscriptions do it by themselves."""
+        """Put the due messages of the table's schedules; return how many. Subscriptions do this by themselves."""
         with self._loaded() as context:
             return tick(context)
 
@@ -404,37 +408,36 @@ class MessageTable:
         parameters: Mapping[str, object] | None = None,
         max_groups: int | None = None,
     ) -> list[Delivery]:
-        """Take messages that are due, highest priority first, then the oldest due first.
+        """Take due messages, by priority, then by due time.
 
         Parameters
         ----------
         limit
-            How many at the most; None: the table's ``batch_size``.
+            Maximum count; None: the table's ``batch_size``.
         wait
-            For how long to wait where none is due; None: not at all.
+            How long to wait if none is due; None: not at all.
         consumer
-            Who takes them, for those who look; None: the host and the process, and with exclusive groups a number that
-            this ``Database`` has. Exclusive groups stay with this name for as long as it is alive: until its leases
-            end, and ``ack_wait`` after it asked last. Two that are alive cannot have one name: the second one gets
-            nothing.
+            Name of the consumer, shown to operators; None: the host and the process, and with exclusive groups a number
+            of this ``Database``. Exclusive groups stay with this name while it is alive: until its leases end, and
+            ``ack_wait`` after its last call. Of two live consumers with one name, the second gets nothing.
         where
-            Which messages, in SQL's words: ``"region = 'eu' AND amount > :min"``. It may name the table's further
-            columns and id, time_scheduled, time_created, epoch, priority and group_id.
+            A condition in SQL: ``"region = 'eu' AND amount > :min"``. It may use the table's additional columns and id,
+            time_scheduled, time_created, epoch, priority and group_id.
         order
-            In which order, in SQL's words: ``"priority DESC, amount"``; NULL comes last.
+            An order in SQL: ``"priority DESC, amount"``; NULL comes last.
         parameters
             Values for the ``:names`` in ``where``.
         max_groups
-            How many exclusive groups the consumer may have; None: any number.
+            Maximum number of exclusive groups; None: any number.
 
         Raises
         ------
         InvalidArgumentError
-            For an argument that cannot be meant; also for ``where`` and ``order`` in a table with groups, whose order
-            they would break.
+            For an invalid argument; also for ``where`` and ``order`` in a table with groups, whose order they would
+            break.
         """
         if limit is not None and (type(limit) is not int or not 1 <= limit <= MOST):
-            check_count(limit)  # says what is wrong
+            check_count(limit)  # raises with the reason
         if where is None and order is None and parameters is None and max_groups is None:
             request = Request(self._own_name() if consumer is None else check_consumer(consumer))
         else:
@@ -473,29 +476,29 @@ class MessageTable:
         max_groups: int | None = None,
         kinds: Collection[str] | None = None,
     ) -> TableSubscription:
-        """Take messages one after another as they become due, until the subscription is stopped or closed.
+        """Iterate over messages as they become due, until the subscription is stopped or closed.
 
         Parameters
         ----------
         consumer
-            Who takes them; None: the host and the process, and with exclusive groups a number, since each is one
-            consumer.
+            Name of the consumer; None: the host and the process, and with exclusive groups a number for each
+            subscription.
         limit
-            How many to claim at a time; None: the table's ``batch_size``, and one where the table has ``max_attempts``:
-            what a consumer that dies has claimed counts as an attempt, whether it was handed out or not.
+            How many messages to claim at a time; None: the table's ``batch_size``, or one if the table has
+            ``max_attempts``, because every message that a dying consumer has claimed uses an attempt.
         shard, key_range
-            A part of a sharded table ("Subsetting"). This one is in one database: ``""`` and ``"0"``, and ``"-"``, name
-            the whole of it, and anything else is an error.
+            A part of a sharded table ("Subsetting"). This table is in one database, so only ``""``, ``"0"`` and ``"-"``
+            are valid: they name the whole table.
         where, order, parameters
-            Which messages, and in which order; as in `receive`.
+            As in `receive`.
         rate_limit
-            How many messages a second this subscription takes at the most; None: as many as the table lets it.
+            Maximum messages per second of this subscription; None: only the table's limit.
         heartbeat
             Whether leases are extended while a delivery's ``with`` block runs.
         max_groups
-            How many exclusive groups the consumer may have; None: any number.
+            Maximum number of exclusive groups; None: any number.
         kinds
-            Only messages whose header ``kind`` is one of these; others stay. Not in a table with groups, as ``where``.
+            Only messages whose header ``kind`` is one of these. Like ``where``, not in a table with groups.
         """
         check_unsharded(self.name, self._context.options.key_range, shard, key_range)
         name = self._own_name()
@@ -524,7 +527,7 @@ class MessageTable:
         if max_groups is not None:
             if self.options.groups != "exclusive":
                 raise InvalidArgumentError(
-                    f"max_groups: {quoted(max_groups)} has no meaning with groups={self.options.groups!r}; only"
+                    f"max_groups must be omitted with groups={self.options.groups!r}, got {quoted(max_groups)}. Only"
                     " exclusive groups stay with a consumer"
                 )
             check_count(max_groups, "max_groups")
@@ -537,11 +540,10 @@ class MessageTable:
         Parameters
         ----------
         ids
-            Ids, which are acked also where a consumer has them, or deliveries, which are acked where their lease is not
-            lost.
+            Ids, which are acked even if a consumer has them, or deliveries, which are acked unless their lease is lost.
         connection
-            As in `put`: the acks count when the caller commits. Until then the deliveries are ours, so after a rollback
-            they can be acked again, or given back.
+            As in `put`: the acks count when the caller commits. After a rollback the deliveries can be acked again, or
+            given back.
 
         Returns
         -------
@@ -551,28 +553,28 @@ class MessageTable:
         Raises
         ------
         LeaseLostError
-            Where a delivery's lease was lost, which its ``lost`` says then. The other messages are acked.
+            If a delivery's lease was lost, which its ``lost`` then shows. The other messages are acked.
         OrderError
-            Where an earlier message of a group is not acked. No message is acked.
+            If an earlier message of a group is not acked. No message is acked.
         UnavailableError
-            Without ``connection``, where a transaction in which one of them was acked has not ended; with it, where
-            that transaction sees a state from before one of them was claimed.
+            Without ``connection``, if a transaction that acked one of them has not ended; with it, if that transaction
+            began before one of them was claimed.
         """
         given = one_or_many(ids)
         with self._loaded() as context:
             return ack_together(context, self._callers, given, connection)
 
     def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
-        """Set when messages are sent next (message tables, "Advanced usage"); return how many are.
+        """Set when messages are sent next (message tables, "Advanced usage"); return how many were changed.
 
-        Those that were acked or cancelled are not.
+        Acked and cancelled messages are not changed.
 
         Parameters
         ----------
         at
             When.
         epoch
-            How often they count as sent, which sets the back-off that follows; None: as it is.
+            How often they count as sent, which sets the next back-off; None: unchanged.
         """
         given = one_or_many(ids)
         when, epoch = to_time(at, "at"), check_epoch(epoch)
@@ -581,29 +583,29 @@ class MessageTable:
             return context.backend.transact(lambda own: acking.reschedule(context, own, plain, when, epoch))
 
     def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
-        """Give deliveries back, as `Delivery.nack` does; return how many were still ours.
+        """Give deliveries back, as `Delivery.nack` does; return how many were still leased.
 
-        Those whose lease was lost are noted so (`Delivery.lost`) and left alone.
+        Deliveries whose lease was lost are marked (`Delivery.lost`) and left alone.
         """
         context, given = self._row.now(), _deliveries(deliveries)
         with changing(context):
             return nack_all(context, given, None if delay is None else to_duration(delay, "delay"))
 
     def extend(self, deliveries: Iterable[Delivery], duration: Duration) -> int:
-        """Keep deliveries for ``duration`` from now on, as `Delivery.extend` does; return how many are still ours.
+        """Extend leases to ``duration`` from now, as `Delivery.extend`; return how many are still leased.
 
-        Those whose lease was lost are noted so (`Delivery.lost`).
+        Deliveries whose lease was lost are marked (`Delivery.lost`).
         """
         context, given = self._row.now(), _deliveries(deliveries)
         return extend_together(context, given, to_duration(duration, "duration"))
 
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
-        """Send messages now that are to be sent later, as if for the first time; return how many.
+        """Send delayed messages now, as if for the first time; return how many.
 
         Parameters
         ----------
         ids
-            Which, whether they are scheduled, back off, or are out; None: all that were sent before and back off.
+            Messages that are scheduled, back off, or are leased; None: all that back off.
         """
         given = one_or_many(ids)
         with self._loaded() as context, changing(context):
@@ -618,11 +620,11 @@ class MessageTable:
         *,
         connection: Any = None,
     ) -> int:
-        """Cancel messages: they are not sent any more.
+        """Cancel messages: they are no longer sent.
 
-        What waits is dropped at once. What a consumer has stays with it, and its ``delivery.cancelled`` says so within
-        about a second; it may still ack it, but what it gives back, or leaves to the end of its lease, is not sent
-        again. In a group those behind go on as if the message were acked.
+        A waiting message is dropped at once. A leased one stays with its consumer, whose ``delivery.cancelled`` becomes
+        true within about a second. The consumer may still ack it, but if given back it is not sent again. In a group,
+        the messages behind it proceed as if it were acked.
 
         Parameters
         ----------
@@ -653,22 +655,22 @@ class MessageTable:
             return count
 
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
-        """Bring dead letters back, in the order that they had in this table; return how many.
+        """Redrive dead letters into this table in their former order; return how many.
 
-        They are due at once and count as never sent. Dead letters that were acked stay where they are, and so do those
-        whose id was put again meanwhile.
+        They are due at once and count as never sent. Acked dead letters stay, and so do those whose id was put again
+        meanwhile.
 
         Parameters
         ----------
         ids
             Which; None: all.
         limit
-            How many at the most; None: all.
+            Maximum count; None: all.
 
         Raises
         ------
         InvalidArgumentError
-            Where the table has no ``dead_letter``.
+            If the table has no ``dead_letter``.
         """
         given = one_or_many(ids)
         with self._loaded() as context:
@@ -676,42 +678,42 @@ class MessageTable:
             return redrive(context, wanted, None if limit is None else check_count(limit))
 
     def dead_letters(self, limit: int = 100) -> list[dict[str, Any]]:
-        """Read dead letters, those that died last first: id, payload, group_id, epoch, and why and when they died.
+        """Read dead letters, latest first: id, payload, group_id, epoch, and why and when they became dead letters.
 
         Raises
         ------
         InvalidArgumentError
-            Where the table has no ``dead_letter``.
+            If the table has no ``dead_letter``.
         """
         with self._loaded() as context:
             return list_dead_letters(context, check_count(limit))
 
     def purge(self) -> int:
-        """Delete messages that were acked longer ago than ``purge_after``, some at a time; return how many.
+        """Delete messages that were acked longer ago than ``purge_after``, some at a time; return the count.
 
-        First it removes those that have expired and that no consumer has: as ``on_expired`` says they go to the
-        dead-letter table, or are deleted once they were dropped so long ago.
+        First it removes expired messages that are not leased. By ``on_expired`` they are moved to the dead-letter
+        table, or dropped and later deleted like acked ones.
         """
         total = 0
         with self._loaded() as context:
             try:
                 expire_some(context, pieces=None)
-            finally:  # a row that cannot expire keeps no other from being deleted
+            finally:  # a row that cannot expire must not keep others from being deleted
                 while purged := purge_some(context):
                     total += purged
-            with suppress(ForbiddenError):  # keys take a right of their own, and one that stays is no harm
+            with suppress(ForbiddenError):  # keys need a privilege of their own, and a leftover one does no harm
                 while purge_keys(context):
                     pass
         return total
 
     @property
     def groups(self) -> MessageGroups:
-        """The table's groups: which consumers have them, what holds them up, and what can be done about it.
+        """The table's groups: their consumers, what blocks them, and commands to manage them.
 
         Raises
         ------
         InvalidArgumentError
-            Where the table has none.
+            If the table has no groups.
         """
         context = self._row.now()
         return MessageGroups(context, lambda name: load(context.backend, name))
@@ -724,23 +726,22 @@ class MessageTable:
     def peek(self, limit: int = 10, group: str | None = None) -> list[Peeked]:
         """Look at messages without taking them, in the order in which consumers would get them.
 
-        Those that are due come first, and then those that will be. In a table with groups a group's messages come
-        together. What a consumer has is left out, and a pause of the table changes nothing. Nothing is locked or
-        written, so a role that may only read the table can do it. Consumers that claim meanwhile may get other messages
-        first: an exclusive group goes to its owner alone, and between groups and messages that are in none chance
-        decides.
+        Due messages come first, then later ones. In a table with groups a group's messages come together. Leased
+        messages are left out, and a pause of the table changes nothing. Nothing is locked or written, so a read-only
+        role can call it. Consumers may get other messages first: an exclusive group goes to its owner alone, and the
+        order between groups and ungrouped messages is random.
 
         Parameters
         ----------
         limit
-            How many at the most.
+            Maximum count.
         group
-            Of this group alone, ``""`` for the messages that name none; None: of all.
+            Only this group, ``""`` for messages without one; None: all.
 
         Raises
         ------
         InvalidArgumentError
-            For a limit that is no count, or a group of a table that has none.
+            For an invalid limit, or a group of a table without groups.
         """
         count, name = check_count(limit), check_group(group)
         with self._loaded() as context, context.backend.snapshot() as connection:
@@ -751,17 +752,17 @@ class MessageTable:
         context = self._row.last_seen
         if context.options.groups != "exclusive":
             return name
-        # Another Database of the process is another consumer, and so is the process that starts again with this pid.
+        # Another Database of this process is another consumer, and so is a restarted process with the same pid.
         return f"{name}/{context.backend.session:x}"
 
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
-        """Say why a message is not out; NotFoundError where there is none with this id."""
+        """Explain why a message is not sent; NotFoundError if missing."""
         with self._loaded() as context, context.backend.snapshot() as connection:
             return explain_message(context, connection, check_id(context, id))
 
 
 def message_table_names(backend: Backend) -> list[str]:
-    """Name every message table, in alphabetical order."""
+    """Return the names of all message tables, in alphabetical order."""
     with backend.snapshot() as connection:
         return list(connection.scalars(sa.select(message_tables.c.name).order_by(message_tables.c.name)))
 
@@ -770,5 +771,5 @@ def _deliveries(given: Iterable[Delivery]) -> list[Delivery]:
     deliveries = many("deliveries", given, "deliveries")
     for one in deliveries:
         if not isinstance(one, Delivery):
-            raise InvalidArgumentError(f"deliveries: {quoted(one)} is no delivery; give what receive returned")
+            raise InvalidArgumentError(f"deliveries must be what receive returned, got {quoted(one)}")
     return deliveries

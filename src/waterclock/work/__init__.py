@@ -1,1 +1,1 @@
-"""Workers: what runs handlers on the messages of message tables."""
+"""Workers: run handlers on the messages of message tables."""

@@ -1,4 +1,4 @@
-"""Answers Prometheus: what a worker has done, and how many of its slots are taken."""
+"""Prometheus metrics of a worker: its counters, and the use of its slots."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def answering(
 
 def families(counts: Counts, facts: dict[str, Any], unfinished: int) -> prometheus.Families:
     """Give what Prometheus is answered."""
-    messages = CounterMetricFamily(_PREFIX + "messages", "Messages, by what became of them.", labels=["outcome"])
+    messages = CounterMetricFamily(_PREFIX + "messages", "Messages by outcome.", labels=["outcome"])
     for name, count in asdict(counts).items():
         messages.add_metric([name], count)
     yield messages
     for name, means in _GAUGES.items():
         yield GaugeMetricFamily(_PREFIX + name, means, value=facts[name])
-    yield GaugeMetricFamily(_PREFIX + "stuck", "Handlers that run on though their time is up.", value=unfinished)
+    yield GaugeMetricFamily(_PREFIX + "stuck", "Handlers that still run after their time limit.", value=unfinished)

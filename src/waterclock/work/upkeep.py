@@ -1,9 +1,9 @@
-"""Upkeep of all topics and message tables of a database: what runs by itself, and what no reader or writer waits for.
+"""Upkeep of all topics and message tables of a database: periodic tasks that no reader or writer waits for.
 
-Each task of each topic and table has a row in the catalogue. A runner takes the row for a while, does the task, and
-writes what became of it. So of many runners one does each task, none waits for another, and one that dies holds a task
-up for the length of its lease. All tasks may run twice at once; the lease saves work, and guards nothing. A task that
-fails keeps its reason in its row, and stops no other.
+Each task of each topic and table has a row in the catalogue. A runner leases the row, does the task, and writes its
+outcome. So one of many runners does each task, none waits for another, and a runner that dies delays a task by its
+lease. All tasks are safe to run concurrently; the lease only saves work. The reason of a failure is kept in the row,
+and does not stop other tasks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from waterclock.tables.messages.upkeep.reconcile import heal_all
 from waterclock.time import format_duration
 
 LEASE = 600_000_000_000
-"""How long a runner that is silent keeps others from its task, ns."""
+"""How long a silent runner keeps others from its task, ns."""
 
 _MINUTE = 60_000_000_000
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _RegularTask:
-    """Something to do for every topic or every table: how often, ns, and how; it gives how many it dealt with."""
+    """A task for every topic or table: its interval, ns, and a function that returns how many items it processed."""
 
     every: int
     run: Callable[[Database, str], int]
@@ -64,21 +64,21 @@ class Task:
     Attributes
     ----------
     kind, name
-        ``"topic"`` or ``"table"``, and which.
+        ``"topic"`` or ``"table"``, and its name.
     task
-        ``seal`` closes the open ledger where that is due, enforces retention and writes files; ``compact`` joins them.
-        ``tick`` puts what schedules have due, ``release`` frees groups that no living consumer has, ``purge`` deletes
-        what was acked, or has expired, long enough ago.
+        ``seal`` closes the open ledger if that is due, enforces retention and writes files; ``compact`` joins them.
+        ``tick`` puts due messages of schedules, ``release`` releases groups of dead consumers, ``purge`` deletes
+        messages that were acked or expired long enough ago.
     ran_at, took
-        When it ended last, and how long that took; None: it never ran.
+        When it ended last, and how long it took; None: it never ran.
     did
-        How many ledgers, files, messages or groups it dealt with then; None: it failed, or never ran.
+        How many ledgers, files, messages or groups it processed; None: it failed, or never ran.
     error
-        Why it failed last; None: it did not.
+        Why it failed last; None: it did not fail.
     due_at
         When it is due; None: at once.
     owner
-        The runner that is at it; None: none.
+        The runner that is running it; None: none.
     """
 
     kind: Kind
@@ -99,7 +99,7 @@ class Task:
 
 
 class Upkeep:
-    """Runs the upkeep of a database. Safe beside others in any process.
+    """Runs the upkeep of a database. Safe to run concurrently in several processes.
 
     Parameters
     ----------
@@ -114,14 +114,14 @@ class Upkeep:
         self._stopped = threading.Event()
 
     def status(self) -> list[Task]:
-        """Say of each task of each topic and table when it ran last, when it is due, and why it failed."""
+        """Return when each task of each topic and table ran last, when it is due, and why it failed."""
         with self._backend.snapshot() as connection:
             rows = {(row.kind, row.name, row.task): row for row in connection.execute(sa.select(upkeep))}
             now = self._backend.now(connection)
         return [_seen(kind, name, task, rows.get((kind, name, task)), now) for kind, name, task in self._all()]
 
     def run(self, *, only_due: bool = False) -> Iterator[Task]:
-        """Do all tasks that no other runner is at, one after another; give each when it is done, or has failed.
+        """Run all tasks that no other runner has leased; yield each when it is done or has failed.
 
         Parameters
         ----------
@@ -139,20 +139,20 @@ class Upkeep:
                 yield done
 
     def run_for_ever(self, every: int, tell: Callable[[Task], object]) -> None:
-        """Do what is due, again and again, with a pause between (ns), until it is stopped; tell of each task.
+        """Run due tasks repeatedly, with a pause in between (ns), until stopped; report each task.
 
-        A database that is away is waited for.
+        It waits for an unavailable database.
         """
         while not self._stopped.is_set():
             try:
                 for done in self.run(only_due=True):
                     tell(done)
             except WaterclockError as error:
-                _log.warning("upkeep is tried again in %s: %s", format_duration(every), in_a_line(str(error)))
+                _log.warning("upkeep failed, retrying in %s: %s", format_duration(every), in_a_line(str(error)))
             moments.wait(self._stopped, every / 1_000_000_000)
 
     def stop(self) -> None:
-        """Begin no further task. Any thread and any signal handler may call it."""
+        """Start no further task. Safe to call from any thread or signal handler."""
         self._stopped.set()
 
     def _all(self) -> Iterator[tuple[Kind, str, str]]:
@@ -190,7 +190,7 @@ class Upkeep:
         return Task(kind, name, task, took=took, did=did, error=error)
 
     def _take(self, one: Task, every: int) -> bool:
-        """Take a task for a while; False where another runner is at it, or has just done it."""
+        """Lease a task; return False if another runner has it, or has just done it."""
         now = self._backend.now_sql()
         key = {"kind": one.kind, "name": one.name, "task": one.task}
 
@@ -210,7 +210,7 @@ class Upkeep:
         return self._backend.transact(take_turn)
 
     def _forget_others(self, known: Sequence[Task]) -> None:
-        """Delete what is noted of topics and tables that were removed."""
+        """Delete the rows of topics and tables that were removed."""
         with self._backend.snapshot() as connection:
             noted = connection.execute(sa.select(upkeep.c.kind, upkeep.c.name, upkeep.c.task)).all()
         for row in {tuple(each) for each in noted} - {(one.kind, one.name, one.task) for one in known}:

@@ -1,4 +1,4 @@
-"""The worker: runs handlers on the messages of one message table or of several, until it is stopped."""
+"""The worker: runs handlers on the messages of one or several message tables, until it is stopped."""
 
 from __future__ import annotations
 
@@ -35,68 +35,68 @@ from waterclock.work.running.supervisor import Watch, give_back
 from waterclock.work.running.threads import Threads
 
 _SECOND = 1_000_000_000
-_LOOK_EVERY = 0.05  # s, while there is something to look at
+_LOOK_EVERY = 0.05  # s, while busy
 _IDLE = 1.0  # s
-_AWAY = 0.2  # s after which it is seen whether a shard that was away is to be asked again
-_UNWINDING = 1.0  # s that a handler has that was asked to end
+_AWAY = 0.2  # s after which an unavailable shard is tried again
+_UNWINDING = 1.0  # s that a handler has after it was asked to stop
 _SHORTEST_TIMEOUT = 1_000_000  # ns
 
 ENDING = 4.0
-"""Seconds that a worker takes to end after its grace at the most."""
+"""Maximum seconds that a worker takes to end after its grace period."""
 
 MOST_SLOTS = 10_000
-"""Messages that a worker handles at a time at the most: a system has no more threads for a process."""
+"""Maximum number of messages that a worker handles at a time: systems limit the threads of a process."""
 
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Runs handlers on messages of message tables. Made once, run once.
+    """Runs handlers on messages of message tables. An instance runs once.
 
-    A handler that returns acks its message; one that raises gives it back, with its back-off. `Retry`, `Snooze`,
-    `DeadLetter` and `Discard` say something else. Its lease is extended for as long as the handler runs.
+    A handler that returns acks its message; one that raises gives it back, with its back-off. It may raise `Retry`,
+    `Snooze`, `DeadLetter` or `Discard` for another outcome. The lease is extended while the handler runs.
 
-    Handlers made with ``def`` run in threads, those made with ``async def`` in one event loop.
+    Handlers defined with ``def`` run in threads, those with ``async def`` in one event loop.
 
     Parameters
     ----------
     table
         The table; or several, each with its handler, as a dict. They share the worker's slots, and so do the shards of
-        a sharded one: a shard that is away holds up no other.
+        a sharded table. An unavailable shard does not block others.
     handler
-        A function that takes a `Delivery`; or such functions by the header ``kind``, as a dict: messages of other
-        kinds are left to other workers. Or a context manager that yields either, for what handlers need as long as the
-        worker runs; it may be asynchronous.
+        A function that takes a `Delivery`; or such functions by the header ``kind``, as a dict: messages of other kinds
+        are left to other workers. Or a context manager, possibly asynchronous, that yields either, for resources that
+        handlers need while the worker runs.
     concurrency
         How many messages are handled at a time.
     consumer
-        Who takes them; as in `MessageTable.subscribe`.
+        Name of the consumer, as in `MessageTable.subscribe`.
     where, parameters
-        Which messages; as in `MessageTable.receive`.
+        As in `MessageTable.receive`.
     rate_limit
-        How many messages a second it takes of each table at the most; None: as many as the table lets it.
+        Maximum messages per second from each table; None: only the table's limit.
     processes
-        How many child processes call the handlers, instead of this one: for handlers that keep a processor busy, or
-        may crash. Each handles one message at a time, so that one that dies takes no other along, and is replaced.
-        Handlers have to stand in modules, since children import them.
+        How many child processes call the handlers, instead of this one: for handlers that are CPU-bound or may crash.
+        Each handles one message at a time, so that a crash affects no other message, and is replaced. Handlers must be
+        in modules that children can import.
     timeout
-        How long a handler may take; None: any time. An asynchronous one is cancelled. A process is killed. A thread
-        cannot be ended: its message backs off, its slot goes to a new thread, and it is counted as stuck. All can see
-        `Delivery.cancelled`.
+        How long a handler may take; None: unlimited. An asynchronous one is cancelled. A process is killed. A thread
+        cannot be killed: its message backs off, its slot goes to a new thread, and it is counted as stuck. All of them
+        can check `Delivery.cancelled`.
     recycle_after, recycle_above
-        After how many messages, and above how many bytes of memory, a child process that has handled one is replaced.
+        After how many messages, or above how many bytes of memory, a child process is replaced.
     grace
-        How long handlers that run may go on once the worker is to stop. What is not done then is given back, due at
-        once, and counts no attempt.
+        How long running handlers may continue after a stop. Unfinished messages are then given back, due at once,
+        without counting an attempt.
     shard, key_range
-        Which part of a sharded table, as in `ShardedTable.subscribe`; None: all of it.
+        The part of a sharded table, as in `ShardedTable.subscribe`; None: all of it.
     around
         A context manager, given each delivery, in which its handler is called.
 
     Raises
     ------
     InvalidArgumentError
-        For an argument that cannot be meant.
+        For an invalid argument.
     """
 
     def __init__(
@@ -122,7 +122,9 @@ class Worker:
         self._sources = [one for each, its in given for one in sources_of(each, its, shard, key_range)]
         self._slots = check_count(concurrency, "concurrency")
         if self._slots > MOST_SLOTS:
-            raise InvalidArgumentError(f"concurrency: {concurrency} is more than {MOST_SLOTS}; run several workers")
+            raise InvalidArgumentError(
+                f"concurrency must be at most {MOST_SLOTS}, got {concurrency}. Run several workers"
+            )
         self._child_count = _children(processes, self._slots, recycle_after, recycle_above)
         self._recycled = {"recycle_after": recycle_after, "recycle_above": recycle_above}
         self._subscribed = {
@@ -132,17 +134,17 @@ class Worker:
             "rate_limit": None if rate_limit is None else check_rate(rate_limit),
         }
         for each, _ in given:
-            make_selection(each.context, where, None, parameters)  # refuses what cannot be meant
+            make_selection(each.context, where, None, parameters)  # raises for invalid ones
         self._timeout = None if timeout is None else to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT)
         self._grace = to_duration(grace, "grace")
         if around is not None and not callable(around):
-            raise InvalidArgumentError(f"around: {quoted(around)} cannot be called; give a context manager")
+            raise InvalidArgumentError(f"around must be a context manager, got {quoted(around)}")
         self._around = around
         self._stop = Stop()
         self._stops_at: float | None = None
         self._error: BaseException | None = None
         self._has_run = self._was_signalled = False
-        self._lanes = Lanes(0 if self._child_count else self._slots)  # of processes, each brings its own
+        self._lanes = Lanes(0 if self._child_count else self._slots)  # with processes, each brings its own slot
         self._counter = WorkCounts()
         self._recorders: dict[Backend, Recorder] = {}
         self._caller = Caller(self._lanes, self._counter, around, self._timeout, self._note_ended)
@@ -152,30 +154,30 @@ class Worker:
 
     @property
     def unfinished(self) -> int:
-        """How many handlers run on though the worker took their messages back."""
+        """Return how many handlers still run although the worker took their messages back."""
         return sum(not one.ended for one in self._watch.given_up)
 
     @property
     def ends_by(self) -> float | None:
-        """When it has ended at the latest after a signal that stops it, in seconds that pass; None: none has come."""
+        """Return by when it has ended after a signal, in monotonic seconds; None: no signal has come."""
         return None if self._stops_at is None or not self._was_signalled else self._stops_at + ENDING
 
     @property
     def counts(self) -> Counts:
-        """What it has done so far."""
+        """Its counters so far."""
         return self._counter.now()
 
     def facts(self) -> dict[str, Any]:
-        """Give how many slots it has, how many of them are taken, and how many messages wait for one."""
+        """Return the numbers of slots, of used slots, and of waiting messages."""
         return self._lanes.facts()
 
     def stop(self, grace: Duration | None = None) -> None:
-        """Stop: claim no more, let what runs end within the grace. Any thread and any signal handler may call it.
+        """Stop claiming, and let running handlers finish within the grace period. Safe in threads and signal handlers.
 
         Parameters
         ----------
         grace
-            How long that may take; None: as the worker was made. A second call can only make it shorter.
+            The grace period; None: the worker's. A second call can only shorten it.
         """
         seconds = (self._grace if grace is None else to_duration(grace, "grace")) / _SECOND
         self._stop_within(seconds)
@@ -186,21 +188,21 @@ class Worker:
         self._stop.nudge()
 
     def run(self, *, signals: bool = True) -> None:
-        """Work until `stop` is called, or a signal comes; return once all is acked or given back.
+        """Run until `stop` is called or a signal comes; return once all messages are acked or given back.
 
         Parameters
         ----------
         signals
-            Whether SIGTERM and SIGINT stop it, where this is the main thread: the first with the grace, the second at
+            Whether SIGTERM and SIGINT stop it, if in the main thread: the first with the grace period, the second at
             once.
 
         Raises
         ------
         WaterclockError
-            Where a table is dropped, or cannot be worked with.
+            If a table is dropped, or cannot be used.
         """
         if self._has_run:
-            raise InvalidArgumentError("run: this worker has run; make a new one")
+            raise InvalidArgumentError("cannot run this worker again; create a new one")
         self._has_run = True
         with ExitStack() as stack:
             if signals:
@@ -287,14 +289,14 @@ class Worker:
             moments.start(threading.Thread(target=self._begin_when_back, args=(number, handlers[number]), daemon=True))
 
     def _intake(self, number: int, handlers: Handlers) -> Intake:
-        """Make what takes one table's messages."""
+        """Return the fetcher of a table."""
         table = self._sources[number].open()
         kinds = None if table.options.groups else handlers.kinds
         subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]
-        subscription.patience = math.inf  # a database that is away is waited for
+        subscription.patience = math.inf  # wait for an unavailable database
         with self._changing:
             recorder = self._recorders.get(table.context.backend)
-            if recorder is None:  # a database that is away holds up no other
+            if recorder is None:  # an unavailable database must not block others
                 recorder = self._recorders[table.context.backend] = Recorder(self._lanes, self._counter)
                 recorder.start()
             here = self._watch.processes is None
@@ -305,7 +307,7 @@ class Worker:
         return intake
 
     def _begin_when_back(self, number: int, handlers: Handlers) -> None:
-        """Wait for a shard that is away, and then take its messages, too."""
+        """Wait for an unavailable shard, and then take its messages, too."""
         while self._stops_at is None:
             moments.sleep(_AWAY)
             try:
@@ -322,7 +324,7 @@ class Worker:
             return
 
     def _start_processes(self, count: int) -> Sequence[Handlers]:
-        """Start the children, and learn from them which kinds they know."""
+        """Start the children, and get the kinds that they handle."""
         tables = [HandledTable(one.url, one.name, one.handler) for one in self._sources]
         self._watch.processes = Processes(
             count,
@@ -341,7 +343,7 @@ class Worker:
         return [Handlers(_in_child if known is None else dict.fromkeys(known, _in_child)) for known in kinds]
 
     def _entered(self, stack: ExitStack) -> Sequence[Handlers]:
-        """Give the handlers of each table; what several have, and the shards of one, is entered once."""
+        """Return the handlers of each table; shared ones are entered once."""
         known: dict[int, Handlers] = {}
         for given in {id(one.handler): one.handler for one in self._sources}.values():
             handlers = self._enter(given, stack)
@@ -360,7 +362,7 @@ class Worker:
         return Handlers(stack.enter_context(manager))
 
     def _keep(self) -> None:
-        """Look after what runs until the worker is to stop, and then until all has ended, or the grace is over."""
+        """Supervise until the worker stops, and then until all handlers have ended, or the grace period is over."""
         while self._stops_at is None:
             self._watch.look()
             busy = self._lanes.waits or (
@@ -379,11 +381,11 @@ class Worker:
             intake.stop()
         late = self._lanes.close()
         if late:
-            # Apart: what runs is looked after meanwhile, also where the database is away.
+            # In a thread of its own: supervision continues even if the database is unavailable.
             moments.start(threading.Thread(target=give_back, args=(late,), daemon=True))
 
     def _end(self) -> None:
-        """End within `ENDING` seconds, also where handlers go on, or a database does not answer."""
+        """End within `ENDING` seconds, even if handlers still run, or a database does not answer."""
         until = moments.monotonic() + ENDING
 
         def left() -> float:
@@ -399,7 +401,7 @@ class Worker:
         for one in ours:
             self._lanes.end(one, goes_on=False)
         if ours:
-            _log.warning("%d handlers run on after the grace; their messages are given back", len(ours))
+            _log.warning("%d handlers still run after the grace period; their messages are given back", len(ours))
         _within(left() / 2, lambda: give_back(ours))
         until_recorded = moments.monotonic() + left() / 2
         with self._changing:
@@ -412,10 +414,12 @@ class Worker:
         if self._watch.processes is not None:
             self._watch.processes.close(left())
         if not (all(recorded) and all(claimed)):
-            _log.warning("the database does not answer; what it has not learnt is sent again after its lease")
+            _log.warning(
+                "the database does not answer; messages whose outcome is not written are sent again after their lease"
+            )
 
     def _wait_for_unwinding(self) -> None:
-        """Give handlers that can be cancelled a moment to end; what they say then counts."""
+        """Give cancelled handlers a moment to end; their outcomes then count."""
         until = moments.monotonic() + _UNWINDING
         while any(one.cancel is not None for one in self._lanes.running) and moments.monotonic() < until:
             moments.sleep(_LOOK_EVERY)
@@ -431,26 +435,26 @@ class Worker:
 
 def _children(processes: int, slots: int, recycle_after: int | None, recycle_above: int | None) -> int:
     if type(processes) is not int or processes < 0:
-        raise InvalidArgumentError(f"processes: {quoted(processes)} is no count; give 0 for none")
+        raise InvalidArgumentError(f"processes must be an integer of at least 0, got {quoted(processes)}")
     if processes and slots != 1:
         raise InvalidArgumentError(
-            f"concurrency: {slots} goes without processes, each of which handles one message at a time; say"
+            f"concurrency must be omitted with processes, each of which handles one message at a time, got {slots}. Use"
             f" processes={slots}"
         )
     for name, value in (("recycle_after", recycle_after), ("recycle_above", recycle_above)):
         if value is not None:
             if not processes:
-                raise InvalidArgumentError(f"{name}: {quoted(value)} is for processes, and there is none")
+                raise InvalidArgumentError(f"{name} must be omitted without processes, got {quoted(value)}")
             check_count(value, name)
     return processes
 
 
 def _in_child(_: Delivery) -> None:
-    """Stand for a handler that a child process has."""
+    """Stand for a handler in a child process."""
 
 
 def _within(seconds: float, work: Callable[[], object]) -> None:
-    """Do something that a database may keep waiting, but wait for it for so long only."""
+    """Run an operation that a database may delay, but wait for it only so long."""
     thread = threading.Thread(target=work, name="waterclock-work-end", daemon=True)
     moments.start(thread)
     moments.join(thread, seconds)

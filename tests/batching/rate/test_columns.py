@@ -229,7 +229,7 @@ def test_a_new_length_measures_every_stream_anew(length: str) -> None:
 
 
 def test_a_new_length_in_columns_that_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="batch_length: 0"):
+    with pytest.raises(InvalidArgumentError, match=r"batch_length must .*, got 0"):
         RateAwareColumns(["det"]).set_batch_length(0)
 
 

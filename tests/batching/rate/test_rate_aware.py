@@ -23,18 +23,18 @@ from waterclock.message import Message
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"batch_length": 0}, "batch_length: 0 is too short"),
-        ({"batch_length": "-1s"}, "batch_length: '-1s'"),
-        ({"batch_length": float("nan")}, "batch_length: nan"),
-        ({"batch_length": "31d"}, "batch_length must be at most 30d, got '31d'"),
-        ({"timeout": "3001ms"}, r"timeout must be at most 3 batch lengths \(3s\), got '3001ms'"),
-        ({"timeout": 0}, "timeout: 0"),
-        ({"timeout": float("nan")}, "timeout must be .* got nan"),
-        ({"timeout": -math.inf}, "timeout must be .* got -inf"),
-        ({"gated": "det"}, "gated must be a collection of streams, got 'det'"),
-        ({"gated": 1}, "gated must be .* got 1"),
-        ({"gated": b"det"}, "gated must hold names of streams, got 100"),
-        ({"gated": ["det", None]}, "gated must hold names of streams, got None"),
+        ({"batch_length": 0}, "batch_length must be at least .*, got 0"),
+        ({"batch_length": "-1s"}, "batch_length must .*, got '-1s'"),
+        ({"batch_length": float("nan")}, "batch_length must .*, got nan"),
+        ({"batch_length": "31d"}, "batch_length: '31d' is too long"),
+        ({"timeout": "3001ms"}, r"timeout: '3001ms' is above 3 batch lengths \(3s\)"),
+        ({"timeout": 0}, "timeout must .*, got 0"),
+        ({"timeout": float("nan")}, "timeout: nan"),
+        ({"timeout": -math.inf}, "timeout: -inf"),
+        ({"gated": "det"}, "gated: 'det' is one text"),
+        ({"gated": 1}, "gated: 1 is a int"),
+        ({"gated": b"det"}, "gated: 100 is no text"),
+        ({"gated": ["det", None]}, "gated: None is no text"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused_with_its_value(options: dict[str, Any], said: str) -> None:
@@ -43,7 +43,7 @@ def test_an_option_that_cannot_be_meant_is_refused_with_its_value(options: dict[
 
 
 def test_a_new_batch_length_that_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="batch_length: 0"):
+    with pytest.raises(InvalidArgumentError, match=r"batch_length must .*, got 0"):
         RateAwareBatcher().set_batch_length(0)
 
 
@@ -227,7 +227,7 @@ def changed_state(changes: dict[str, object], of_assembly: dict[str, object]) ->
     ],
 )
 def test_facts_that_were_never_written_are_damage(changes: dict[str, object], of_assembly: dict[str, object]) -> None:
-    with pytest.raises(DamagedError, match="the state of a rate-aware batcher is damaged"):
+    with pytest.raises(DamagedError, match="the state of a rate-aware batcher is corrupt"):
         RateAwareBatcher.restore(changed_state(changes, of_assembly))
 
 

@@ -278,9 +278,11 @@ def test_a_put_in_the_callers_transaction_has_to_be_on_the_messages_shard(
 ) -> None:
     low = next(number for number in range(100) if orders.shard_of(number) == "-80")
     with keyspace.shard("80-").backend.engine.begin() as connection:
-        with pytest.raises(wc.InvalidArgumentError, match=rf"^connection: it is to shard 80-, and message {low}"):
+        with pytest.raises(
+            wc.InvalidArgumentError, match=rf"^connection must be to shard -80, which message {low} .* 80-"
+        ):
             orders.put("a", id=low, connection=connection)
-        with pytest.raises(wc.InvalidArgumentError, match=r"^connection: it is to shard 80-"):
+        with pytest.raises(wc.InvalidArgumentError, match=r"^connection must be to shard .* got one to shard 80-"):
             orders.ack(low, connection=connection)
         drawn = orders.put("b", connection=connection)
     assert orders.shard_of(drawn) == "80-"
@@ -295,17 +297,17 @@ def test_a_put_in_the_callers_transaction_has_to_be_on_the_messages_shard(
 
 def test_a_connection_to_another_database_is_refused(orders: ShardedTable, tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'other.db'}")
-    with engine.connect() as connection, pytest.raises(wc.InvalidArgumentError, match="to no shard of this table"):
+    with engine.connect() as connection, pytest.raises(wc.InvalidArgumentError, match="to a shard of this table"):
         orders.put("a", connection=connection)
-    with pytest.raises(wc.InvalidArgumentError, match=r"^connection: "):
+    with pytest.raises(wc.InvalidArgumentError, match=r"^connection must be "):
         orders.put("a", connection=7)
 
 
 def test_what_needs_one_database_is_refused_with_the_reason(keyspace: ShardedDatabase) -> None:
-    with pytest.raises(wc.InvalidArgumentError, match=r"^groups: 'sequenced' needs all messages of a group in one"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"^groups must be omitted in a sharded table"):
         keyspace.create_table("orders", groups="sequenced")
     for make in (keyspace.create_topic, keyspace.topic):
-        with pytest.raises(wc.InvalidArgumentError, match=r"^topic: 'telemetry' cannot be in a sharded database"):
+        with pytest.raises(wc.InvalidArgumentError, match=r"^cannot open topic 'telemetry' in a sharded database"):
             make("telemetry")
     assert keyspace.topics() == []
 
@@ -337,7 +339,7 @@ def test_shards_are_checked_before_anything_is_opened(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
     with pytest.raises(wc.InvalidArgumentError, match="no shard has the key range 80-"):
         wc.connect(shards={"-80": url})
-    with pytest.raises(wc.InvalidArgumentError, match="same URL"):
+    with pytest.raises(wc.InvalidArgumentError, match="different URLs"):
         wc.connect(shards={"-80": url, "80-": url})
     assert not (tmp_path / "a.db").exists()
 
@@ -368,8 +370,8 @@ def test_a_shard_that_is_away_stops_no_other_and_is_read_again_when_it_is_back(
                     late.table("orders").alter(batch_size=3)
         table.put_many([{"payload": "d", "id": number} for number in low[5:]])
         assert {next(deliveries).id for _ in range(5)} == set(low[5:])
-    assert "shard -80 is away" in caplog.text
-    assert "shard -80 is back" in caplog.text
+    assert "shard -80 is unavailable" in caplog.text
+    assert "shard -80 is available again" in caplog.text
     assert table.stats().away == {}
 
 
@@ -386,7 +388,7 @@ def test_a_shard_that_another_thread_found_away_is_back_when_it_delivers(
         orders.put("b", id=second)
         assert next(deliveries).id == second
     assert (shard.reason, shard.rest) == (None, 0)
-    assert "shard -80 is back" in caplog.text
+    assert "shard -80 is available again" in caplog.text
 
 
 def test_a_put_over_shards_of_which_one_is_away_says_which_messages_are_in(

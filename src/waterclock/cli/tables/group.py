@@ -109,7 +109,7 @@ def pause(
     common: Common = Common(),
 ) -> None:
     """Hand out nothing of a group until a time, or until it is resumed; also of one that has no messages yet."""
-    note = "A pause holds messages that come later. 'waterclock group resume' ends it"
+    note = "The pause applies to messages that come later. 'waterclock group resume' ends it"
     _mark(common, table, group, "paused", lambda of: of.pause(group, until, dry_run=dry_run), note)
 
 
@@ -142,7 +142,7 @@ def release(
 @app.command
 def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
     """Assign a group to one consumer until it is unpinned, even if the group has no messages yet."""
-    note = "A pin holds for messages that come later. 'waterclock group unpin' ends it"
+    note = "The pin applies to messages that come later. 'waterclock group unpin' ends it"
     _mark(common, table, group, "pinned", lambda of: of.pin(group, consumer, dry_run=dry_run), note)
 
 
@@ -208,7 +208,7 @@ def _say(output: Output, verb: str, change: GroupChange, noun: str = "message") 
     if output.as_json:
         output.facts(asdict(change))
         return
-    left = f", left {change.skipped} in flight or in the way" if change.skipped else ""
+    left = f", skipped {change.skipped} in flight or in the way" if change.skipped else ""
     output.talk(f"{verb} {change.done} {noun}{'' if change.done == 1 else 's'}{left}")
 
 

@@ -83,7 +83,7 @@ def put_lines(table: MessageTable, file: str, options: Mapping[str, Any], time_u
             rows = [{**options, **_row(table, number, line, time_unit)} for number, line in chunk]
             ids = table.put_many(rows)
         except WaterclockError as error:
-            where = f"lines {chunk[0][0]} to {chunk[-1][0]} of {quoted(file)} are not put; {done} messages before are"
+            where = f"lines {chunk[0][0]} to {chunk[-1][0]} of {quoted(file)} were not put; {done} messages before were"
             raise type(error)(f"{error}. {where}") from error
         done += len(ids)
         yield from ids

@@ -91,7 +91,7 @@ def add(
             headers=headers_of(header),
             priority=priority,
         )
-        common.output.talk(f"schedule {name} of {table} is there")
+        common.output.talk(f"created or updated schedule {name} of {table}")
 
 
 @app.command
@@ -105,7 +105,7 @@ def ls(table: str | None = None, /, *, common: Common = Common()) -> None:
             if one.ahead is not None and not one.paused:
                 common.output.talk(
                     f"schedule {one.name} of {name} puts nothing for {span(one.ahead)}: the database's clock was ahead"
-                    f" when it ticked last. Run 'waterclock schedule reset {name} {one.name}'"
+                    f" at its last tick. Run 'waterclock schedule reset {name} {one.name}'"
                 )
 
 
@@ -122,7 +122,7 @@ def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
     """Go on with the next tick."""
     with common.connect() as database:
         database.table(table).schedules.resume(name)
-        common.output.talk(f"schedule {name} goes on")
+        common.output.talk(f"schedule {name} is resumed")
 
 
 @app.command
@@ -130,7 +130,7 @@ def reset(table: str, name: str, /, *, common: Common = Common()) -> None:
     """Begin again with the next tick, after the database's clock was ahead and has been set back."""
     with common.connect() as database:
         database.table(table).schedules.reset(name)
-        common.output.talk(f"schedule {name} begins with its next tick")
+        common.output.talk(f"schedule {name} starts with its next tick")
 
 
 @app.command

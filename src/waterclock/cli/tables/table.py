@@ -105,7 +105,7 @@ def add(
             **header,
             **options.given(),
         )
-        common.output.talk(f"message table {name} is there")
+        common.output.talk(f"message table {name} exists")
 
 
 @app.command
@@ -206,7 +206,7 @@ def put(
         What an int that is the time at or expires_at of a line counts since 1970.
     """
     if (payload is None) == (jsonl is None):
-        raise InvalidArgumentError("payload is missing; give it, or many messages with --jsonl, and not both")
+        raise InvalidArgumentError("payload is missing, or given with --jsonl; give one of them")
     with common.connect() as database:
         table = database.table(name)
         if expires is not None and to_time(expires, "expires") <= database.backend.now():
@@ -347,12 +347,12 @@ def retry(
         table = database.table(name)
         if not ids:
             if at is not None:
-                raise InvalidArgumentError(f"at: {quoted(at)} is for messages that are named; name them")
-            common.output.talk(f"{table.retry()} are sent again now")
+                raise InvalidArgumentError(f"at needs the ids of messages, got {quoted(at)} alone")
+            common.output.talk(f"retrying {table.retry()} messages now")
             return 0
         when = database.backend.now() if at is None else to_time(at, "at")
         count = table.reschedule([message_id(table, text) for text in ids], when, epoch=0)
-        common.output.talk(f"{count} of {len(ids)} are sent again from {format_time(when)} on")
+        common.output.talk(f"retrying {count} of {len(ids)} messages from {format_time(when)} on")
         return int(count < len(ids))
 
 
@@ -408,7 +408,7 @@ def message_id(table: MessageTable, text: str) -> MessageId:
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgumentError(f"id: {quoted(text)} is no number, and the ids of {table.name!r} are") from None
+        raise InvalidArgumentError(f"id must be an integer for {table.name!r}, got {quoted(text)}") from None
 
 
 def _delivery(delivery: Delivery) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def resume(name: str, /, *, common: Common = Common()) -> None:
     """End a pause."""
     with common.connect() as database:
         database.table(name).resume()
-        common.output.talk(f"{name} sends again")
+        common.output.talk(f"{name} is resumed")
 
 
 @app.command
@@ -58,7 +58,7 @@ def alter(
     for option in unset or []:
         changes[option.replace("-", "_")] = None
     if not changes:
-        raise InvalidArgumentError("alter: no option is given; name at least one")
+        raise InvalidArgumentError("cannot alter: no option given; name at least one")
     with common.connect() as database:
         database.table(name).alter(**changes)
         common.output.talk(f"changed {', '.join(changes)} of {name}")
@@ -117,5 +117,5 @@ def redrive(
         table = database.table(name)
         wanted = [message_id(table, text) for text in ids] if ids else None
         count = table.redrive(wanted, limit=limit)
-        common.output.talk(f"brought {count} dead letters back to {name}")
+        common.output.talk(f"redrove {count} dead letters to {name}")
         return int(limit is None and count < len(wanted or []))

@@ -50,9 +50,9 @@ class Common:
         if self.yes:
             return
         if not sys.stdin.isatty():
-            raise InvalidArgumentError(f"this would {what}; say --yes to do it")
+            raise InvalidArgumentError(f"this would {what}. Confirm with --yes")
         if input(f"This will {without_controls(what)}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
-            raise InvalidArgumentError("nothing was done")
+            raise InvalidArgumentError("cancelled; nothing was changed")
 
     @property
     def database_url(self) -> str:

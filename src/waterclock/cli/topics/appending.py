@@ -132,25 +132,25 @@ class _Again:
                 self._topic.append(self._messages, producer=self._producer, sequence=first)
             except InvalidArgumentError as error:
                 raise OtherFileError(
-                    f"producer {quoted(self._producer)} has appended other messages as {first} to {last}; give this"
-                    " file a --producer of its own, or none"
+                    f"producer {quoted(self._producer)} has already appended other messages as {first} to {last}. Give"
+                    " this file a --producer of its own, or none"
                 ) from error
 
     def finish(self) -> None:
         """Note the end of the file; InvalidArgumentError where its producer has appended more."""
         if self._numbers is not None:
             raise InvalidArgumentError(
-                f"producer {quoted(self._producer)} has appended messages up to {self._numbers[1]}, and this file has"
-                " fewer; give it a --producer of its own, or none"
+                f"producer {quoted(self._producer)} has already appended messages up to {self._numbers[1]}, more than"
+                " this file has. Give it a --producer of its own, or none"
             )
 
 
 def _how_far(count: int, rejected: int, producer: str | None) -> str:
     if count == 0:
-        return "none of its messages is in"
-    all_in = f"its first {count} messages are in"
+        return "none of its messages were appended"
+    all_in = f"its first {count} messages were appended"
     if rejected:
-        all_in += f", but for {rejected} that were rejected"
+        all_in += f", except {rejected} that were rejected"
     if producer is None:
-        return f"{all_in}: go on after them"
-    return f"{all_in}: put it right and append it again, and it goes on after them"
+        return f"{all_in}: continue after them"
+    return f"{all_in}: correct the file and append it again to continue after them"

@@ -83,7 +83,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     try:
         checksums = _checksums(file, {each.last for numbering in known.values() for each in numbering.recent})
     except (InvalidArgumentError, SchemaError) as error:
-        raise type(error)(f"{error}; it was appended before up to there, or further: {_REMEDY}") from error
+        raise type(error)(f"{error}; it was already appended at least up to there. {_REMEDY}") from error
     going_on = [
         Recognised(each, numbering.recent[-1].last + 1)
         for each, numbering in known.items()
@@ -97,7 +97,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
 
 
 _REMEDY = (
-    "put it back as it was and append what is new in a file of its own; if this is another file, give it a --producer"
+    "Restore the file and append new messages from a file of their own; if this is another file, give it a --producer"
     " of its own"
 )
 
@@ -126,7 +126,7 @@ def _refuse_changed(topic: Topic, file: MessageFile, numbering: Numbering, check
     begin = recent[at - 1].last + 1 if at else 0  # up to there the file is as it was
     where = _difference(topic, file, recent[at], begin)
     raise InvalidArgumentError(
-        f"the file {quoted(file.path)} was appended before, up to message {recent[-1].last + 1}, and {where}: {_REMEDY}"
+        f"the file {quoted(file.path)} was already appended up to message {recent[-1].last + 1}, but {where}. {_REMEDY}"
     )
 
 
@@ -146,10 +146,10 @@ def _difference(topic: Topic, file: MessageFile, append: AppendMetadata, begin: 
             end = number
             if _content(message) != _content(was):
                 noun = "message" if file.path.endswith(".parquet") else "line"
-                return f"is another since then in {noun} {number}"
+                return f"it has changed since then in {noun} {number}"
         if end == 0:
-            return "has fewer messages now"
-    return f"is another since then, or shorter, between its messages {begin + 1} and {append.last + 1}"
+            return "it has fewer messages now"
+    return f"it has changed since then, or is shorter, between its messages {begin + 1} and {append.last + 1}"
 
 
 def _held(topic: Topic, append: AppendMetadata) -> Iterator[Message]:

@@ -47,7 +47,7 @@ def add(
     """
     with common.connect() as database:
         subscription = database.topic(topic).subscribe(name, position_or_time(start), by=by)
-        common.output.talk(f"subscription {name} stands at {subscription.position}")
+        common.output.talk(f"subscription {name} is at {subscription.position}")
 
 
 @app.command
@@ -142,7 +142,7 @@ def seek(
     choices = [to, since, "earliest" if start else None, "latest" if end else None]
     chosen = [choice for choice in choices if choice is not None]
     if len(chosen) != 1:
-        raise InvalidArgumentError("say where to: give one of --to, --since, --start and --end")
+        raise InvalidArgumentError("the target is missing; give one of --to, --since, --start and --end")
     with common.connect() as database:
         opened = database.topic(topic)
         subscription = _existing(opened, name)
@@ -172,13 +172,13 @@ def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
         _existing(opened, name)
         common.confirm(f"remove subscription {name} of topic {topic}")
         opened.unsubscribe(name)
-        common.output.talk(f"subscription {name} is gone")
+        common.output.talk(f"removed subscription {name}")
 
 
 def _existing(topic: Topic, name: str) -> Subscription:
     # subscribe() would make a subscription of a name that was mistyped.
     known = [info.name for info in topic.subscriptions()]
     if name not in known:
-        remedy = "create it with `subscription add`"
+        remedy = "create it with 'waterclock subscription add'"
         raise NotFoundError(unknown_name("subscription", name, known, remedy, f"topic {quoted(topic.name)}"))
     return topic.subscribe(name)

@@ -92,7 +92,7 @@ def add(
             on_ahead=on_ahead,
             exist_ok=exist_ok,
         )
-        common.output.talk(f"topic {topic.name} is there")
+        common.output.talk(f"topic {topic.name} exists")
 
 
 @app.command
@@ -137,7 +137,7 @@ def alter(
     changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     changes |= {option.replace("-", "_"): None for option in unset or []}
     if not changes:
-        raise InvalidArgumentError("alter: no option is given; name at least one")
+        raise InvalidArgumentError("cannot alter: no option given; name at least one")
     with common.connect() as database:
         database.topic(name).alter(**changes)
         common.output.talk(f"changed {', '.join(changes)} of {name}")
@@ -157,7 +157,7 @@ def rename(name: str, new_name: str, /, *, common: Common = Common()) -> None:
     with common.connect() as database:
         topic = database.topic(name)
         topic.rename(new_name)
-        common.output.talk(f"topic {name} is named {topic.name} now")
+        common.output.talk(f"renamed topic {name} to {topic.name}")
 
 
 @app.command
@@ -235,7 +235,7 @@ def append(
         topic = database.topic(name)
         with common.output.progress(f"appending to {name}") as progress:
             done = append_file(topic, messages, producer, progress)
-        before = f", {done.before} were in already" if done.before else ""
+        before = f", skipped {done.before} that were already appended" if done.before else ""
         common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
         if done.rejected:
             reasons = [f"message {each.index + 1}: {each.reason}" for each in done.rejected[:_REASONS]]
@@ -292,7 +292,7 @@ def read(
         if where_time:
             if start is not None or stop is not None or follow:
                 raise InvalidArgumentError(
-                    "where-time filters by --since and --until; leave out --start, --stop and --follow"
+                    "where-time cannot be combined with --start, --stop or --follow: it filters by --since and --until"
                 )
             for message in _within(topic, since, until, by, limit):
                 output.message(message)
@@ -385,7 +385,7 @@ def rm(name: str, /, *, common: Common = Common()) -> None:
         topic = database.topic(name)
         common.confirm(f"remove topic {name} and everything in it")
         topic.remove()
-        common.output.talk(f"topic {name} is gone")
+        common.output.talk(f"removed topic {name}")
 
 
 def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: int | None) -> Iterator[Message]:

@@ -17,7 +17,7 @@ def roll(name: str, /, *, common: Common = Common()) -> None:
     with common.connect() as database:
         topic = database.topic(name)
         topic.roll()
-        common.output.talk(f"the topic goes on at {topic.head}")
+        common.output.talk(f"the topic continues at {topic.head}")
 
 
 def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
@@ -159,7 +159,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
                 f"warning: topic {name} is refused while --ledgers or WATERCLOCK_LEDGERS names another place. Unset it"
             )
     verb = "copied" if relocated.copied else "found"
-    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} lies at {relocated.root} now")
+    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} is now at {relocated.root}")
 
 
 def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
@@ -176,7 +176,7 @@ def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> in
         verified = database.topic(name).verify(deep=deep, progress=progress)
     common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
     common.output.talk(
-        f"looked at {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
+        f"verified {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
         f" {len(verified.faults)} faults{_recorded(verified.lost)}"
     )
     return 0 if verified.is_whole else 1
@@ -199,9 +199,9 @@ def repair(name: str, /, *, common: Common = Common()) -> int:
             repaired = topic.repair(progress=progress)
     common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
     common.output.talk(
-        f"imported {len(repaired.imported)} ledgers, found the files of {len(repaired.moved)} elsewhere,"
-        f" measured {len(repaired.measured)} again, recorded {repaired.lost} messages as lost;"
-        f" {len(repaired.left)} faults are left"
+        f"imported {len(repaired.imported)} ledgers, found the moved files of {len(repaired.moved)},"
+        f" remeasured {len(repaired.measured)}, recorded {repaired.lost} messages as lost;"
+        f" {len(repaired.left)} faults remain"
     )
     return 0 if repaired.is_whole else 1
 

@@ -1,1 +1,1 @@
-"""What differs between the databases for engines, transactions and errors: a file for each."""
+"""Database-specific code for engines, transactions and errors: a file for each."""

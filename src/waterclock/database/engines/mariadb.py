@@ -18,9 +18,9 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 
 NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
-"""The start of the statement, ns, to the microsecond, in SQL.
+"""The start of the statement in SQL, ns, to the microsecond.
 
-Of the time of day in a session's zone, as NOW() tells it, an hour comes twice in autumn.
+NOW() would return the session's local time, in which an hour repeats in autumn.
 """
 
 _TRANSIENT = {
@@ -49,7 +49,7 @@ _REFUSALS = {
     _ENGINE_ERROR: BROKEN,  # error from the storage engine
     1036: READ_ONLY,  # table is read-only
     1114: FULL,  # table full
-    _OPTION: "an option of the server forbids it",
+    _OPTION: "a server option forbids it",
     1792: READ_ONLY,  # transaction that only reads
     1836: READ_ONLY,  # server in read-only mode
 }
@@ -65,9 +65,9 @@ _FORBIDDEN = {
     1045,  # denied for the user, with this password or without one
     1142,  # denied for the table
     1143,  # denied for a column
-    1227,  # denied for want of a privilege of the server
+    1227,  # lacks a privilege of the server
     1370,  # denied for a routine
-    1698,  # denied for the user, who has to be known in another way
+    1698,  # denied for the user, who must be authenticated differently
 }
 _NOW = sa.literal_column(NOW, sa.BigInteger)
 _ESCAPED = "\0\n\r\x1a\"'\\"
@@ -77,8 +77,8 @@ _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
 
-# To the server a transaction that has locked rows, and changed none yet, is one that only reads. So snapshots, which
-# hold nothing, end after the same silence: telling them apart would cost a round trip at each change.
+# To the server, a transaction that has locked rows but changed none is read-only. So snapshots, which hold no locks,
+# end after the same silence: distinguishing them would cost a round trip at each change.
 _SILENCES = ("idle_write_transaction_timeout", "idle_readonly_transaction_timeout")
 _LOCK_WAITS = ("innodb_lock_wait_timeout", "lock_wait_timeout")
 _SILENCE = "SET SESSION " + ", ".join(
@@ -88,7 +88,7 @@ _SILENCE = "SET SESSION " + ", ".join(
     )
 )
 _ANY_SILENCE = "SET SESSION " + ", ".join(f"{name} = DEFAULT" for name in (*_SILENCES, *_LOCK_WAITS))
-# Each of these can be another one for all sessions of a server, and then changes or refuses statements of ours.
+# An operator can change the default of each of these, and then our statements would be changed or refused.
 _SESSION = {
     "sql_mode": "'TRADITIONAL'",
     "time_zone": "'+00:00'",
@@ -102,7 +102,7 @@ _INIT = "SET " + ", ".join(f"{name}={value}" for name, value in _SESSION.items()
 
 
 class MariadbDialect:
-    """MariaDB's answers."""
+    """MariaDB's `EngineDialect`."""
 
     name = "mysql"
     longest_pause = 0.05
@@ -111,7 +111,7 @@ class MariadbDialect:
     outlives_errors = True
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
-        """Make an engine whose sessions are strict and in UTC, and which outlives a restart of the server."""
+        """Create an engine whose sessions are strict and in UTC, and which survives a restart of the server."""
         engine = sa.create_engine(
             url.update_query_dict({"charset": "utf8mb4"}),
             connect_args={} if "init_command" in url.query else {"init_command": _INIT},
@@ -124,34 +124,34 @@ class MariadbDialect:
         return engine
 
     def is_missing(self, url: sa.URL) -> bool:
-        """Never: a server creates no database for who connects."""
+        """Return False: a server creates no database on connecting."""
         del url
         return False
 
     def prepare_catalogue(self, engine: sa.Engine) -> None:
-        """Nothing to do: the server has its own log."""
+        """Do nothing: the server has its own log."""
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
-        """READ COMMITTED, as every session is set to: locks only the rows it touches."""
+        """READ COMMITTED, as every session is configured: locks only the rows it touches."""
         return engine.execution_options(**{OURS: True})
 
     def for_callers(self, engine: sa.Engine) -> sa.Engine:
-        """Return the same: the session's own settings hold."""
+        """Return it unchanged: the session's own settings apply."""
         return engine
 
     def turns(self, url: sa.URL) -> None:
-        """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
+        """Return None: the server wakes a transaction when the row that it waits for is free."""
 
     def set_up_direct(self, connection: Any) -> None:
-        """Nothing to do: there is none."""
+        """Do nothing: there is no fast path."""
 
     def is_whole(self, connection: Any) -> bool:
-        """Never asked."""
+        """Never called."""
         del connection
         return False
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Give the same: plans are made for each statement, from what is in the indexes then."""
+        """Return it unchanged: each statement is planned when it runs, from the current indexes."""
         return engine
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
@@ -159,11 +159,11 @@ class MariadbDialect:
         return engine.execution_options(**{_SNAPSHOT: True})
 
     def now(self) -> sa.ColumnElement[int]:
-        """Read `NOW`, the start of the statement."""
+        """Return `NOW`, the start of the statement."""
         return _NOW
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
-        """Deadlock, a lock not had in time, or a connection that broke."""
+        """Deadlock, a lock wait timeout, or a broken connection."""
         return error.connection_invalidated or _code(error) in _TRANSIENT
 
     def has_stale_plan(self, error: exc.DBAPIError) -> bool:  # noqa: ARG002  # as the others
@@ -176,13 +176,13 @@ class MariadbDialect:
         if code in _TOO_LARGE:
             return "Store large data elsewhere and its address here, or raise max_allowed_packet"
         if code == _ENGINE_ERROR and _ROW_TOO_LARGE.search(str(error.orig)):
-            return "A row may take half a page of InnoDB. Store large data in columns of type text or bytes"
+            return "A row of InnoDB may take up to half a page. Store large data in columns of type text or bytes"
         return None
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
-        """No room on the disk or in the table, a server that only reads, or one whose disk fails."""
+        """Check for a full disk or table, a read-only server, or a failing disk."""
         reason = _REFUSALS.get(cast("int", _code(error)))
-        # The server tells the operating system's error, and why it only reads, in its text alone.
+        # Only the server's text has the operating system's error, and why it is read-only.
         if reason == BROKEN and _NO_SPACE_LEFT.search(str(error.orig)):
             return FULL
         if _code(error) == _OPTION and "read-only" in str(error.orig).replace("_", "-"):
@@ -190,7 +190,7 @@ class MariadbDialect:
         return reason
 
     def timed_out(self, error: exc.DBAPIError) -> bool:
-        """max_statement_time, a statement that was killed, or a lock not had in time."""
+        """max_statement_time, a killed statement, or a lock wait timeout."""
         return _code(error) in _OUT_OF_TIME
 
     long_transactions = sa.text("""
@@ -202,17 +202,17 @@ class MariadbDialect:
         ORDER BY trx.trx_started""")
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """Denied for the user, the database, a table, a column or a routine, or for want of a server's privilege."""
+        """Denied for the user, the database, a table, a column or a routine, or because of a server's privilege."""
         return _code(error) in _FORBIDDEN
 
     def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
-        """Never: what changes rows sees the newest, or is refused."""
+        """Return False: writes see the newest rows, or are refused."""
         del connection
         return False
 
     @contextmanager
     def lock_wait(self, connection: sa.Connection, seconds: float) -> Generator[None]:
-        """Set innodb_lock_wait_timeout, which counts seconds and is the session's, and set it back."""
+        """Set innodb_lock_wait_timeout, which counts seconds and belongs to the session, and reset it."""
         wait = max(1, round(seconds))
         connection.exec_driver_sql(
             f"SET @waterclock_lock_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = {wait}"
@@ -232,7 +232,7 @@ class MariadbDialect:
         return (packet - _REST_OF_PACKET) // 2
 
     def size_in_statement(self, value: str | bytes) -> int:
-        """Count a text half, because it is written as it is, but for what has to be escaped."""
+        """Count text half, because it is sent unchanged except for escapes."""
         if isinstance(value, bytes):
             return len(value)
         return (len(value.encode()) + sum(map(value.count, _ESCAPED))) // 2
@@ -242,14 +242,14 @@ class MariadbDialect:
         got = connection.execute(sa.select(sa.func.get_lock(_MIGRATION_LOCK, _MIGRATION_LOCK_SECONDS))).scalar()
         if got != 1:
             raise UnavailableError(
-                f"another process has been migrating the catalogue for more than {_MIGRATION_LOCK_SECONDS} s;"
-                " look whether it hangs, then try again"
+                f"another process has been migrating the catalogue for more than {_MIGRATION_LOCK_SECONDS} s. Check"
+                " whether it hangs, then try again"
             )
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Commit, then give the named lock back: it belongs to the session, and the pool keeps that.
+        """Commit, then release the named lock, which belongs to the pooled session.
 
-        The next one must find the new version; where the lock went first, it could migrate a second time.
+        In this order, so that the next process sees the new version and does not migrate again.
         """
         if connection.invalidated:  # its session has ended, and the lock with it
             return
@@ -270,8 +270,8 @@ def _set_up(connection: Any, _record: Any) -> None:
     version: str = connection.get_server_info()
     if "MariaDB" not in version:
         raise UnavailableError(
-            f"the server calls itself version {version!r} and is no MariaDB; Waterclock needs what only"
-            " MariaDB has: name such a server, 10.6 or later"
+            f"the server must be MariaDB 10.6 or later, got version {version!r}. Waterclock needs features that only"
+            " MariaDB has"
         )
     refuse_oversized(connection)
     # For the session: setting it for each transaction would cost four round trips.
@@ -285,7 +285,7 @@ def _begin(connection: sa.Connection) -> None:
     if options.get(_SNAPSHOT):
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return
-    # For the session, which is ours nearly always, so that it is seldom needed.
+    # For the session, which is usually ours, so that it is rarely needed.
     ours = bool(options.get(OURS))
     if connection.info.get(OURS, True) != ours:
         connection.exec_driver_sql(_SILENCE if ours else _ANY_SILENCE)

@@ -1,6 +1,6 @@
-"""MariaDB's max_allowed_packet: a larger statement is refused here, since the server would close the connection.
+"""MariaDB's max_allowed_packet: larger statements fail here, because the server would close the connection.
 
-It does so while the statement is still being sent, so the driver only sees a server that has gone away.
+The server does so while the statement is being sent, so the driver only sees that it has gone away.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ PACKET_TOO_LARGE = 1153
 """The server's code for this error."""
 
 ALWAYS_FITS = 65_536
-"""Bytes of a statement below which the limit is not looked up, which takes a round trip. The server's default limit is
-16 MiB."""
+"""Bytes of a statement below which the limit is not looked up, which costs a round trip. The server's default limit is
+16 MiB.
+"""
 
-_PREFIX = 1  # byte of a packet that says what it is
+_PREFIX = 1  # byte of a packet with its type
 
 
 def refuse_oversized(connection: Any) -> None:
-    """Make a driver's connection raise its DataError for a statement that is larger than the session's limit."""
+    """Make a driver's connection raise its DataError for a statement that exceeds the session's limit."""
     connection.query = Sending(connection)
 
 
 class Sending:
-    """Sends statements that are small enough."""
+    """Sends statements within the limit."""
 
     def __init__(self, connection: Any) -> None:
-        self._connection = weakref.ref(connection)  # so that no cycle keeps it after its last use
+        self._connection = weakref.ref(connection)  # avoids a reference cycle
         self._limit: int | None = None
 
     def __call__(self, statement: str | bytes, unbuffered: bool = False) -> Any:

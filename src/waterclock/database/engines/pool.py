@@ -1,4 +1,4 @@
-"""Pooled connections: looked at before they are lent again, but only where they have lain idle."""
+"""Pooled connections: pinged before reuse, but only if they were idle."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sqlalchemy import event, exc
 
 from waterclock._support import moments
 
-_IDLE = 0.1  # seconds; looking costs a round trip, which would be a fifth of a small append
+_IDLE = 0.1  # seconds; a ping costs a round trip, which would be a fifth of a small append
 _RETURNED = "waterclock_returned_at"
 
 
 def ping_after_idling(engine: sa.Engine) -> None:
-    """Replace a connection that broke while it was idle, so that a restart of the server is no error."""
+    """Replace a connection that broke while idle, so that a restart of the server causes no error."""
 
     def note(_connection: Any, record: Any) -> None:
         record.info[_RETURNED] = moments.monotonic()
@@ -26,7 +26,7 @@ def ping_after_idling(engine: sa.Engine) -> None:
         try:
             engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error as error:
-            raise exc.DisconnectionError from error  # the pool then makes a new one
+            raise exc.DisconnectionError from error  # the pool then opens a new one
 
     event.listen(engine, "checkin", note)
     event.listen(engine, "checkout", look)

@@ -19,15 +19,15 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.statement_size import largest_set
 from waterclock.errors import UnavailableError
 
-# The driver need not be there for other databases.
+# The driver is not installed if only other databases are used.
 _IDLE = 0  # psycopg's TransactionStatus.IDLE
 _NOT_TOGETHER = 0  # its PipelineStatus.OFF
 _MIGRATION_LOCK = 0x57A7E2C10C4  # any number, the same for every Waterclock
 _MIGRATION_LOCK_SECONDS = 60
 _INDEXED = "waterclock_indexed"
-# Planning costs as much as a claim, so plans are kept. But a queue that was empty when its plan was made has a million
-# rows a moment later, so no plan may be kept that reads or sorts a table because it was small. Nor may a plan be
-# compiled: where an estimate is far off, that takes a hundred times what the statement does.
+# Planning costs as much as a claim, so plans are cached. But a queue that was empty when its plan was made has a
+# million rows a moment later, so no cached plan may scan or sort a table because it was small. Nor may a plan be
+# JIT-compiled: if an estimate is far off, that takes a hundred times as long as the statement.
 _PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """So that a server that has vanished is noticed within a minute; seconds, and a count."""
@@ -36,16 +36,16 @@ _PATIENCE: dict[str, str] = {
     "idle_in_transaction_session_timeout": f"'{LONGEST_SILENCE}s'",
     "lock_timeout": f"(1000 * extract(epoch FROM {_LIMIT}))::int::text",  # ms
 }
-"""For how long the server waits for us, and for how long we wait for others; less where its operator has set less."""
+"""How long the server waits for us, and how long we wait for others; less if its operator has set less."""
 _INDEXES_ONLY: Mapping[str, str] = dict.fromkeys(_PLANNING, "'off'")
 _ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
 _DIRECT = {
     **_INDEXES_ONLY,
-    # Groups' statements are much to plan and little to run: with plans made each time, an ack took a third longer.
+    # Statements of groups take long to plan and little to run: planned each time, an ack took a third longer.
     "plan_cache_mode": "'force_generic_plan'",
 }
-# A statement that commits by itself, and waits for a lock, would else go on once its process has ended, and claim
-# messages for no consumer. Servers before 14, and those on some other systems, cannot look.
+# Otherwise an autocommit statement that waits for a lock would continue after its process has died, and claim messages
+# for no consumer. Servers before 14, and those on some systems, cannot check.
 _LOOK_FOR_CLIENT = (
     "CASE WHEN current_setting('client_connection_check_interval', true) IS NOT NULL AND version() LIKE '%linux%'"
     " THEN set_config('client_connection_check_interval', '1s', false) END"
@@ -70,13 +70,14 @@ _FORBIDDEN = {
 }
 _NOW = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()) * 1_000_000_000, sa.BigInteger)
 _UNKNOWN_STATEMENT = "26000"  # invalid_sql_statement_name
-_POOLED = "a pooler gives each transaction another session; end the URL with ?prepare_threshold=none"
+_POOLED = "a pooler uses another session for each transaction; append ?prepare_threshold=none to the URL"
 _LIMIT_EXCEEDED = "54000"  # program_limit_exceeded: a row of an index, or a text longer than 1 GB
 _INTERNAL_ERROR = "XX000"
 _ALLOCATION = "invalid memory alloc request size"
 _LARGEST_MESSAGE = (1 << 30) - (1 << 20)
-"""Bytes of values that the server takes with a statement, less what describes them: it closes the connection of a
-client that sends more than 1 GB."""
+"""Bytes of values that the server takes with a statement, less their descriptions: it closes the connection of a client
+that sends more than 1 GB.
+"""
 _REFUSALS = {
     "25006": READ_ONLY,  # read_only_sql_transaction
     "53100": FULL,  # disk_full
@@ -87,17 +88,17 @@ _REFUSALS = {
 
 
 def is_pooled(url: sa.URL) -> bool:
-    """Say whether a URL tells that each transaction may get another session: nothing lasts longer than one."""
+    """Return whether a URL says that each transaction may get another session."""
     return url.query.get("prepare_threshold") == "none"
 
 
 class PostgresqlDialect:
-    """PostgreSQL's answers."""
+    """PostgreSQL's `EngineDialect`."""
 
     name = "postgresql"
     longest_pause = 0.05
     commits_each = True
-    # A statement that the server skipped, because one before it failed, counts as prepared for psycopg.
+    # psycopg counts a statement as prepared even if the server skipped it because an earlier one failed.
     outlives_errors = False
     frame: Frame | None
 
@@ -105,18 +106,18 @@ class PostgresqlDialect:
         self.frame = _framed("BEGIN")
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
-        """Make an engine that outlives a restart of the server."""
+        """Create an engine that survives a restart of the server."""
         options: dict[str, int | None] = {name: value for name, value in _KEEP_ALIVE.items() if name not in url.query}
         pooled = is_pooled(url)
-        if pooled:  # a URL has texts, and the driver takes None
+        if pooled:  # a URL has strings, and the driver takes None
             options["prepare_threshold"] = None
             url = url.difference_update_query(["prepare_threshold"])
-            # What is set for a session would be so for the next one to whom the pooler gives it.
+            # Session settings would leak to the pooler's next client.
             self.frame, self.commits_each = (
                 _framed("BEGIN ISOLATION LEVEL READ COMMITTED", _setting(_DIRECT | _PATIENCE, for_session=False)),
                 False,
             )
-        # The environment, the role or the database may set another one.
+        # The environment, the role or the database may set another encoding.
         engine = sa.create_engine(url, connect_args={**options, "client_encoding": "utf8"})
         event.listen(engine, "connect", _check_encoding)
         if not pooled:
@@ -127,37 +128,37 @@ class PostgresqlDialect:
         return engine
 
     def is_missing(self, url: sa.URL) -> bool:
-        """Never: a server creates no database for who connects."""
+        """Return False: a server creates no database on connecting."""
         del url
         return False
 
     def prepare_catalogue(self, engine: sa.Engine) -> None:
-        """Nothing to do: the server has its own log."""
+        """Do nothing: the server has its own log."""
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
-        """READ COMMITTED: a claim that waited for a row sees what the other one committed instead of failing."""
+        """READ COMMITTED: a claim that waited for a row sees the other transaction's commit instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED", **{OURS: True})
 
     def for_callers(self, engine: sa.Engine) -> sa.Engine:
-        """Return the same: the session's own settings hold."""
+        """Return it unchanged: the session's own settings apply."""
         return engine
 
     def turns(self, url: sa.URL) -> None:
-        """Nothing to do: the server wakes a transaction that waits for a row when it is free."""
+        """Return None: the server wakes a transaction when the row that it waits for is free."""
 
     def set_up_direct(self, connection: Any) -> None:
-        """Keep plans, and such only as stay good."""
+        """Cache plans, but only those that stay good."""
         connection.autocommit = True
         if self.commits_each:  # else each transaction does
             connection.execute(f"{_setting(_DIRECT | _PATIENCE, for_session=True)}, {_LOOK_FOR_CLIENT}")
 
     def is_whole(self, connection: Any) -> bool:
-        """Ask the driver, which knows of a transaction, of a statement under way and of a lost connection."""
+        """Ask the driver, which knows about transactions, running statements and lost connections."""
         info = connection.info
         return info.transaction_status == _IDLE and info.pipeline_status == _NOT_TOGETHER
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Make plans use indexes, regardless of the planner's statistics."""
+        """Make plans use indexes, whatever the planner's statistics."""
         return engine.execution_options(**{_INDEXED: True})
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
@@ -165,19 +166,18 @@ class PostgresqlDialect:
         return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     def now(self) -> sa.ColumnElement[int]:
-        """Start of the statement: now() is the transaction's, and clock_timestamp() is volatile and ruins plans."""
+        """Return the start of the statement: now() is the transaction's, and clock_timestamp() is volatile."""
         return _NOW
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
-        """Deadlock, serialisation, a lock not had, or a connection that broke."""
+        """Deadlock, serialization, a lock that is not available, or a broken connection."""
         state = getattr(error.orig, "sqlstate", None)
-        # A server that could not be reached received no statement, and returned no state. What the driver refuses to
-        # send has none either.
+        # Without a server there is no SQLSTATE, and the same is true of errors that the driver raises itself.
         unreachable = isinstance(error, exc.OperationalError) and state is None and error.statement is None
         return error.connection_invalidated or unreachable or state in _TRANSIENT or self.has_stale_plan(error)
 
     def has_stale_plan(self, error: exc.DBAPIError) -> bool:
-        """Ask which function of the server failed, as its text may be translated."""
+        """Check which function of the server failed, because its text may be translated."""
         return _has_stale_plan(error.orig)
 
     def too_large(self, error: exc.DBAPIError) -> str | None:
@@ -185,15 +185,15 @@ class PostgresqlDialect:
         state = getattr(error.orig, "sqlstate", None)
         if state == _LIMIT_EXCEEDED:
             return "Store large data elsewhere and its address here"
-        # The server has no state for it, and does not translate its text.
+        # The server has no SQLSTATE for it, and does not translate its text.
         if (state == _INTERNAL_ERROR and _ALLOCATION in str(error.orig)) or (
             error.connection_invalidated and largest_set(error.params) > _LARGEST_MESSAGE
         ):
-            return f"PostgreSQL takes {_LARGEST_MESSAGE} bytes at once. Store large data elsewhere and its address here"
+            return f"PostgreSQL takes at most {_LARGEST_MESSAGE} bytes. Store large data elsewhere and its address here"
         return None
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
-        """disk_full, a server that only reads, or one whose disk fails."""
+        """disk_full, a read-only server, or a failing disk."""
         return _REFUSALS.get(getattr(error.orig, "sqlstate", None) or "")
 
     def timed_out(self, error: exc.DBAPIError) -> bool:
@@ -211,14 +211,14 @@ class PostgresqlDialect:
         ORDER BY xact_start""")
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """insufficient_privilege, or a user who may not connect: with this password, or at all."""
+        """insufficient_privilege, or a failed login."""
         state = getattr(error.orig, "sqlstate", None)
         if state is None and isinstance(error, exc.OperationalError) and error.statement is None:
             state = state_of_refusal(error.orig)
         return state in _FORBIDDEN
 
     def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
-        """Ask the transaction whether it is REPEATABLE READ or SERIALIZABLE."""
+        """Check whether the transaction is REPEATABLE READ or SERIALIZABLE."""
         level = sa.select(sa.func.current_setting("transaction_isolation"))
         return connection.execute(level).scalar() in ("repeatable read", "serializable")
 
@@ -228,7 +228,7 @@ class PostgresqlDialect:
         return nullcontext()
 
     def largest_value(self, connection: sa.Connection) -> int:  # noqa: ARG002  # others have to ask
-        """Answer a gigabyte, less the rest of the row."""
+        """Return a gigabyte, less the rest of the row."""
         return _LARGEST_MESSAGE
 
     def size_in_statement(self, value: str | bytes) -> int:
@@ -236,12 +236,12 @@ class PostgresqlDialect:
         return len(value) if isinstance(value, bytes) else len(value.encode())
 
     def lock_migrations(self, connection: sa.Connection) -> None:
-        """Take an advisory lock that ends with the transaction; wait for longer, as a migration takes its time."""
+        """Take an advisory lock that ends with the transaction, with a longer timeout for the migration."""
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_MIGRATION_LOCK_SECONDS}s'")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Nothing to do: the lock ends with the transaction."""
+        """Do nothing: the lock ends with the transaction."""
 
 
 def _framed(*begin: str) -> Frame:
@@ -249,7 +249,7 @@ def _framed(*begin: str) -> Frame:
 
 
 def _setting(values: Mapping[str, str], *, for_session: bool) -> str:
-    """Write what sets these to the values of SQL expressions, for the session or until the transaction ends."""
+    """Return the SQL that sets these to the values of SQL expressions, for the session or the transaction."""
     local = "false" if for_session else "true"
     return "SELECT " + ", ".join(f"set_config('{name}', {value}, {local})" for name, value in values.items())
 
@@ -268,7 +268,7 @@ def _check_encoding(connection: Any, _record: Any) -> None:
 
 
 def _set_up(connection: Any, _record: Any) -> None:
-    # Statements that commit by themselves run at the session's isolation level, which a server may set to another one.
+    # Autocommit statements run at the session's isolation level, whose default a server may change.
     connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('default_transaction_isolation', 'read committed', false)")
@@ -282,7 +282,7 @@ def _has_stale_plan(error: Any) -> bool:
 
 
 def _discard_stale(context: Any) -> None:
-    """Replace a pooled connection that has other prepared statements than psycopg believes, or stale ones."""
+    """Replace a pooled connection whose prepared statements psycopg has wrong, or that are stale."""
     error = context.original_exception
     if _has_stale_plan(error) or getattr(error, "sqlstate", None) == _UNKNOWN_STATEMENT:
         context.is_disconnect = True
@@ -292,7 +292,7 @@ def _begin(connection: sa.Connection) -> None:
     options = connection.get_execution_options()
     indexed = bool(options.get(_INDEXED))
     if bool(connection.info.get(_INDEXED)) != indexed:
-        # Outside the transaction, so that a rollback does not undo it; for the session, so that it is seldom needed.
+        # Outside the transaction, so that a rollback does not undo it; for the session, so that it is rarely needed.
         driver: Any = connection.connection.driver_connection
         driver.autocommit = True
         connection.exec_driver_sql(_setting(_INDEXES_ONLY, for_session=True) if indexed else _ANY_PLAN)
@@ -303,7 +303,7 @@ def _begin(connection: sa.Connection) -> None:
 
 
 def _begin_pooled(connection: sa.Connection) -> None:
-    """Set what `_begin` does for the transaction alone: the session is another client's next."""
+    """Set the same as `_begin`, for the transaction only: the session is another client's next."""
     options = connection.get_execution_options()
     if options.get(_INDEXED):
         connection.exec_driver_sql(_setting(_INDEXES_ONLY, for_session=False))

@@ -1,4 +1,4 @@
-"""Why PostgreSQL refused a user: the state of its answer, of which libpq gives only a text in the server's language."""
+"""The reason why PostgreSQL refused a login: its SQLSTATE, of which libpq keeps only a translated text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _CODE = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')
 
 
 def state_of_refusal(error: Any) -> str | None:
-    """Ask the server once more, and read the state (SQLSTATE) of its answer off the wire.
+    """Try to connect once more, and read the SQLSTATE of the answer from the wire.
 
-    The text of the answer is in the language that the server is set to, and the driver has nothing else of it.
+    The answer's text is in the server's language, and the driver keeps nothing else of it.
 
     Parameters
     ----------
     error
-        The driver's, of a connection that could not be opened.
+        The driver's error of a connection that could not be opened.
 
     Returns
     -------
     str | None
-        None where the server did not come to look at the password, or gives another answer now, and where the driver
-        or the system cannot listen.
+        None if the server did not check the password, or answers differently now, or if the driver or the system cannot
+        trace.
     """
     failed = getattr(error, "pgconn", None)
     if failed is None or not (failed.used_password or failed.needs_password):
@@ -36,13 +36,13 @@ def state_of_refusal(error: Any) -> str | None:
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415
 
     options = {option.keyword.decode(): option.val.decode() for option in failed.info if option.val is not None}
-    with tempfile.TemporaryFile() as heard:  # it ends with its handle, and is in no folder
+    with tempfile.TemporaryFile() as heard:  # deleted with its handle, and in no folder
         try:
             connection = pq.PGconn.connect_start(make_conninfo(**options).encode())
             try:
                 connection.trace(heard.fileno())
                 _wait(connection, pq)
-                connection.untrace()  # which writes the last of it
+                connection.untrace()  # flushes the trace
             finally:
                 connection.finish()
         except (Error, OSError, ValueError):

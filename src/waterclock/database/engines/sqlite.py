@@ -1,4 +1,4 @@
-"""SQLite: the embedded default. Write-ahead log, every commit synced, writers take turns from their first statement."""
+"""SQLite: the embedded default. Write-ahead log, every commit synced, one writer at a time."""
 
 from __future__ import annotations
 
@@ -19,41 +19,43 @@ from waterclock.database.writer_queue import Turns
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
 PAGE_SIZE = 16_384
-"""Bytes a page: entries are large, and 16 KiB pages write them 1.5 to 2 times as fast as the default 4 KiB."""
+"""Bytes per page: entries are large, and 16 KiB pages write them 1.5 to 2 times as fast as the default 4 KiB."""
 
 PAGES_AT_ONCE = 64
-"""Pages that one transaction gives back to the file system, a megabyte: appends wait for it no longer than for the
-deletion that freed them."""
+"""Pages that one transaction returns to the file system, a megabyte: appends wait no longer than for the deletion that
+freed them.
+"""
 
 _BEGIN = "waterclock_begin"
 _WAITS = "waterclock_waits"
 _PATIENCE = 30.0
 """Seconds for which SQLite waits: a reader, while another process opens, closes or repairs the database, and a caller's
-transaction, for the write lock."""
+transaction, for the write lock.
+"""
 
 _OPTIONS = ("cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout", "uri")
-"""What the query of a URL may give; SQLAlchemy leaves all else out with a warning."""
+"""Allowed options in a URL's query; SQLAlchemy ignores all others with a warning."""
 _TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _REFUSALS = {
     sqlite3.SQLITE_FULL: FULL,
     sqlite3.SQLITE_IOERR: BROKEN,
-    sqlite3.SQLITE_READONLY: f"{READ_ONLY}: its file may not be written to, or it was opened with mode=ro",
-    sqlite3.SQLITE_READONLY_DIRECTORY: f"{READ_ONLY}: its folder may not be written to",
+    sqlite3.SQLITE_READONLY: f"{READ_ONLY}: its file is not writable, or it was opened with mode=ro",
+    sqlite3.SQLITE_READONLY_DIRECTORY: f"{READ_ONLY}: its folder is not writable",
     sqlite3.SQLITE_READONLY_DBMOVED: "its file was moved or removed while it was open",
     sqlite3.SQLITE_PERM: FORBIDDEN,
     sqlite3.SQLITE_AUTH: FORBIDDEN,
-    sqlite3.SQLITE_CANTOPEN: f"its file, or one beside it, cannot be opened: {FORBIDDEN}, or a folder is missing",
+    sqlite3.SQLITE_CANTOPEN: f"its file, or one next to it, cannot be opened: {FORBIDDEN}, or a folder is missing",
 }
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _PRIMARY_CODE = 0xFF  # the low byte of an extended result code, for example of SQLITE_BUSY_SNAPSHOT
 
 
 class SqliteDialect:
-    """SQLite's answers."""
+    """SQLite's `EngineDialect`."""
 
     name = "sqlite"
     long_transactions = None
-    longest_pause = 0.005  # the lock is free for moments only: who looks seldom waits long behind a busy writer
+    longest_pause = 0.005  # the lock is free only for moments: infrequent tries wait long behind a busy writer
     commits_each = False
     outlives_errors = True
     frame: Frame | None = Frame(
@@ -69,14 +71,14 @@ class SqliteDialect:
         """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise InvalidArgumentError(
-                f"url: {shown(url)!r} is a database in memory, which no other process or restart can see;"
-                " name a file: sqlite:///factory.db"
+                f"url must name a file, such as sqlite:///factory.db, got {shown(url)!r}, a database in memory that no"
+                " other process can see"
             )
         unknown = [name for name in url.query if name not in _OPTIONS]
         if unknown and "uri" not in url.query:
             raise InvalidArgumentError(
-                f"url: {shown(url)!r} has {quoted(unknown[0])}, which is no option of Python's sqlite3; leave it out,"
-                " or add uri=true where it is one of SQLite's own"
+                f"no option named {quoted(unknown[0])} of Python's sqlite3, in {shown(url)!r}; omit it, or add uri=true"
+                " if it is an option of SQLite"
             )
         engine = sa.create_engine(url, connect_args={"timeout": _PATIENCE, "check_same_thread": False})
         open_also_read_only(engine)
@@ -85,7 +87,7 @@ class SqliteDialect:
         return engine
 
     def is_missing(self, url: sa.URL) -> bool:
-        """Return whether the file is missing. A missing folder may be a mount that is away, which is another fault."""
+        """Return whether the file is missing. A missing folder may be an unmounted disk, which is another error."""
         try:
             file = file_of(url)
             is_missing = not file.exists()
@@ -97,21 +99,21 @@ class SqliteDialect:
         return is_missing
 
     def prepare_catalogue(self, engine: sa.Engine) -> None:
-        """Switch the file to a write-ahead log, which one without a catalogue is not: it may belong to others."""
+        """Switch the file to a write-ahead log; without a catalogue it may be another program's, and have none."""
         with engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
             _set_log(driver)
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
-        """Begin with the write lock: a transaction that reads first and writes later fails without remedy."""
+        """Begin with the write lock: a transaction that reads first and writes later can fail for good."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     def for_callers(self, engine: sa.Engine) -> sa.Engine:
-        """Begin with the write lock, too, and have SQLite wait for it: a caller is not in the queue of our writers."""
+        """Begin with the write lock, too, but let SQLite wait for it: a caller is not in our queue of writers."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE", _WAITS: True})
 
     def turns(self, url: sa.URL) -> Turns:
-        """Queue for the write lock: there is one for the whole file, and SQLite wakes no writer that waits for it."""
+        """Queue for the write lock: there is one for the whole file, and SQLite wakes no waiting writer."""
         return Turns(file_of(url).absolute())
 
     def set_up_direct(self, connection: Any) -> None:
@@ -123,7 +125,7 @@ class SqliteDialect:
         return not connection.in_transaction
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Give the same: without statistics an index is always taken."""
+        """Return it unchanged: without statistics an index is always used."""
         return engine
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
@@ -131,7 +133,7 @@ class SqliteDialect:
         return engine.execution_options(**{_BEGIN: "BEGIN"})
 
     def now(self) -> None:
-        """SQLite has no clock but its host's, to the millisecond; the process reads the same one to the nanosecond."""
+        """SQLite has only its host's clock, to the millisecond; the process reads the same clock to the nanosecond."""
         return
 
     def is_transient(self, error: exc.DBAPIError) -> bool:
@@ -148,35 +150,35 @@ class SqliteDialect:
             return None
         with closing(sqlite3.connect(":memory:")) as connection:
             limit = connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
-        return f"SQLite takes {limit} bytes a row. Store large data elsewhere and its address here"
+        return f"SQLite takes at most {limit} bytes a row. Store large data elsewhere and its address here"
 
     def refusal(self, error: exc.DBAPIError) -> str | None:
-        """Tell a disk that is full from one that is broken and from a file that may not be written to."""
+        """Distinguish a full disk from a failing one and from a file that is not writable."""
         code = getattr(error.orig, "sqlite_errorcode", None)
         return None if code is None else _REFUSALS.get(code, _REFUSALS.get(code & _PRIMARY_CODE))
 
     def timed_out(self, error: exc.DBAPIError) -> bool:
-        """Never: a file sets no limits."""
+        """Return False: a file sets no limits."""
         del error
         return False
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """Never: a file knows no roles."""
+        """Return False: a file has no roles."""
         del error
         return False
 
     def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
-        """Never: one that would change rows after others did is refused as busy."""
+        """Return False: a transaction that would write after others did is refused as busy."""
         del connection
         return False
 
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
-        """Nothing to do: a transaction that writes waits for nothing once it has begun."""
+        """Do nothing: a write transaction waits for nothing once it has begun."""
         del connection, seconds
         return nullcontext()
 
     def largest_value(self, connection: sa.Connection) -> int:
-        """Ask the connection: a billion bytes, unless SQLite was built for another limit or it was lowered."""
+        """Ask the connection: a billion bytes, unless SQLite was built with another limit or it was lowered."""
         driver: Any = connection.connection.driver_connection
         return driver.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
 
@@ -185,24 +187,24 @@ class SqliteDialect:
         return len(value) if isinstance(value, bytes) else len(value.encode())
 
     def give_back_space(self, connection: sa.Connection) -> bool:
-        """Cut some of the free pages off the file; return whether there are more.
+        """Truncate some free pages off the file; return whether there are more.
 
-        Nothing in a file that was created without ``auto_vacuum``, by another program.
+        Does nothing in a file that another program created without ``auto_vacuum``.
         """
         driver: Any = connection.connection.driver_connection
         ((mode,),) = driver.execute("PRAGMA auto_vacuum").fetchall()
         ((free,),) = driver.execute("PRAGMA freelist_count").fetchall()
         if mode != _INCREMENTAL:
             return False
-        for _ in range(min(free, PAGES_AT_ONCE)):  # one each: the driver takes only the first step of such a statement
+        for _ in range(min(free, PAGES_AT_ONCE)):  # one each: the driver runs only the first step of such a statement
             driver.execute("PRAGMA incremental_vacuum(1)")
         return free > PAGES_AT_ONCE
 
     def lock_migrations(self, connection: sa.Connection) -> None:
-        """Nothing to do: BEGIN IMMEDIATE holds the only write lock there is."""
+        """Do nothing: BEGIN IMMEDIATE holds the only write lock."""
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Nothing to do: the lock ends with the transaction."""
+        """Do nothing: the lock ends with the transaction."""
 
 
 def _primary_code(error: exc.DBAPIError) -> int | None:
@@ -212,16 +214,18 @@ def _primary_code(error: exc.DBAPIError) -> int | None:
 
 def _set_up(connection: Any, _record: Any) -> None:
     connection.text_factory = _read_text
-    connection.isolation_level = None  # the driver must not begin transactions of its own
+    connection.isolation_level = None  # the driver must not begin transactions itself
     cursor = connection.cursor()
-    if cursor.execute("PRAGMA page_count").fetchone() == (0,):  # a new file; for another one it takes the write lock
+    if cursor.execute("PRAGMA page_count").fetchone() == (
+        0,
+    ):  # a new file; for another one it would take the write lock
         cursor.execute(f"PRAGMA page_size={PAGE_SIZE:d}")
         _set(connection, "PRAGMA auto_vacuum=INCREMENTAL")  # costs a page in 3,277
     if cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'waterclock_migrations'").fetchone() is not None:
         _set_log(connection)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
-    # On a table with triggers each statement keeps a small journal, for which a file would be made and removed.
+    # On a table with triggers each statement keeps a small journal, for which a file would be created and removed.
     cursor.execute("PRAGMA temp_store=MEMORY")
     cursor.close()
 
@@ -240,7 +244,7 @@ def _set(connection: Any, pragma: str) -> None:
 
 
 def _read_text(raw: bytes) -> str | bytes:
-    # The driver would refuse to read the whole row; SQLite keeps any bytes as a text.
+    # The driver would refuse to read the whole row; SQLite stores any bytes as text.
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -250,7 +254,7 @@ def _read_text(raw: bytes) -> str | bytes:
 def _begin(connection: sa.Connection) -> None:
     options = connection.get_execution_options()
     begin = options.get(_BEGIN, "BEGIN")
-    # SQLite's own waiting starves writers, so theirs is the backend's, with jitter.
+    # SQLite's own waiting starves writers, so the backend waits, with jitter.
     patience = 0 if begin == "BEGIN IMMEDIATE" and not options.get(_WAITS) else int(_PATIENCE * 1000)
     connection.exec_driver_sql(f"PRAGMA busy_timeout={patience:d}")
     connection.exec_driver_sql(begin)

@@ -1,8 +1,8 @@
-"""Opening an SQLite file, also where it, its folder or the URL lets nothing be written.
+"""Open an SQLite file, even if it, its folder or the URL is read-only.
 
-A database with a write-ahead log is read with the help of two files beside it, which the first reader makes. Where its
-folder may not be written to and they are not there, SQLite opens the database only as one that does not change
-(``immutable``): so that is how it is opened then, and anew as soon as the file, or a log beside it, shows a change.
+A database with a write-ahead log needs two files next to it, which the first reader creates. If they are missing and
+the folder is read-only, SQLite opens the database only as ``immutable``. Then it is reopened as soon as the file, or a
+log next to it, changes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SEEN = "waterclock_file_as_opened"
 
 
 def file_of(url: sa.URL) -> Path:
-    """Give the file of a database, also where the URL has it as a URI (``sqlite:///file:x.db?mode=ro&uri=true``)."""
+    """Return the file of a database, also from a URI (``sqlite:///file:x.db?mode=ro&uri=true``)."""
     name = str(url.database)
     return Path(unquote(name.removeprefix(_URI)) if name.startswith(_URI) else name)
 
 
 def open_also_read_only(engine: sa.Engine) -> None:
-    """Let an engine open databases whose folder may not be written to."""
+    """Let an engine open databases in read-only folders."""
     event.listen(engine, "do_connect", _open)
     event.listen(engine, "checkout", _look)
 
@@ -37,11 +37,11 @@ def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any
         connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_DIRECTORY:
-            return connection  # busy, or no database: the first statement says so
+            return connection  # busy, or no database: the first statement reports it
         path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
         connection.close()
         if _log_of(path).exists():
-            raise  # the log holds what the file does not have yet
+            raise  # the log holds data that the file does not have yet
         record.info[_SEEN] = (path, _state(path))
         return dialect.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **{**options, "uri": True})
     record.info.pop(_SEEN, None)

@@ -1,1 +1,1 @@
-"""The versions of the catalogue: Alembic runs the files of `versions`, whose steps may be run again."""
+"""Migrations of the catalogue: Alembic runs the files of `versions`, whose steps may be repeated."""

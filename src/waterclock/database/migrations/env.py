@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the steps on the connection that the library hands over."""
+"""Alembic's entry point: runs the migrations on the library's connection."""
 
 from __future__ import annotations
 

@@ -11,4 +11,4 @@ metadata = sa.MetaData(
         "pk": "%(table_name)s_pkey",
     }
 )
-"""Every catalogue table. The modules beside this one fill it; migrations/ brings a database to it."""
+"""Every catalogue table. The modules next to this one define them; migrations/ creates them."""

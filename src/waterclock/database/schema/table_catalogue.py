@@ -21,7 +21,7 @@ message_tables = sa.Table(
     sa.Column("options", LongText, nullable=False, doc="The options, as JSON; durations in ns."),
     sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
     sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
-    sa.Column("time_created", BigInt, nullable=False, doc="When the table was made, ns."),
+    sa.Column("time_created", BigInt, nullable=False, doc="When the table was created, ns."),
 )
 """One row for each message table. The messages are in the SQL table of that name."""
 
@@ -38,14 +38,14 @@ totals = sa.Table(
     ),
     sa.Column("rate_next", BigInt, nullable=False, doc="When the next message was due at a steady `rate_limit`, ns."),
 )
-"""One row for each message table: what its rows do not tell.
+"""One row for each message table: totals that its rows do not show.
 
-Apart from the entry in `message_tables`, because a claim under a rate limit holds its row here until it commits.
+Separate from `message_tables`, because a claim under a rate limit locks its row here until it commits.
 """
 
 
 def _index_of(name: str, where: str, *columns: str) -> sa.Index:
-    """Index some of the groups; all of them on MariaDB, which has no such indexes."""
+    """Create an index of some groups; of all on MariaDB, which has no partial indexes."""
     some = sa.text(where)
     return sa.Index(f"waterclock_groups_{name}_idx", *columns, postgresql_where=some, sqlite_where=some)
 
@@ -55,25 +55,25 @@ groups = sa.Table(
     metadata,
     sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
     sa.Column("group_id", Name, primary_key=True, doc="The group; empty for messages that name none."),
-    sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: the group has none."),
+    sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: none."),
     sa.Column(
         "next_position",
         BigInt,
-        doc="Position of the first message that no consumer has, of a sequenced group that of the head; NULL: none.",
+        doc="Position of the first message that no consumer has, in a sequenced group that of the head; NULL: none.",
     ),
     sa.Column("tail", BigInt, nullable=False, doc="Position of the last message that was routed."),
     sa.Column("priority", sa.Integer, nullable=False, doc="Priority of the head."),
     sa.Column(
         "ready_at",
         BigInt,
-        doc="When the group has something to hand out, or a lease of it ends, ns; NULL: never by itself.",
+        doc="When the group next has a message to hand out, or a lease of it ends, ns; NULL: never by itself.",
     ),
     sa.Column(
         "assigned",
         Name,
         nullable=False,
         server_default="",
-        doc="The consumer who alone may have the group; empty: any consumer.",
+        doc="The only consumer that may have the group; empty: any consumer.",
     ),
     sa.Column(
         "drain_to",
@@ -85,12 +85,12 @@ groups = sa.Table(
         sa.SmallInteger,
         nullable=False,
         server_default="0",
-        doc="1 where the group was assigned by hand, else 0.",
+        doc="1 if the group was pinned by an operator, else 0.",
     ),
     sa.Column(
         "paused_until",
         BigInt,
-        doc="No message of the group is sent before this time, ns; NULL: it is not paused.",
+        doc="No message of the group is sent before this time, ns; NULL: not paused.",
     ),
     sa.Column("idle_since", BigInt, doc="Since when an exclusive group has no message, ns; NULL while it has some."),
     sa.Column(
@@ -100,32 +100,31 @@ groups = sa.Table(
         server_default="0",
         doc="`seq` of the message that began the group, also once that is acked: groups due together go in this order.",
     ),
-    # Each holds only the groups that it is for: a planner that takes the catalogue for empty, as it was when analysed,
-    # thinks any index with the table's number as good as the key, and would go through all groups for one.
-    # Groups that are due together go in the order in which they began: their messages lie together, unlike those of
-    # neighbours by name.
+    # Partial indexes: a planner that believes the catalogue empty, as it was when analyzed, thinks any index with the
+    # table's id as good as the key, and would scan all groups for one. Groups that are due together are ordered by
+    # their beginning: their messages are stored together, unlike those of neighbours by name.
     _index_of("due", "ready_at IS NOT NULL", "assigned", "table_id", "priority", "ready_at", "first_seq"),
     _index_of("assigned", "assigned <> ''", "assigned", "table_id", "group_id"),
     _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
 )
-"""One row for each group that has messages, or an owner: when it may be handed out next, and to whom."""
+"""One row for each group that has messages, or an owner: when it may be sent next, and to which consumer."""
 
 consumers = sa.Table(
     "waterclock_consumers",
     metadata,
     sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
     sa.Column("name", Name, primary_key=True, doc="The consumer."),
-    sa.Column("session", BigInt, nullable=False, doc="Number of the process that goes by the name."),
+    sa.Column("session", BigInt, nullable=False, doc="Number of the process that uses the name."),
     sa.Column(
         "lease_until",
         BigInt,
         nullable=False,
         doc="Without a heartbeat until then, its groups go to other consumers, ns.",
     ),
-    sa.Column("max_groups", BigInt, doc="How many groups it takes at the most; NULL: any number."),
+    sa.Column("max_groups", BigInt, doc="How many groups it takes at most; NULL: any number."),
     sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
 )
-"""One row for each consumer of a table with exclusive groups that lives."""
+"""One row for each live consumer of a table with exclusive groups."""
 
 heartbeats = sa.Table(
     "waterclock_heartbeats",
@@ -155,14 +154,15 @@ unique_keys = sa.Table(
         "until_done",
         sa.SmallInteger,
         nullable=False,
-        doc="1 where the message has the key until it is acked or dead, 0 where until it is claimed.",
+        doc="1 if the message has the key until it is acked or dead, 0 if until it is claimed.",
     ),
     sa.Column("used_at", BigInt, nullable=False, doc="When a producer used the key last, or a purge kept it, ns."),
     sa.Index("waterclock_unique_keys_used_idx", "used_at", "table_id"),
 )
-"""One row for each key of messages of which only one waits at a time; it is locked by who puts with the key.
+"""One row for each unique key, which a put with the key locks.
 
-Whether the message has its key still follows from its own row, so that a claim, an ack or plain SQL need not come here.
+Whether the message still has its key follows from its own row, so that claims, acks and plain SQL need not use this
+table.
 """
 
 schedules = sa.Table(
@@ -173,13 +173,13 @@ schedules = sa.Table(
     sa.Column("cron", LongText, nullable=False, doc="When it ticks: minute, hour, day, month, weekday."),
     sa.Column("timezone", Name, nullable=False, doc="The time zone of these."),
     sa.Column("message", LongText, nullable=False, doc="What it puts, as JSON; a payload of bytes in base64."),
-    sa.Column("catch_up", Name, nullable=False, doc="Which missed ticks are put later: none, one or all."),
-    sa.Column("within", BigInt, doc="How long ago a tick may have been missed that is put later, ns; NULL: any time."),
+    sa.Column("catch_up", Name, nullable=False, doc="Which missed ticks are caught up: none, one or all."),
+    sa.Column("within", BigInt, doc="The maximum age of a missed tick that is caught up, ns; NULL: any age."),
     sa.Column("overlap", Name, nullable=False, doc="run, or skip: nothing is put while the last message is not acked."),
-    sa.Column("paused", sa.SmallInteger, nullable=False, doc="1 where it is paused, else 0."),
+    sa.Column("paused", sa.SmallInteger, nullable=False, doc="1 if it is paused, else 0."),
     sa.Column("seen_until", BigInt, nullable=False, doc="Up to when its ticks were dealt with, ns."),
     sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: none."),
-    sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: it is paused, or there is none."),
+    sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: paused, or none."),
     sa.Column("last_id", Name, doc="Id of the message that was put last, as text; NULL: none."),
 )
-"""One row for each schedule; it is locked by the process that puts the message of a tick."""
+"""One row for each schedule; the process that puts the message of a tick locks it."""

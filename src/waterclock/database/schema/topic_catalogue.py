@@ -10,7 +10,7 @@ from waterclock.database.schema.catalogue import metadata
 from waterclock.database.schema.types import BigInt, Blob, Key, LongText, Name
 
 TIMES = ("event_time", "publish_time", "receive_time")
-"""The times of a message whose bounds the catalogue keeps."""
+"""The times of a message whose bounds the catalogue stores."""
 
 BOUNDED = (*TIMES, "effective_time")
 """Those, and the time by which messages expire: the smaller of publish_time and receive_time."""
@@ -32,19 +32,18 @@ stores = sa.Table(
     "waterclock_stores",
     metadata,
     sa.Column("id", Key, primary_key=True, doc="Names the store in the other tables."),
-    sa.Column("identity", Name, nullable=False, unique=True, doc="The identity in the marker that lies in the store."),
+    sa.Column("identity", Name, nullable=False, unique=True, doc="The identity in the store's marker."),
     sa.Column("root", LongText, nullable=False, doc="URL of the store, without secrets."),
     sa.Column(
         "is_complete",
         sa.SmallInteger,
         nullable=False,
-        doc="1 where the root is all that it takes to open the store; 0 where the caller gave credentials, options"
-        " or a filesystem with it.",
+        doc="1 if the root alone opens the store; 0 if the caller gave credentials, options or a filesystem with it.",
     ),
     sa.Column("created_at", BigInt, nullable=False, doc="When the store was first used, ns."),
     sqlite_autoincrement=True,
 )
-"""One row a folder or bucket that holds ledger files: the identity in its marker, and its URL without secrets."""
+"""One row per folder or bucket with ledger files: the identity in its marker, and its URL without secrets."""
 
 topics = sa.Table(
     "waterclock_topics",
@@ -58,14 +57,14 @@ topics = sa.Table(
     sa.Column("name", Name, nullable=False, unique=True, doc="Name of the topic."),
     sa.Column("roll_after", BigInt, doc="Age at which the open ledger is closed, ns; NULL: at no age."),
     sa.Column("roll_size", BigInt, nullable=False, doc="Size at which the open ledger is closed, bytes."),
-    sa.Column("retention", BigInt, doc="How long messages are kept, ns; NULL: for ever."),
-    sa.Column("created_at", BigInt, nullable=False, doc="When the topic was made, ns."),
+    sa.Column("retention", BigInt, doc="How long messages are kept, ns; NULL: forever."),
+    sa.Column("created_at", BigInt, nullable=False, doc="When the topic was created, ns."),
     sa.Column("ledger", BigInt, nullable=False, doc="Number of the open ledger."),
     sa.Column("entries", BigInt, nullable=False, doc="Entries of the open ledger."),
     sa.Column("messages", BigInt, nullable=False, doc="Messages of the open ledger."),
     sa.Column("bytes", BigInt, nullable=False, doc="Bytes of the open ledger."),
     sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message of the topic."),
-    sa.Column("opened_at", BigInt, doc="When the open ledger got its first entry, ns; NULL: it has none."),
+    sa.Column("opened_at", BigInt, doc="When the open ledger got its first entry, ns; NULL: not yet."),
     *_begins("the open ledger"),
     *_ends("the open ledger"),
     *_peaks("all ledgers that are closed"),
@@ -74,7 +73,7 @@ topics = sa.Table(
         BigInt,
         nullable=False,
         server_default="0",
-        doc="The first ledger that was not deleted on purpose: one that is missing after it is a fault.",
+        doc="The first ledger that was not deleted on purpose: a missing later one is a fault.",
     ),
     sa.Column(
         "first_ordinal",
@@ -95,18 +94,18 @@ topics = sa.Table(
         BigInt,
         doc="How far ahead of the clock a publish_time or receive_time may be, ns; NULL: any distance.",
     ),
-    sa.Column("on_ahead", sa.String(16), doc="What becomes of a message that is further ahead; NULL: it is rejected."),
+    sa.Column("on_ahead", sa.String(16), doc="How a message that is further ahead is handled; NULL: it is rejected."),
     sa.Column("stored_bytes", BigInt, nullable=False, server_default="0", doc="Bytes of all ledgers but the open one."),
     sa.Column(
         "stale_peaks",
         BigInt,
-        doc="Up to this ledger, and behind it until they agree, peaks may be those of deleted ledgers; NULL: none are.",
+        doc="Up to this ledger, and after it until they agree, peaks may be those of deleted ledgers; NULL: none.",
     ),
-    sa.Column("expiring_owner", Name, doc="The process that deletes expired ledgers now; NULL: none does."),
+    sa.Column("expiring_owner", Name, doc="The process that deletes expired ledgers now; NULL: none."),
     sa.Column("expiring_until", BigInt, doc="When the turn of that process ends, ns."),
-    sqlite_autoincrement=True,  # the id of a topic that was removed must never name another one
+    sqlite_autoincrement=True,  # the id of a removed topic must never be reused
 )
-"""One row a topic, and at once the counter that every append locks: position order is commit order."""
+"""One row per topic, which is also the counter that every append locks: position order is commit order."""
 
 ledgers = sa.Table(
     "waterclock_ledgers",
@@ -117,7 +116,7 @@ ledgers = sa.Table(
         "state",
         sa.String(16),
         nullable=False,
-        doc="`closed`: its entries are rows. `sealed`: its messages are a file. `lost`: they are gone, and a"
+        doc="`closed`: its entries are rows. `sealed`: its messages are a file. `lost`: they are lost, and a"
         " repair has recorded that.",
     ),
     sa.Column("entries", BigInt, nullable=False, doc="Entries of the ledger."),
@@ -131,11 +130,11 @@ ledgers = sa.Table(
     sa.Column("first_ordinal", BigInt, nullable=False, doc="Number of its first message in the topic."),
     sa.Column("opened_at", BigInt, doc="When it got its first entry, ns."),
     sa.Column("closed_at", BigInt, nullable=False, doc="When it was closed, ns."),
-    sa.Column("sealed_at", BigInt, doc="When it was sealed, ns; NULL: it is not."),
+    sa.Column("sealed_at", BigInt, doc="When it was sealed, ns; NULL: not sealed."),
     *_begins("the ledger"),
     *_ends("the ledger"),
     *_peaks("the ledger and all before it"),
-    sa.Column("path", Name, doc="Name of its file below the root of the store; NULL: it has none."),
+    sa.Column("path", Name, doc="Name of its file below the root of the store; NULL: none."),
     sa.Column("file_bytes", BigInt, doc="Length of the whole file, bytes."),
     sa.Column("row_groups", LongText, doc="Time bounds of the row groups of the file, as JSON."),
     sa.Column("footer", Blob, doc="Footer of the file, so that reading a part of the file needs no other read."),
@@ -152,7 +151,7 @@ ledgers = sa.Table(
         BigInt,
         nullable=False,
         server_default="0",
-        doc="1 where the file was imported, and so belongs to another database as well; else 0.",
+        doc="1 if the file was imported, and so belongs to another database as well; else 0.",
     ),
     sa.Column("checksums", Blob, doc="Checksums of the columns of the row groups in the file."),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
@@ -160,11 +159,11 @@ ledgers = sa.Table(
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
     *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
 )
-"""One row a ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
-(they are gone for good, and a repair has recorded that, so that ordinals add up).
+"""One row per ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
+(recorded by a repair, so that ordinals add up).
 
-``peak_*`` never falls from one ledger to the next, so the first ledger with ``peak >= t`` is one step down an index
-however disordered the times are.
+``peak_*`` never falls from one ledger to the next, so the first ledger with ``peak >= t`` is one index lookup, however
+disordered the times are.
 """
 
 entries = sa.Table(
@@ -180,7 +179,7 @@ entries = sa.Table(
         "token",
         BigInt,
         nullable=False,
-        doc="Drawn for each append, so that a producer whose commit was cut off can look whether it arrived.",
+        doc="Drawn for each append, so that a producer whose commit was cut off can check whether it arrived.",
     ),
     *_begins("the entry"),
     *_ends("the entry"),
@@ -188,7 +187,7 @@ entries = sa.Table(
     sa.Column("data", Blob, nullable=False, doc="The messages, as Arrow IPC."),
     *(sa.Index(f"waterclock_entries_{time}_idx", "topic_id", "ledger", f"peak_{time}", "entry") for time in BOUNDED),
 )
-"""One row an append to a ledger that is not sealed."""
+"""One row per append to a ledger that is not sealed."""
 
 files = sa.Table(
     "waterclock_files",
@@ -228,7 +227,7 @@ producers = sa.Table(
         "producer_epoch",
         BigInt,
         nullable=False,
-        doc="Number of the producer's present instance; an older one is refused.",
+        doc="Epoch of the producer's current instance; an older one is refused.",
     ),
     sa.Column("last_sequence", BigInt, doc="The highest number that was appended; NULL: none."),
     sa.Column(
@@ -236,7 +235,7 @@ producers = sa.Table(
         LongText,
         nullable=False,
         doc="The last appends, as JSON: [first, last, ledger, entry, checksum, verdict] each; ledger and entry"
-        " are null where every message was rejected. The verdict is [judged_at, max_ahead, rejected]; null where none"
+        " are null if every message was rejected. The verdict is [judged_at, max_ahead, rejected]; null if none"
         " was.",
     ),
     sa.Column(
@@ -253,7 +252,7 @@ subscriptions = sa.Table(
     metadata,
     sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
     sa.Column("name", Name, primary_key=True, doc="The subscription."),
-    sa.Column("created_at", BigInt, nullable=False, doc="When it was made, ns."),
+    sa.Column("created_at", BigInt, nullable=False, doc="When it was created, ns."),
     sa.Column("ledger", BigInt, nullable=False, doc="Ledger of the next message to be read."),
     sa.Column("entry", BigInt, nullable=False, doc="Entry of the next message."),
     sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
@@ -266,7 +265,7 @@ subscriptions = sa.Table(
     ),
     sa.Column("not_before", BigInt, doc="Messages of an earlier time are not delivered, ns; NULL: all are."),
     sa.Column("not_before_by", sa.String(16), doc="The time that `not_before` is about; NULL with it."),
-    sa.Column("holder", Name, doc="The reader that has the subscription; NULL: none has."),
+    sa.Column("holder", Name, doc="The reader that has the subscription; NULL: none."),
     sa.Column("held_until", BigInt, doc="When the turn of that reader ends, ns."),
 )
 """Durable reading positions: the next message to be read, and its number in the topic."""

@@ -1,4 +1,4 @@
-"""Column types that mean the same on every database."""
+"""Column types with the same meaning on every database."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BigInt = sa.BigInteger
 """Times in ns, counts and sizes."""
 
 BIGINTS = range(-(2**63), 2**63)
-"""The ints that it keeps."""
+"""The range of its ints."""
 
 Key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""A key the database generates: SQLite numbers only an INTEGER PRIMARY KEY by itself."""
+"""A key that the database generates: SQLite numbers only an INTEGER PRIMARY KEY."""
 
 _NO_PAD = "utf8mb4_nopad_bin"  # with the older utf8mb4_bin, "a" and "a " are equal: the shorter text is padded
 
@@ -37,7 +37,7 @@ def _with_collation(bytewise: _Varchar | _LongText, _compiler: Any, **_: Any) ->
 
 
 Name = sa.String(255).with_variant(_Varchar(255), "mysql", "mariadb")
-"""A name, compared byte by byte also where the database would ignore case, or spaces at the end."""
+"""A name, compared byte by byte, even if the database would ignore case or trailing spaces."""
 
 Blob = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 """Bytes of up to 1 GB; MariaDB's plain BLOB ends at 64 KiB."""
@@ -47,23 +47,21 @@ LongText = sa.Text().with_variant(_LongText(), "mysql", "mariadb")
 
 
 class Json(sa.TypeDecorator[Any]):
-    """JSON as the text that was written, with its numbers, and its keys in their order.
+    """JSON stored unchanged, with its numbers, and its keys in order.
 
-    JSON on PostgreSQL, where JSONB changes some; TEXT on SQLite, where a column that is declared JSON makes a number of
-    a text that is one, and an int of -0.0.
+    It is JSON on PostgreSQL, where JSONB changes some values. It is TEXT on SQLite, where a column declared JSON
+    converts numeric text to a number, and -0.0 to an int.
     """
 
     impl = sa.JSON
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        """Use TEXT on SQLite."""
         return dialect.type_descriptor(sa.Text() if dialect.name == "sqlite" else sa.JSON())
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write a value as JSON."""
         return sa.JSON().dialect_impl(dialect).bind_processor(dialect)
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        """Read JSON, where the driver does not."""
+        """Parse JSON, if the driver does not."""
         return sa.JSON().dialect_impl(dialect).result_processor(dialect, coltype)

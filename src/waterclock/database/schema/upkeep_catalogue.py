@@ -1,4 +1,4 @@
-"""The catalogue of upkeep: what ran when, for which topic or message table, and who is at it."""
+"""The catalogue of upkeep: which task ran when, for which topic or message table, and on which runner."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ upkeep = sa.Table(
     sa.Column("kind", sa.String(16), primary_key=True, doc="`topic` or `table`."),
     sa.Column("name", Name, primary_key=True, doc="Name of the topic or message table."),
     sa.Column("task", sa.String(16), primary_key=True, doc="`seal`, `compact`, `purge`, `release` or `tick`."),
-    sa.Column("owner", Name, doc="The runner that is at it; NULL: none."),
-    sa.Column("lease_until", BigInt, doc="Until when no other runner begins it, ns; NULL: none is at it."),
+    sa.Column("owner", Name, doc="The runner that runs it; NULL: none."),
+    sa.Column("lease_until", BigInt, doc="Until when no other runner starts it, ns; NULL: not running."),
     sa.Column("ran_at", BigInt, doc="When it ended last, ns; NULL: it never ran."),
     sa.Column("took", BigInt, doc="How long that took, ns."),
-    sa.Column("did", BigInt, doc="How many ledgers, files, messages or groups it dealt with; NULL: it failed."),
-    sa.Column("error", LongText, doc="Why it failed last; NULL: it did not."),
+    sa.Column("did", BigInt, doc="How many ledgers, files, messages or groups it processed; NULL: it failed."),
+    sa.Column("error", LongText, doc="Why it failed last; NULL: it never failed."),
 )
 """One row for each task of upkeep of each topic and message table."""
 
 
 def forget_upkeep(connection: sa.Connection, kind: Kind, name: str) -> None:
-    """Delete what is noted of a topic or table that is removed."""
+    """Delete the rows of a topic or table that is removed."""
     connection.execute(sa.delete(upkeep).where(upkeep.c.kind == kind, upkeep.c.name == name))
 
 
 def rename_upkeep(connection: sa.Connection, kind: Kind, name: str, new_name: str) -> None:
-    """Move what is noted of a topic or table to its new name, and end the leases of runners, which know the former."""
-    forget_upkeep(connection, kind, new_name)  # a runner may have noted a topic of that name just after its removal
+    """Rename the rows of a topic or table, and end the leases of runners, which know the old name."""
+    forget_upkeep(connection, kind, new_name)  # a runner may have added a topic of that name just after its removal
     renamed = sa.update(upkeep).where(upkeep.c.kind == kind, upkeep.c.name == name)
     connection.execute(renamed.values(name=new_name, owner=None, lease_until=None))

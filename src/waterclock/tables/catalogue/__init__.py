@@ -1,1 +1,1 @@
-"""A message table as the catalogue knows it: made, adopted, opened, altered, and its context for every operation."""
+"""A message table in the catalogue: created, adopted, opened, altered, and its context for every operation."""

@@ -1,4 +1,4 @@
-"""Making a message table of an SQL table that is there already."""
+"""Turn an existing SQL table into a message table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from waterclock.tables.model.schema import (
 
 _TIMES = ("time_scheduled", "time_next", "time_created", "time_acked")
 _SMALL = (sa.SmallInteger, mysql.TINYINT, mysql.MEDIUMINT)
-"""Integers that cannot count how often a message is sent."""
+"""Integer types that are too small to count how often a message is sent."""
 _IDS: dict[IdType, tuple[type[TypeEngine[Any]], ...]] = {
     "bigint": (sa.Integer,),
     "text": (sa.String,),
@@ -54,21 +54,21 @@ _OURS: dict[str, tuple[type[TypeEngine[Any]], ...]] = {
 def adopt(
     backend: Backend, name: str, options: TableOptions, columns: Mapping[str, object] | None, *, exist_ok: bool
 ) -> None:
-    """Make a message table of the SQL table of this name, which stays as it is but for what it lacks.
+    """Turn the SQL table of this name into a message table by adding what it lacks.
 
     Raises
     ------
     NotFoundError
-        Where there is no SQL table of this name.
+        If there is no SQL table of this name.
     AlreadyExistsError
-        Where it is a message table already and ``exist_ok`` is False.
+        If it is already a message table and ``exist_ok`` is False.
     SchemaError
-        Where a column of *Vitess Messaging* is missing or has another type; the text says what to run.
+        If a column of *Vitess Messaging* is missing or has another type; the error says what to run.
     """
     check_table_name(name)
     if options.purge_by != "rows":
         raise InvalidArgumentError(
-            f"purge_by: {options.purge_by!r} takes a table that is made for it; leave it 'rows', or create a table and"
+            f"purge_by must be 'rows' for an adopted table, got {options.purge_by!r}. Or create a new message table and"
             " insert the rows there"
         )
     wanted = user_columns(columns)
@@ -80,10 +80,10 @@ def adopt(
         if text is not None:
             if exist_ok:
                 return TableOptions.from_json(name, text)
-            raise AlreadyExistsError(f"message table {name!r} exists; open it, or pass exist_ok=True")
+            raise AlreadyExistsError(f"message table {name!r} already exists; open it, or pass exist_ok=True")
         inspector = sa.inspect(connection)
         if not inspector.has_table(name):
-            raise NotFoundError(f"there is no SQL table {name!r} to adopt; leave adopt out to create it")
+            raise NotFoundError(f"no SQL table named {name!r} to adopt; omit adopt to create it")
         found = {column["name"]: column for column in inspector.get_columns(name)}
         _check(backend, inspector, name, found, options)
         _check_ids(connection, name)
@@ -113,43 +113,43 @@ def _check(
 ) -> None:
     dialect, shown = table_dialect(backend), backend.engine.dialect
     blank = message_rows(name, options.id_type, options.payload, [])
-    # An adoption that was broken off where the database commits each change by itself has added columns.
+    # An interrupted adoption has added columns if the database commits each change separately.
     begun = "seq" in found and found["seq"].get("comment") == ADOPTED
     for column in DOCUMENT_COLUMNS:
         wanted = blank.c[column].type.compile(shown)
         if column not in found:
             quote = shown.identifier_preparer.quote
             raise SchemaError(
-                f"message table {name!r}: the SQL table lacks the column {column!r}; run ALTER TABLE {quote(name)}"
+                f"cannot adopt {name!r}: it has no column {column!r}. Run ALTER TABLE {quote(name)}"
                 f" ADD COLUMN {quote(column)} {wanted}"
             )
         has = found[column]["type"]
         if not _fits(has, column, options, shown.name):
-            hint = f"; or pass the {'id_type' if column == 'id' else 'payload'} that fits it" * (
+            hint = f"; or pass the matching {'id_type' if column == 'id' else 'payload'}" * (
                 column in ("id", "message")
             )
             raise SchemaError(
-                f"message table {name!r}: the column {column!r} is {has.compile(shown)}, and must be {wanted}; run"
+                f"cannot adopt {name!r}: column {column!r} must be {wanted}, got {has.compile(shown)}. Run"
                 f" {dialect.type_remedy(name, column, wanted)}{hint}"
             )
     for column, allowed in _OURS.items():
         if column in found and not isinstance(found[column]["type"], allowed):
             wanted = blank.c[column].type.compile(shown)
             raise SchemaError(
-                f"message table {name!r}: the column {column!r} is {found[column]['type'].compile(shown)}, and"
-                f" Waterclock keeps {wanted} in it; rename yours"
+                f"cannot adopt {name!r}: Waterclock needs column {column!r} as {wanted}, got"
+                f" {found[column]['type'].compile(shown)}. Rename yours"
             )
     for column in INTERNAL_COLUMNS:
         if column in found and not begun:
-            raise SchemaError(f"message table {name!r}: Waterclock keeps a column {column!r} of its own; rename yours")
+            raise SchemaError(f"cannot adopt {name!r}: Waterclock adds a column {column!r} of its own. Rename yours")
     ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires")}
     for index in inspector.get_indexes(name):
         if not begun and index["name"] in ours:
-            raise SchemaError(f"message table {name!r}: Waterclock makes an index {index['name']!r}; rename yours")
+            raise SchemaError(f"cannot adopt {name!r}: Waterclock creates an index {index['name']!r}. Rename yours")
 
 
 def _fits(has: TypeEngine[Any], column: str, options: TableOptions, database: str) -> bool:
-    # SQLite's integers are all of 64 bits.
+    # All integers of SQLite have 64 bits.
     if column in _TIMES:
         return isinstance(has, sa.Integer if database == "sqlite" else sa.BigInteger)
     if column == "epoch":
@@ -157,7 +157,7 @@ def _fits(has: TypeEngine[Any], column: str, options: TableOptions, database: st
     if column == "id":
         return isinstance(has, _IDS[options.id_type])
     if options.payload == "json" and database != "postgresql":
-        return isinstance(has, sa.JSON | sa.String)  # there it is a text
+        return isinstance(has, sa.JSON | sa.String)  # there it is text
     return isinstance(has, _PAYLOADS[options.payload])
 
 
@@ -166,11 +166,9 @@ def _check_ids(connection: sa.Connection, name: str) -> None:
     twice = sa.select(rows.c.id, sa.func.count()).group_by(rows.c.id).having(sa.func.count() > 1).limit(1)
     found = connection.execute(twice).first()
     if found is not None:
-        raise SchemaError(
-            f"message table {name!r}: {found[1]} rows have the id {found[0]!r}; ids name one message each"
-        )
+        raise SchemaError(f"cannot adopt {name!r}: ids must be unique, got {found[0]!r} in {found[1]} rows")
     if connection.execute(sa.select(rows.c.id).where(rows.c.id.is_(None)).limit(1)).first() is not None:
-        raise SchemaError(f"message table {name!r}: a row has no id; every message needs one")
+        raise SchemaError(f"cannot adopt {name!r}: a row has no id")
 
 
 def _as_it_is(column: ReflectedColumn) -> sa.Column[Any]:
@@ -184,7 +182,7 @@ def _as_it_is(column: ReflectedColumn) -> sa.Column[Any]:
 
 
 def _fill(backend: Backend, connection: sa.Connection, name: str) -> None:
-    """Complete rows that plain SQL left open, as the defaults do from now on."""
+    """Fill columns that plain SQL left NULL, as the defaults do from now on."""
     rows = sa.table(name, *(sa.column(column, sa.BigInteger) for column in (*_TIMES, "epoch")))
     now = backend.now_sql()
     due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, now)

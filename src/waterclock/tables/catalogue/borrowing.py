@@ -1,7 +1,7 @@
-"""A driver's connection of the caller's as SQLAlchemy takes it, with anything the caller has set up on it.
+"""Wrap a caller's driver connection for SQLAlchemy, whatever the caller has configured on it.
 
-Row factories, cursor classes and loaders are the caller's: our statements get cursors of their own. The transaction is
-the caller's, too: nothing here begins, ends or closes it.
+Row factories, cursor classes and loaders stay the caller's: our statements use cursors of their own. The transaction
+stays the caller's, too: nothing here begins, ends or closes it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 
 _VERBS = ("do_begin", "do_commit", "do_rollback", "do_close", "do_terminate")
-_ALIKE = {"pymysql", "MySQLdb"}  # one was written in the other's place, and so they take the same statements
+_ALIKE = {"pymysql", "MySQLdb"}  # one is a drop-in replacement for the other, so they take the same statements
 _DRIVERS = {"sqlite3", "psycopg", *_ALIKE}
 _OTHERS = {"psycopg2", "asyncpg", "pg8000", "mysql", "mariadb", "aiomysql", "asyncmy", "aiosqlite", "apsw", "oracledb"}
 
 
 class Borrowing:
-    """Makes drivers' connections SQLAlchemy's. Safe to share between threads."""
+    """Wraps drivers' connections for SQLAlchemy. Thread-safe."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -37,12 +37,12 @@ class Borrowing:
 
     @contextmanager
     def use(self, connection: Any) -> Generator[sa.Connection]:
-        """Lend a driver's connection to us.
+        """Wrap a driver's connection for the block.
 
         Raises
         ------
         InvalidArgumentError
-            Where it is of another driver than the database was opened with.
+            If it is of another driver than the one the database was opened with.
         """
         driver = self._driver_of(connection)
         engine = self._engines.get(driver)
@@ -68,13 +68,13 @@ class Borrowing:
             return module
         if others := sorted(modules & (_DRIVERS | _OTHERS)):
             raise InvalidArgumentError(
-                f"connection: {quoted(connection)} is a connection of {others[0]}, and {self._backend.name} was opened"
-                f" with {own}; give one of {own}, or a SQLAlchemy Connection"
+                f"connection must be a connection of {own}, with which {self._backend.name} was opened, or a SQLAlchemy"
+                f" Connection, got {quoted(connection)} of {others[0]}"
             )
-        return own  # what stands for one, as the connections of some pools do
+        return own  # a proxy, such as the connections of some pools
 
     def _engine(self, driver: str) -> sa.Engine:
-        # A copy of what has met the database already: it asks nothing on a connection that is not ours.
+        # A copy of the initialized dialect: it runs no queries on a connection that is not ours.
         dialect: Any = copy.copy(self._backend.engine.dialect)
         dialect.dbapi = sys.modules.get(driver, dialect.dbapi)  # for its errors
         for verb in _VERBS:
@@ -99,7 +99,7 @@ def _with_cursors(context: Any, cursor: Callable[[Any], Any]) -> Any:
 
 @contextmanager
 def _reading_texts(connection: Any) -> Generator[None]:
-    # SQLite's driver has no such thing for one cursor.
+    # SQLite's driver cannot set this for one cursor.
     factory = getattr(connection, "text_factory", str)
     if factory is str:
         yield

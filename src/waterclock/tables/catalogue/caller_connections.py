@@ -1,4 +1,4 @@
-"""Working inside a transaction of the caller's: through SQLAlchemy, Django, or a bare DB-API connection."""
+"""Work inside a caller's transaction: through SQLAlchemy, Django, or a bare DB-API connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waterclock.tables.catalogue.borrowing import Borrowing
 
 
 class CallerConnections:
-    """Makes what callers pass as ``connection=`` a SQLAlchemy connection, without ending their transaction."""
+    """Turns ``connection=`` arguments into SQLAlchemy connections, without ending the caller's transaction."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -23,24 +23,23 @@ class CallerConnections:
 
     @contextmanager
     def use(self, connection: Any) -> Generator[sa.Connection]:
-        """Lend the caller's connection to us.
+        """Yield the caller's connection as a SQLAlchemy connection.
 
-        What is done with it counts when the caller commits. A connection that commits each statement by itself has no
-        transaction: then what we do is one, which is committed in the end.
+        Changes count when the caller commits. On an autocommit connection, the block is a transaction of its own.
 
         Parameters
         ----------
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the driver that the
-            database's URL names. Of SQLAlchemy's asynchronous ones, what ``run_sync`` passes.
+            database's URL names. For an asynchronous SQLAlchemy connection, the one that ``run_sync`` passes.
 
         Raises
         ------
         InvalidArgumentError
             For anything else, for a connection to another kind of database, and in psycopg's pipeline mode.
         WaterclockError
-            Where a statement of ours fails there; the driver's error is its cause. What that does to the caller's
-            transaction is as the database has it.
+            If one of our statements fails; the driver's error is its cause. The database decides how that affects the
+            caller's transaction.
         """
         with self._backend.translated("use the caller's connection to"), self._lend(connection) as lent:
             yield lent
@@ -51,19 +50,20 @@ class CallerConnections:
             theirs = self._checked(connection)
         elif any(iscoroutinefunction(getattr(connection, verb, None)) for verb in ("commit", "execute")):
             raise InvalidArgumentError(
-                f"connection: {_kind(connection)} is asynchronous; give what run_sync of SQLAlchemy's AsyncConnection"
-                " or AsyncSession passes: await session.run_sync(lambda own: table.put(…, connection=own))"
+                f"connection must be synchronous, got {_kind(connection)}. Pass the one that run_sync of SQLAlchemy's"
+                " AsyncConnection or AsyncSession provides: await session.run_sync(lambda own: table.put(…,"
+                " connection=own))"
             )
         elif not _has(connection, "cursor") and _has(connection, "connection", "commit"):
-            theirs = self._checked(connection.connection())  # a Session, or what stands for one
+            theirs = self._checked(connection.connection())  # a Session, or a proxy for one
         elif _has(connection, "cursor", "commit"):
             with self._borrowing.use(_driver_connection(connection)) as borrowed, _in_one_transaction(borrowed):
                 yield borrowed
             return
         else:
             raise InvalidArgumentError(
-                f"connection: {_kind(connection)} is no connection; give a SQLAlchemy Connection or Session, Django's"
-                " connection, or a DB-API connection"
+                "connection must be a SQLAlchemy Connection or Session, Django's connection, or a DB-API connection,"
+                f" got {_kind(connection)}"
             )
         with _in_one_transaction(theirs):
             yield theirs
@@ -72,12 +72,12 @@ class CallerConnections:
         kinds = {"mariadb": "mysql"}  # two names for one
         ours = self._backend.dialect.name
         if not isinstance(connection, sa.Connection) or kinds.get(name := connection.dialect.name, name) != ours:
-            raise InvalidArgumentError(f"connection: {_kind(connection)} is not a connection to {self._backend.name}")
+            raise InvalidArgumentError(f"connection must be to {self._backend.name}, got {_kind(connection)}")
         return connection
 
 
 def _kind(connection: Any) -> str:
-    """Name what was given by its type alone: its text may be a URL with a password."""
+    """Return the type of a connection for an error; its text may be a URL with a password."""
     kind = connection if isinstance(connection, type) else type(connection)
     dialect = f" to {connection.dialect.name}" if isinstance(connection, sa.Connection) else ""
     return f"{'the class' if kind is connection else 'one of type'} {kind.__module__}.{kind.__qualname__}{dialect}"
@@ -88,9 +88,9 @@ def _has(connection: Any, *verbs: str) -> bool:
 
 
 def _driver_connection(connection: Any) -> Any:
-    """Take the driver's connection out of Django's, or out of one that SQLAlchemy's pool lent."""
+    """Return the driver's connection inside Django's, or inside one that SQLAlchemy's pool lent."""
     if callable(getattr(connection, "ensure_connection", None)):
-        connection.cursor().close()  # connects, and refuses another thread's
+        connection.cursor().close()  # connects, and fails in another thread
         connection.validate_no_broken_transaction()
         return connection.connection
     return getattr(connection, "driver_connection", None) or connection
@@ -98,17 +98,17 @@ def _driver_connection(connection: Any) -> Any:
 
 @contextmanager
 def _in_one_transaction(connection: sa.Connection) -> Generator[None]:
-    """Make a transaction where the caller's connection has none: else every statement would commit by itself."""
+    """Begin a transaction if the caller's connection has none: otherwise every statement would commit separately."""
     _refuse_pipeline(connection)
     if not connection.in_transaction():
-        connection.begin()  # as its first statement would, with what listens to that
+        connection.begin()  # as its first statement would, with event listeners
     begin = _missing_begin(connection)
     if begin is None:
         yield
         return
     connection.exec_driver_sql(begin)
     if not _commits_each(connection):
-        yield  # SQLite's driver would have begun it at the first change, and leaves what was read before it out
+        yield  # SQLite's driver would begin at the first change, after earlier reads
         return
     try:
         yield
@@ -119,12 +119,12 @@ def _in_one_transaction(connection: sa.Connection) -> Generator[None]:
 
 
 def _refuse_pipeline(connection: sa.Connection) -> None:
-    """Refuse psycopg's pipeline mode: no statement of ours would have an answer before the caller leaves it."""
+    """Raise in psycopg's pipeline mode: no statement would be answered before the caller leaves it."""
     about: Any = getattr(connection.connection.driver_connection, "info", None)
     if getattr(about, "pipeline_status", 0):  # libpq's PQ_PIPELINE_OFF
         raise InvalidArgumentError(
-            "connection: it is in pipeline mode, in which no statement is answered before the pipeline ends; call this"
-            " before or after the with block of pipeline()"
+            "connection must not be in pipeline mode, which answers no statement before the pipeline ends. Make this"
+            " call before or after the with block of pipeline()"
         )
 
 

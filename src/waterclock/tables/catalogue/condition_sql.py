@@ -1,4 +1,4 @@
-"""Conditions in SQL's words as SQLAlchemy expressions: every value bound, every column known, types that agree."""
+"""Translate SQL conditions to SQLAlchemy expressions: values bound, columns known, types that agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waterclock.tables.model import condition as tree
 from waterclock.tables.model.condition_parser import refuse
 
 Like = Callable[[sa.ColumnElement[Any], str], sa.ColumnElement[bool]]
-"""Says that a text column is like a pattern in which % and _ alone have a meaning, case by case."""
+"""Builds a case-sensitive LIKE in which only % and _ have a meaning."""
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
@@ -30,18 +30,18 @@ _INTEGERS = range(-(2**63), 2**63)
 
 
 class Binder:
-    """Turns a tree into an expression.
+    """Translates a condition tree into an expression.
 
     Parameters
     ----------
     name, text
-        The argument's name and what it said, for errors.
+        The argument's name and its text, for errors.
     columns
-        Those that may be named.
+        The columns that may be used.
     parameters
         Values by name.
     like
-        The database's way to say LIKE.
+        The database's form of LIKE.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Binder:
         self.used: set[str] = set()
 
     def condition(self, condition: tree.Condition) -> sa.ColumnElement[bool]:
-        """Bind a condition; InvalidArgumentError shows the place that is wrong."""
+        """Bind a condition; InvalidArgumentError shows the position of an error."""
         match condition:
             case tree.Compare(left, comparator, right):
                 found = self._compare(left, comparator, right)
@@ -82,12 +82,12 @@ class Binder:
         return found
 
     def order(self, keys: Sequence[tree.SortKey]) -> list[sa.ColumnElement[Any]]:
-        """Bind sort keys. Databases disagree on where NULL stands; here it is last either way."""
+        """Bind sort keys. Databases disagree on where NULL goes; here it is always last."""
         made: list[sa.ColumnElement[Any]] = []
         for key in keys:
             column = self._column(key.column)
             if _family(column) is None:
-                self._refuse(key.column, f"{quoted(key.column.name)} holds {_holds(column)}, which has no order")
+                self._refuse(key.column, f"{quoted(key.column.name)} holds {_holds(column)}, which cannot be ordered")
             made += [column.is_(None), column.desc() if key.descending else column.asc()]
         return made
 
@@ -101,33 +101,31 @@ class Binder:
     def _likeness(self, subject: tree.Operand, pattern: tree.Operand) -> sa.ColumnElement[bool]:
         column = self._subject(subject)
         if _family(column) != "text":
-            self._refuse(subject, f"LIKE needs a text column, and {_name(subject)} holds {_holds(column)}")
+            self._refuse(subject, f"LIKE needs a text column, but {_name(subject)} holds {_holds(column)}")
         if isinstance(pattern, tree.Column):
-            self._refuse(pattern, "LIKE needs a text or a :parameter as its pattern")
+            self._refuse(pattern, "the pattern of LIKE must be a string or a :parameter")
         value = self._value(pattern)
         if not isinstance(value, str):
-            self._refuse(pattern, f"LIKE needs a text as its pattern, and this is {quoted(value)}")
+            self._refuse(pattern, f"the pattern of LIKE must be a string, got {quoted(value)}")
         return self._like(column, value)
 
     def _subject(self, operand: tree.Operand) -> sa.ColumnElement[Any]:
         if not isinstance(operand, tree.Column):
-            self._refuse(operand, "a column is expected here: what does not depend on the message chooses nothing")
+            self._refuse(operand, "expected a column: an expression without one selects nothing")
         return self._column(operand)
 
     def _column(self, column: tree.Column) -> sa.ColumnElement[Any]:
         if column.name not in self._columns:
-            self._refuse(
-                column, f"there is no column {quoted(column.name)}; the columns are {', '.join(self._columns)}"
-            )
+            self._refuse(column, f"no column named {quoted(column.name)}; the columns are {', '.join(self._columns)}")
         return self._columns[column.name]
 
     def _against(
         self, subject: tree.Operand, column: sa.ColumnElement[Any], other: tree.Operand, comparator: str
     ) -> sa.ColumnElement[Any]:
-        """Give what a column is compared with, if their types agree."""
+        """Return the operand that a column is compared with, if their types agree."""
         family = _family(column)
         if family is None or (family == "truth" and comparator not in ("=", "<>")):
-            self._refuse(subject, f"{_name(subject)} holds {_holds(column)}, which cannot be compared like this")
+            self._refuse(subject, f"{_name(subject)} holds {_holds(column)}, which does not support this comparison")
         if isinstance(other, tree.Column):
             found = self._column(other)
             if _family(found) != family:
@@ -144,7 +142,7 @@ class Binder:
             return operand.value
         if operand.name not in self._parameters:
             known = ", ".join(map(str, self._parameters)) or "none"
-            self._refuse(operand, f"there is no parameter {quoted(operand.name)}; parameters= has {known}")
+            self._refuse(operand, f"no parameter named {quoted(operand.name)}; parameters= has {known}")
         self.used.add(operand.name)
         return self._parameters[operand.name]
 
@@ -158,10 +156,10 @@ class Binder:
 
 
 def check_parameters(parameters: object, used: set[str]) -> None:
-    """Refuse parameters that no text names: one of the two is misspelt."""
+    """Raise for parameters that no text uses: one of the two is misspelt."""
     for name in parameters if isinstance(parameters, Mapping) else ():
         if name not in used:
-            raise InvalidArgumentError(f"parameters: nothing says :{name}; remove it, or name it in where")
+            raise InvalidArgumentError(f"parameter {name} is not used; remove it, or use :{name} in where")
 
 
 def _negate(condition: sa.ColumnElement[bool], negated: bool) -> sa.ColumnElement[bool]:
@@ -173,7 +171,7 @@ def _name(operand: tree.Operand) -> str:
 
 
 def _family(column: sa.ColumnElement[Any]) -> str | None:
-    """Tell with what a column can be compared; None: with nothing."""
+    """Return the types that a column can be compared with; None: no comparison."""
     try:
         python_type = column.type.python_type
     except NotImplementedError:
@@ -188,12 +186,12 @@ def _family(column: sa.ColumnElement[Any]) -> str | None:
 
 
 def _holds(column: sa.ColumnElement[Any]) -> str:
-    words = {"truth": "truth values", "number": "numbers", "uuid": "UUIDs", "text": "text"}
+    words = {"truth": "booleans", "number": "numbers", "uuid": "UUIDs", "text": "text"}
     return words.get(_family(column) or "", str(column.type).lower())
 
 
 def _bind(family: str | None, column: sa.ColumnElement[Any], value: object) -> sa.ColumnElement[Any] | None:
-    """Bind a value in a type that the column is compared with as it is; None where the two do not agree."""
+    """Bind a value in a type that compares with the column unchanged; None if they do not agree."""
     if family == "truth" and isinstance(value, bool):
         return sa.literal(value, sa.Boolean())
     if family == "text" and isinstance(value, str) and _is_plain(value):

@@ -1,4 +1,4 @@
-"""What every operation on a message table needs to know of it."""
+"""The facts about a message table that every operation needs."""
 
 from __future__ import annotations
 
@@ -33,49 +33,49 @@ _DIALECTS: dict[str, TableDialect] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableContext:
-    """A message table as its operations see it.
+    """A message table, for its operations.
 
-    Two are equal where all statements for them are: what was built for one is not built again for the other. They may
-    be of different databases, or of one table that was opened twice.
+    Two contexts are equal if all their statements are, so that each statement is built once. They may be of different
+    databases, or of one table that was opened twice.
 
     Attributes
     ----------
     backend
         The database it is in.
     table_id, name
-        Its key and its name in the catalogue; the name is also that of its SQL table.
+        Its key and its name in the catalogue; the SQL table has the same name.
     options
-        As the catalogue had them when the table was opened.
+        The options at the time when the table was opened.
     rows
         Its SQL table.
     sql
-        The statements that differ between databases.
+        The database-specific statements.
     revision
-        Which version of its row in the catalogue this is.
+        The version of its row in the catalogue.
     paused_until
-        No message is sent before then, ns; None where it is not paused.
+        No message is sent before then, ns; None if it is not paused.
     marks
-        How far the claims through it have come.
+        The cursor of its claims.
     reached
-        How far those who route its messages to groups have come.
+        The cursor of routing.
     sweeps
-        How far those who look for groups that contradict their messages have come.
+        The progress of checks for groups that contradict their messages.
     purge_place
-        How far a round of purging has come.
+        The progress of purging.
     refused_seqs, refused_groups
-        What claims pass by: messages, and groups, whose new messages are not routed then.
+        Messages and groups that claims skip; new messages of those groups are not routed.
     narrowing
         When a refused claim may be narrowed down again.
     probing
-        When what was passed by for long enough may be tried again.
+        When skipped messages may be retried.
     ticks
-        When its schedules are to be looked at.
+        When its schedules must be checked.
     drawn_ids
-        Ids for messages that are put through it.
+        Ids drawn ahead for messages that are put through it.
     backoff
-        How long its messages are out, made of the options once.
+        The back-off of its options.
     dead
-        The message table that takes its dead letters; None where there is none.
+        Its dead-letter table; None if it has none.
     """
 
     backend: Backend
@@ -103,7 +103,7 @@ class TableContext:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backoff", self.options.backoff)
-        # By identity, since SQLAlchemy's objects have no other, and each of them is the same for all that are alike.
+        # Compared by identity: SQLAlchemy's objects have no other equality, and equal ones share one object.
         shared = id(self.rows), id(self.sql), id(self.backend.now_sql()), id(alike(self.backend.engine.dialect))
         object.__setattr__(self, "_facts", (*shared, self.table_id, self.options.to_json(), self.dead))
         object.__setattr__(self, "_hash", hash(self._facts))
@@ -115,18 +115,18 @@ class TableContext:
         return self._hash
 
     def unacked(self, name: str = "seqs") -> sa.ColumnElement[bool]:
-        """Choose messages that are not acked by their seqs, which are bound as ``name``."""
+        """Select unacked messages by their seqs, bound as ``name``."""
         return self.sql.any_of(self.rows.c.seq, name) & not_acked(self.rows)
 
     def acked(self) -> sa.ColumnElement[bool]:
-        """Choose messages that are acked by their seqs and ids, which are bound as ``seqs`` and ``ids``.
+        """Select acked messages by seq and id, bound as ``seqs`` and ``ids``.
 
-        By ids, because those of a partition of acked messages have no index by seq.
+        By id, because a partition of acked messages has no index by seq.
         """
         these = self.sql.any_of(self.rows.c.seq, "seqs") & ~not_acked(self.rows)
         return these & self.sql.any_of(self.rows.c.id, "ids") if self.rows.info.get(PARTITIONED) else these
 
 
 def table_dialect(backend: Backend) -> TableDialect:
-    """Choose the statements for a database."""
+    """Return the statements for a database."""
     return _DIALECTS[backend.dialect.name]

@@ -1,4 +1,4 @@
-"""Making a message table: its SQL table and its row in the catalogue, and the table for its dead letters."""
+"""Create a message table: its SQL table, its row in the catalogue, and its dead-letter table."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from waterclock.tables.model.schema import DEAD_COLUMNS, OWN_COLUMNS, check_tabl
 def create(
     backend: Backend, name: str, options: TableOptions, columns: Mapping[str, object] | None, *, exist_ok: bool
 ) -> None:
-    """Make a message table.
+    """Create a message table.
 
     Raises
     ------
     AlreadyExistsError
-        Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+        If the table exists and ``exist_ok`` is False, or if another SQL table has the name.
     InvalidArgumentError
-        For a name or a further column that a table cannot have.
+        For an invalid name or column.
     SchemaError
-        Where the dead-letter table is there and does not fit.
+        If the dead-letter table exists and does not fit.
     """
     check_table_name(name)
     extra = user_columns(columns)
-    days_of(table_dialect(backend), name, options)  # refused before anything is made
+    days_of(table_dialect(backend), name, options)  # raises before anything is created
     known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)
 
@@ -50,7 +50,7 @@ def create(
         if text is not None:
             if exist_ok:
                 return TableOptions.from_json(name, text)
-            raise AlreadyExistsError(f"message table {quoted(name)} exists; open it, or pass exist_ok=True")
+            raise AlreadyExistsError(f"message table {quoted(name)} already exists; open it, or pass exist_ok=True")
         ensure_dead_letter_table(backend, connection, name, complete, extra)
         _make(backend, connection, name, complete, extra)
         return None
@@ -65,14 +65,14 @@ def create(
 def ensure_dead_letter_table(
     backend: Backend, connection: sa.Connection, name: str, options: TableOptions, columns: Sequence[sa.Column[Any]]
 ) -> None:
-    """Make the table that takes the dead letters of the table ``name`` where it is not there.
+    """Create the dead-letter table of the table ``name`` if missing.
 
     Raises
     ------
     InvalidArgumentError
-        Where another message table's dead letters go there, or where its name is none.
+        If it holds another message table's dead letters, or its name is invalid.
     SchemaError
-        Where it is there and does not fit, naming the column.
+        If it exists and does not fit, naming the column.
     """
     dead = options.dead_letter
     if dead is None:
@@ -81,18 +81,18 @@ def ensure_dead_letter_table(
     for column in columns:
         if column.name in DEAD_COLUMNS:
             raise InvalidArgumentError(
-                f"columns: a table with dead letters has no column {quoted(column.name)}; rename it"
+                f"columns must not contain {quoted(column.name)} in a table with dead letters; rename it"
             )
     if not sa.inspect(connection).has_table(dead):
         its = sa.select(message_tables.c.table_id).where(message_tables.c.name == dead)
-        for table_id in connection.scalars(its).all():  # plain SQL dropped it, and the rest is in the way
+        for table_id in connection.scalars(its).all():  # plain SQL dropped it, and its catalogue row is in the way
             forget(connection, table_id, dead)
             table_dialect(backend).drop(connection, sa.Table(dead, sa.MetaData()))
     elif (found := find(backend, connection, dead)) is not None:
         _check_fit(found, options, columns)
         return
     else:
-        raise SchemaError(f"dead_letter: the SQL table {quoted(dead)} is no message table; name another")
+        raise SchemaError(f"dead_letter must be a message table, got the SQL table {quoted(dead)}")
     plain = replace(
         options,
         groups=None,
@@ -114,12 +114,12 @@ def _make(
     dialect = table_dialect(backend)
     if sa.inspect(connection).has_table(name):
         raise AlreadyExistsError(
-            f"an SQL table named {quoted(name)} exists that is no message table; use another name,"
-            " or adopt=True to make it one"
+            f"an SQL table named {quoted(name)} already exists. Use another name, or turn it into a message table with"
+            " adopt=True"
         )
     rows = message_rows(name, options.id_type, options.payload, columns, dialect.id_items(name, options.id_type))
     if options.groups and options.ungrouped == "reject":
-        # Plain SQL must fail, too: else such a message would be put and never sent.
+        # Plain SQL must fail, too: otherwise such a message would be put and never sent.
         given = rows.c.group_id.is_not(None) & (rows.c.group_id != "")
         rows.append_constraint(sa.CheckConstraint(given, f"{name}_group"))
     days = days_of(dialect, name, options)
@@ -131,7 +131,7 @@ def _make(
 
 
 def register(backend: Backend, connection: sa.Connection, name: str, options: TableOptions) -> None:
-    """Enter a message table into the catalogue."""
+    """Insert a message table into the catalogue."""
     connection.execute(
         sa.insert(message_tables).values(
             name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
@@ -147,15 +147,15 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"dead_letter: {error}") from None
     if dead == name:
-        raise InvalidArgumentError(f"dead_letter: {quoted(dead)} is the table itself; name another one")
+        raise InvalidArgumentError(f"dead_letter must be another table, got the table {quoted(dead)} itself")
     # Locked, so that two tables do not choose it at once.
     tables_name = message_tables.c.name
     connection.execute(sa.select(tables_name).where(tables_name == dead).with_for_update())
     for other, text in connection.execute(sa.select(tables_name, message_tables.c.options).where(tables_name != name)):
         if json.loads(text).get("dead_letter") == dead:
             raise InvalidArgumentError(
-                f"dead_letter: {quoted(dead)} takes the dead letters of {quoted(other)}; name another one, because"
-                " messages of two tables may have the same id"
+                f"dead_letter must be a table of its own, got {quoted(dead)}, which holds the dead letters of"
+                f" {quoted(other)}. Messages of two tables may have the same id"
             )
 
 
@@ -165,23 +165,23 @@ def _check_fit(dead: TableContext, options: TableOptions, columns: Sequence[sa.C
         ("message", dead.options.payload, options.payload),
     ):
         if has != wanted:
-            raise SchemaError(f"dead_letter: the column {column!r} of {dead.name!r} is {has}, and must be {wanted}")
+            raise SchemaError(f"dead_letter: column {column!r} of {dead.name!r} must be {wanted}, got {has}")
     for column in (*columns, *user_columns(DEAD_COLUMNS)):
         if column.name in OWN_COLUMNS:
             continue
         if column.name not in dead.rows.c:
             raise SchemaError(
-                f"dead_letter: {dead.name!r} lacks the column {quoted(column.name)}; add it, or name another"
+                f"dead_letter: {dead.name!r} has no column {quoted(column.name)}; add it, or name another table"
             )
         has, wanted = _kind(dead.rows.c[column.name].type), _kind(column.type)
         if has != wanted:
             raise SchemaError(
-                f"dead_letter: the column {quoted(column.name)} of {dead.name!r} holds {has}, and must hold {wanted}"
+                f"dead_letter: column {quoted(column.name)} of {dead.name!r} must hold {wanted}, got {has}"
             )
 
 
 def _kind(column_type: Any) -> str:
-    """Tell what a column holds; databases that have no type for truth values keep them as numbers."""
+    """Return the kind of values of a column; databases without booleans store them as numbers."""
     try:
         python_type = column_type.python_type
     except NotImplementedError:
@@ -192,14 +192,14 @@ def _kind(column_type: Any) -> str:
 
 
 def days_of(dialect: TableDialect, name: str, options: TableOptions) -> Days | None:
-    """Give the partitions of a table that is purged by them; InvalidArgumentError where it cannot be."""
+    """Return the day partitions of a table; raise InvalidArgumentError if it cannot have them."""
     if options.purge_by != "partition":
         return None
     if dialect.days is None:
-        raise InvalidArgumentError("purge_by: 'partition' needs partitions, which SQLite does not have; use 'rows'")
+        raise InvalidArgumentError("purge_by must be 'rows' on SQLite, which has no partitions, got 'partition'")
     if len(name) > LONGEST_NAME:
         raise InvalidArgumentError(
-            f"name: {quoted(name)} is too long for a table with partitions, whose names begin with it; use up to"
-            f" {LONGEST_NAME} characters"
+            f"name must have at most {LONGEST_NAME} characters for a table with partitions, whose names begin with it,"
+            f" got {quoted(name)}"
         )
     return dialect.days

@@ -1,7 +1,7 @@
-"""A table's rate limit over all consumers of all processes: the rule's state in the catalogue, judged by its clock.
+"""A table's rate limit over all consumers: its state is in the catalogue, and the database's clock counts.
 
-A claim under a rate limit holds the state's row until it commits. So it counts exactly what it claimed, and what a
-process that dies had reserved comes back with its transaction. Tables without a rate limit do not come here.
+A claim under a rate limit holds the state's row until it commits. So exactly the claimed messages count, and if a
+process dies its rollback frees what it had reserved. Tables without a rate limit do not use this.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from waterclock.tables.model.timing.rate import Rate
 
 
 def rate_of(context: TableContext) -> Rate | None:
-    """Give a table's rate limit."""
     return None if context.options.rate_limit is None else Rate.of(context.options.rate_limit)
 
 
 def rate_free_at(context: TableContext, connection: sa.Connection) -> int | None:
-    """Find when the rate limit lets the next message go, ns; None where there is no limit."""
+    """Return when the rate limit allows the next message, ns; None if there is no limit."""
     rate = rate_of(context)
     return None if rate is None else rate.free_at(connection.execute(_state(), _of(context)).scalar_one())
 
 
 def rate_allows(context: TableContext, connection: SqlConnection, most: int) -> int:
-    """How many messages may go now, ``most`` at the most; keeps other claims waiting until the transaction ends."""
+    """Return how many of ``most`` messages may go now; blocks other claims until the transaction ends."""
     rate = rate_of(context)
     if rate is None:
         return most
@@ -36,7 +35,7 @@ def rate_allows(context: TableContext, connection: SqlConnection, most: int) -> 
 
 
 def note_sent(context: TableContext, connection: SqlConnection, count: int) -> None:
-    """Note that ``count`` of the messages went that `rate_allows` allowed."""
+    """Record that ``count`` of the allowed messages were sent."""
     rate = rate_of(context)
     if rate is None or not count:
         return
@@ -46,7 +45,7 @@ def note_sent(context: TableContext, connection: SqlConnection, count: int) -> N
 
 
 def forget_rate(connection: sa.Connection, table_id: int) -> None:
-    """Begin anew, because the limit changed."""
+    """Reset the state, because the limit changed."""
     connection.execute(sa.update(totals).where(totals.c.table_id == table_id).values(rate_next=0))
 
 

@@ -1,4 +1,4 @@
-"""Which messages a consumer takes, and in which order: what it said in SQL's words, bound to a table."""
+"""A consumer's selection: a condition and an order in SQL, bound to a table."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from waterclock.tables.model.condition_parser import parse_condition, parse_orde
 from waterclock.tables.model.schema import user_column_names
 
 OWN_WORDS = ("id", "time_scheduled", "time_created", "epoch", "priority", "group_id")
-"""Columns of every message table that conditions may name, beside the table's further columns."""
+"""Columns of every message table that conditions may use, in addition to the user's columns."""
 
 KIND = "kind"
-"""The header by which consumers choose what they know."""
+"""The header by which ``kinds`` selects."""
 
 Bound = tuple[sa.ColumnElement[bool] | None, tuple[sa.ColumnElement[Any], ...]]
 _EVERYTHING: Bound = (None, ())
 
 
 class Selection:
-    """A condition and an order, read once, and bound anew where the table changed.
+    """A condition and an order, parsed once, and bound again when the table changes.
 
     Parameters
     ----------
     where
-        What stands after WHERE; None: every message.
+        The text after WHERE; None: every message.
     order
-        What stands after ORDER BY; None: highest priority first, then the oldest due first.
+        The text after ORDER BY; None: by priority, then by due time.
     parameters
         Values for the ``:names`` in ``where``.
     kinds
-        What the header ``kind`` says of them; None: anything.
+        Allowed values of the header ``kind``; None: any.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Selection:
         kinds: Collection[str] | None = None,
     ) -> None:
         if not isinstance(parameters, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
-            raise InvalidArgumentError(f"parameters: {quoted(parameters)} is no dict of values by name")
+            raise InvalidArgumentError(f"parameters must be a dict of values by name, got {quoted(parameters)}")
         self._where, self._order = where, order
         self._condition = None if where is None else parse_condition(where)
         self._keys = () if order is None else parse_order(order)
@@ -58,7 +58,7 @@ class Selection:
 
     @property
     def what(self) -> Hashable:
-        """What two selections of the same messages of a table have in common."""
+        """Return the key that equal selections of a table share."""
         kinds = None if self._kinds is None else tuple(self._kinds)
         return self._where, repr(sorted(self._parameters.items())), kinds
 
@@ -68,7 +68,7 @@ class Selection:
         Raises
         ------
         InvalidArgumentError
-            Where a column is not there, types do not agree, or the table has groups.
+            If a column is missing, types do not agree, or the table has groups.
         """
         known = self._bound
         if known is None or known[0] is not context.rows:
@@ -78,7 +78,7 @@ class Selection:
     def _bind(self, context: TableContext) -> Bound:
         if context.options.groups:
             raise InvalidArgumentError(
-                f"where, order: message table {context.name!r} has groups, whose order they would break; put such"
+                f"cannot use where or order with {context.name!r}: they would break the order of its groups. Put such"
                 " messages into a table of their own"
             )
         rows = context.rows
@@ -91,7 +91,7 @@ class Selection:
             condition = of_kinds if condition is None else sa.and_(condition, of_kinds)
         order = Binder("order", self._order or "", columns, {}, context.sql.like)
         keys = order.order(self._keys)
-        # What is equal goes by when it is due.
+        # Ties are ordered by due time.
         return condition, (*keys, rows.c.time_next, rows.c.seq) if keys else ()
 
 
@@ -105,13 +105,14 @@ def _checked_kinds(kinds: object) -> Collection[str]:
         known = cast("Collection[object]", kinds)
         if known and all(isinstance(kind, str) for kind in known):
             return cast("Collection[str]", known)
-    raise InvalidArgumentError(f"kinds: {quoted(kinds)} is no collection of texts; give for example ('paid', 'sent')")
+    raise InvalidArgumentError(f"kinds must be a collection of strings such as ('paid', 'sent'), got {quoted(kinds)}")
 
 
 def _of_kinds(context: TableContext, kinds: Collection[str]) -> sa.ColumnElement[bool]:
-    """Find what a header says in the text of the headers, which is an object of texts: a quote in one is escaped.
+    """Match a header's value in the JSON text of the headers, in which quotes are escaped.
 
-    So no header's text can look like it. Signs that may be escaped as well are looked for in either form.
+    So no header's value can look like another header. Characters that may or may not be escaped are matched in both
+    forms.
     """
     written = {json.dumps(kind, ensure_ascii=is_ascii) for kind in kinds for is_ascii in (True, False)}
     written |= {text.replace("/", "\\/") for text in written}
@@ -126,7 +127,7 @@ def make_selection(
     parameters: Mapping[str, object] | None,
     kinds: Collection[str] | None = None,
 ) -> Selection | None:
-    """Read and check what a consumer said; None where it said nothing."""
+    """Parse a consumer's selection; None if it has none."""
     if where is None and order is None and not parameters and kinds is None:
         return None
     selection = Selection(where, order, parameters, kinds)

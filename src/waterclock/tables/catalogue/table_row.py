@@ -1,4 +1,4 @@
-"""A message table's row in the catalogue: reading it, changing it, and noticing that others changed it."""
+"""A message table's row in the catalogue: load it, change it, and notice changes by others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import ACKED_DAY, reflect_rows
 
 LOOK_EVERY = 1.0
-"""Seconds after which a table that is open notices that its options changed, or that it was paused or dropped."""
+"""Seconds after which an open table notices that its options changed, or that it was paused or dropped."""
 
 ASK_AGAIN = 60.0
-"""Seconds after which what the database forbade is tried again, as the right to it may have been granted."""
+"""Seconds after which an operation that the database forbade is retried, in case the privilege was granted."""
 
 _FACTS = sa.select(message_tables.c.table_id, message_tables.c.revision).where(
     message_tables.c.name == sa.bindparam("name", type_=sa.String)
@@ -46,9 +46,9 @@ def load(backend: Backend, name: str) -> TableContext:
     Raises
     ------
     NotFoundError
-        Where there is none of this name.
+        If missing.
     SchemaError
-        Where its SQL table is gone or lacks a column, or its options are incomplete.
+        If its SQL table is missing or lacks a column, or its options are incomplete.
     """
     with backend.snapshot() as connection:
         found = find(backend, connection, name)
@@ -56,14 +56,14 @@ def load(backend: Backend, name: str) -> TableContext:
             known = connection.execute(sa.select(message_tables.c.name)).scalars().all()
             raise NotFoundError(unknown_name("message table", name, known, "create it first"))
         dead_letter = found.options.dead_letter
-        # Where plain SQL dropped it, only what belongs into it waits for it.
+        # If plain SQL dropped it, only its own messages wait for it.
         has_dead = dead_letter is not None and sa.inspect(connection).has_table(dead_letter)
         dead = find(backend, connection, dead_letter) if dead_letter is not None and has_dead else None
     return replace(found, dead=dead)
 
 
 def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext | None:
-    """Read a message table's row and its columns, but not its dead-letter table's; None where there is none."""
+    """Load a message table's row and its columns, without its dead-letter table; None if missing."""
     row = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
     if row is None:
         return None
@@ -75,7 +75,7 @@ def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext
 
 
 def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
-    """Change the row, so that all who have the table open notice."""
+    """Update the row, so that all processes with the open table notice."""
     connection.execute(
         sa.update(message_tables)
         .where(message_tables.c.table_id == table_id)
@@ -84,13 +84,13 @@ def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
 
 
 def drop(context: TableContext, connection: sa.Connection) -> None:
-    """Remove a message table with all that belongs to it."""
+    """Remove a message table and its catalogue rows."""
     forget(connection, context.table_id, context.name)
     context.sql.drop(connection, context.rows)
 
 
 def forget(connection: sa.Connection, table_id: int, name: str) -> None:
-    """Remove what the catalogue has of a message table."""
+    """Remove a message table's rows from the catalogue."""
     for state in (message_tables, groups, consumers, heartbeats, schedules, unique_keys):
         connection.execute(sa.delete(state).where(state.c.table_id == table_id))
     drop_totals(connection, table_id)
@@ -99,12 +99,12 @@ def forget(connection: sa.Connection, table_id: int, name: str) -> None:
 
 @contextmanager
 def explaining(context: TableContext) -> Generator[None]:
-    """Say what is wrong with a table where a statement fails because of it.
+    """Raise an error about the table if a statement fails because of it.
 
     Raises
     ------
     NotFoundError, SchemaError
-        As `load`.
+        As in `load`.
     """
     try:
         yield
@@ -114,7 +114,7 @@ def explaining(context: TableContext) -> Generator[None]:
 
 
 class TableRow:
-    """The row of a table that is open, looked at again once a second. Safe to share between threads."""
+    """The row of an open table, reloaded once a second. Thread-safe."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
@@ -123,23 +123,23 @@ class TableRow:
 
     @property
     def last_seen(self) -> TableContext:
-        """The table as it was when it was looked at last."""
+        """Return the table as of the last load."""
         return self._context
 
     @property
     def fresh_for(self) -> float:
-        """For how many seconds it need not be looked at."""
+        """Return for how many seconds the cached row is valid."""
         return max(0.0, self._looked_at + LOOK_EVERY - moments.monotonic())
 
     def now(self) -> TableContext:
-        """Give the table as it is now, to within a second.
+        """Return the table as it is now, to within a second.
 
         Raises
         ------
         NotFoundError
-            Where the message table was dropped.
+            If the message table was dropped.
         SchemaError
-            Where its SQL table was dropped or lost a column.
+            If its SQL table was dropped or lost a column.
         """
         with moments.holding(self._lock):
             if not self.fresh_for:
@@ -147,15 +147,15 @@ class TableRow:
             return self._context
 
     def read(self) -> TableContext:
-        """Give the table as it is now, its columns included."""
+        """Load the table as it is now, including its columns."""
         with moments.holding(self._lock):
             fresh = load(self._context.backend, self._context.name)
-            if not _is_same(self._context, fresh):  # else what the known one has learnt stays
+            if not _is_same(self._context, fresh):  # otherwise keep the known context with its cursors
                 self._context = fresh
             return self._context
 
     def check(self, error: RefusedError) -> NoReturn:
-        """Say what is wrong with the table where a statement failed because of it; otherwise raise the error."""
+        """Raise an error about the table if a statement failed because of it; otherwise raise the error."""
         self.read()
         raise error
 
@@ -187,27 +187,27 @@ def _columns(context: TableContext) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _RowSeen:
-    """What the database said of a table."""
+    """The last loaded version of a table."""
 
     looked_at: float
     columns: set[str]
     facts: tuple[int, int] | None
 
     def says(self, known: TableContext) -> bool:
-        """Return whether the table is as it is known."""
+        """Return whether the table has not changed."""
         is_same = self.columns - {ACKED_DAY} == set(known.rows.columns.keys())
         return is_same and self.facts == (known.table_id, known.revision)
 
 
 class _SharedRow:
-    """The look once a second at a table that all share who have it open in a process."""
+    """The reload once a second that all users of an open table in a process share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: _RowSeen | None = None
 
     def at(self, known: TableContext) -> _RowSeen:
-        """Look, unless that was done less than a second ago."""
+        """Reload, unless that was done less than a second ago."""
         with moments.holding(self._lock):
             now = moments.monotonic()
             if self._seen is None or now - self._seen.looked_at >= LOOK_EVERY:
@@ -217,4 +217,4 @@ class _SharedRow:
 
 
 _looks = PerDatabaseCache[dict[str, _SharedRow]](lambda _: {})
-"""By the name of the table."""
+"""By table name."""

@@ -1,8 +1,7 @@
-"""What a message table's rows do not tell: how many were purged, and the deliveries of rows that are gone.
+"""Totals of purged messages, and of the deliveries that the remaining rows do not count.
 
-How often messages were sent is the sum of the epochs of the rows, so that a claim need not count anywhere else. What
-removes a row or sets its epoch back moves the difference to the table's total in the same transaction; both together
-are exact, and no row is written by every claim.
+The number of deliveries is the sum of the rows' epochs, so that claims update no counter. Operations that remove a row
+or reset its epoch add the difference to the table's total in the same transaction, so both together are exact.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from waterclock.database.sql_connection import SqlConnection
 
 
 def add_totals(connection: SqlConnection, table_id: int, *, purged: int = 0, sent: int = 0) -> None:
-    """Add to a table's totals. Do it last in a transaction: every transaction that removes rows waits for this row."""
+    """Add to a table's totals. Do it last in a transaction: all transactions that remove rows wait for this row."""
     if purged or sent:
         connection.execute(
             sa.update(totals)
@@ -24,10 +23,8 @@ def add_totals(connection: SqlConnection, table_id: int, *, purged: int = 0, sen
 
 
 def start_totals(connection: sa.Connection, table_id: int) -> None:
-    """Begin a new table's totals."""
     connection.execute(sa.insert(totals).values(table_id=table_id, purged=0, sent=0, rate_next=0))
 
 
 def drop_totals(connection: sa.Connection, table_id: int) -> None:
-    """Forget a table's totals."""
     connection.execute(sa.delete(totals).where(totals.c.table_id == table_id))

@@ -1,1 +1,1 @@
-"""What consumers hold: subscriptions, deliveries, and the heartbeat that keeps both."""
+"""Subscriptions, deliveries, and the heartbeat that keeps both alive."""

@@ -1,4 +1,4 @@
-"""Acking many messages at once: deliveries and ids, in a transaction of ours or of the caller's."""
+"""Ack many messages at once: deliveries and ids, in our transaction or the caller's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from waterclock.tables.model.claims.leased import Acked, Leased
 
 
 def ack_together(context: TableContext, callers: CallerConnections, given: Sequence[Any], connection: Any) -> int:
-    """Ack ids and deliveries; `MessageTable.ack` explains it."""
     deliveries = [one for one in given if isinstance(one, Delivery)]
     ids = [check_id(context, one) for one in given if not isinstance(one, Delivery)]
     if connection is None:
@@ -31,8 +30,8 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
     if lost:
         names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
         raise LeaseLostError(
-            f"ack: {names} of {context.name!r} are not ours any more: their lease ended and they were sent to another"
-            f" consumer, acked or rescheduled, or they were given back; the other {count} are acked"
+            f"cannot ack {names} of {context.name!r}: the leases ended and the messages were redelivered, acked or"
+            f" rescheduled, or they were given back. The other {count} are acked"
         )
     return count
 
@@ -55,7 +54,7 @@ def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[An
             delivery.end("ack")
     if ids:
         note_acked(context, ids)
-    # What was acked again was acked by this, in an attempt whose answer was lost.
+    # An attempt whose answer was lost may already have acked these messages.
     return by_id + len(leased) - len(acked.lost), acked.lost
 
 
@@ -73,7 +72,7 @@ def _ack_for_caller(
                 delivery.leave_to_caller()
         acked, by_id = _write(context, theirs, leased, ids)
         acking.check_sight(context, theirs, acked.lost)
-    # Nothing is noted: what was found may have been changed by the caller, and may be undone.
+    # The deliveries are not marked as acked: the caller may roll back.
     return by_id + len(leased) - len(acked.lost) - acked.again, acked.lost
 
 
@@ -86,7 +85,7 @@ def _write(
 ) -> tuple[Acked, int]:
     if leased and ids:
         locking.lock_together(context, connection, leased, ids)
-    elif ids and not context.options.groups:  # those in groups are found and locked by one who looks at the groups
+    elif ids and not context.options.groups:  # ids of grouped messages are found and locked when their groups are
         locking.lock_in_order(context, connection, (), ids)
     elif not (is_of_one_claim(leased) and context.backend.is_ours(connection)):  # which goes down an index, in order
         locking.lock_together(context, connection, leased, ())

@@ -1,4 +1,4 @@
-"""The failed claims of one subscription: how long to pause, what to log, and when to give up its groups."""
+"""The failed claims of one subscription: how long to pause, when to log, and when to release its groups."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat, No
 from waterclock.tables.messages.rows.process_heartbeat import OpenSubscription, ProcessHeartbeat
 
 RETRY_EVERY = 0.2
-"""Seconds between two claims while the database is away: it may be back at any moment."""
+"""Seconds between two claims while the database is unavailable: it may return at any moment."""
 
 LONGEST_PAUSE = 30.0
-"""Seconds between two claims at most while the database refuses them: its limits, or a trigger, may be changed."""
+"""Maximum seconds between two claims that the database refuses: its limits, or a trigger, may be changed."""
 
 WARN_EVERY = 60.0
-"""Seconds between two warnings about the same failure, so that a log shows it without being filled by it."""
+"""Seconds between two warnings about the same failure, so that it does not flood the log."""
 
 _log = logging.getLogger(__name__)
 
 
 class ClaimFailures:
-    """Counts the time for which a subscription's claims have failed.
+    """Measure for how long a subscription's claims have failed.
 
     Attributes
     ----------
@@ -46,10 +46,10 @@ class ClaimFailures:
         self.since: float | None = None
 
     def note(self, table: str, error: WaterclockError) -> float:
-        """Report a failed claim, and return after how many seconds to try again.
+        """Report a failed claim; return the seconds until the next try.
 
-        It is logged at once and then every `WARN_EVERY` seconds, and shown by `stats` and `explain`. The heartbeat
-        stops renewing the consumer's groups after a while, so that they go to consumers whose claims succeed.
+        The failure is logged at once and then every `WARN_EVERY` seconds, and shown by `stats` and `explain`. After a
+        while the heartbeat stops renewing the consumer's groups, so that other consumers get them.
         """
         now = moments.monotonic()
         is_away = isinstance(error, UnavailableError) and not isinstance(error, TimedOutError)
@@ -57,21 +57,20 @@ class ClaimFailures:
         self._pause = RETRY_EVERY if is_away else min(self._pause * 2, LONGEST_PAUSE)
         if self.since is None:
             self.since = now
-            _log.warning("%s cannot claim from %r and tries again in %g s: %s", self._consumer, table, pause, error)
+            _log.warning("%s cannot claim from %r, retrying in %g s: %s", self._consumer, table, pause, error)
             self._warned_at = now
         elif now - self._warned_at >= WARN_EVERY:
             lasts = now - self.since
-            _log.warning("%s has claimed nothing from %r for %.0f s: %s", self._consumer, table, lasts, error)
+            _log.warning("%s has been unable to claim from %r for %.0f s: %s", self._consumer, table, lasts, error)
             self._warned_at = now
         self._process.note_failing(self._subscription, str(error))
         self._groups.claims_fail_since = self.since
         return pause
 
     def end(self, table: str) -> None:
-        """Note that a claim succeeded."""
         if self.since is None:
             return
-        _log.info("%s claims from %r again after %.1f s", self._consumer, table, moments.monotonic() - self.since)
+        _log.info("%s can claim from %r again after %.1f s", self._consumer, table, moments.monotonic() - self.since)
         self._pause = RETRY_EVERY
         self.since = None
         self._process.note_failing(self._subscription, None)

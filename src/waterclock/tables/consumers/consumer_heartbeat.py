@@ -1,7 +1,7 @@
-"""An exclusive consumer's heartbeat: its groups stay with a subscription while a message takes long.
+"""The heartbeat of an exclusive consumer, which keeps its groups while it handles a message for long.
 
-One statement renews the leases of all consumers that a process has for a table. If it fails, which may be the fault of
-one whose row is locked, each is renewed by itself the next time.
+One statement renews the leases of all consumers that a process has for a table. If it fails, perhaps because one row is
+locked, each consumer is renewed separately the next time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 class _Living:
-    """The consumers of a table that this process has. Safe to share between threads."""
+    """The consumers of a table that this process has. Thread-safe."""
 
     def __init__(self) -> None:
         self.beating = threading.Lock()
         """Held during a renewal."""
         self._lock = threading.Lock()
-        # Weak, because a subscription that is given up unclosed lets its consumer go.
+        # Weak references, so that a subscription that is dropped without being closed is collected.
         self._all: WeakSet[ConsumerHeartbeat] = WeakSet()
 
     def add(self, one: ConsumerHeartbeat) -> None:
@@ -50,18 +50,18 @@ class _Living:
 
 
 _living = PerDatabaseCache[dict[int, _Living]](lambda _: {})
-"""By the number of the table."""
+"""By table id."""
 
 
 class ConsumerHeartbeat:
-    """Renews a consumer's lease until it is closed, or its subscription is given up without being closed.
+    """Renew a consumer's lease until it is closed or its subscription is collected.
 
     Attributes
     ----------
     beat_at
-        When it is due, in ns of the monotonic clock.
+        When the next beat is due, in ns of the monotonic clock.
     name
-        The consumer's.
+        Name of the consumer.
     is_alone
         Whether the next beat renews no other consumer.
     claims_fail_since
@@ -83,18 +83,19 @@ class ConsumerHeartbeat:
 
     @property
     def over(self) -> bool:
-        """Whether it is closed, or belongs to the process from which this one was forked."""
+        """Return whether it is closed or belongs to the parent of a forked process."""
         return self._closed or self._process != os.getpid()
 
     def beat(self) -> None:
-        """Renew the leases of all consumers that the process has for the table, and move their ``beat_at``."""
+        """Renew the leases of all consumers of this process for the table, and update their ``beat_at``."""
         with moments.holding(self._living.beating):
             if self.over:
                 return
             together = [self] if self.is_alone else self._living.now()
             now = moments.monotonic_ns()
             for one in together:
-                # Moved also where the renewal fails: the next one may be in time. Else others take over, as they must.
+                # Also if the renewal fails: the next one may still be in time. Otherwise other consumers rightly take
+                # over.
                 one.beat_at, one.is_alone = now + self._interval(), False
             renewed = [one for one in together if not one.gives_up()]
             if renewed and not self._renew([one.name for one in renewed]):
@@ -102,7 +103,7 @@ class ConsumerHeartbeat:
                     one.beat_at, one.is_alone = now, True
 
     def _renew(self, names: list[str]) -> bool:
-        """Renew the leases of these; False where each is to be renewed by itself."""
+        """Renew the leases of these consumers; return False if each must be renewed separately."""
         context = self._row.last_seen
         patience = patience_of(context.options.ack_wait)
         try:
@@ -115,11 +116,11 @@ class ConsumerHeartbeat:
         return True
 
     def close(self) -> None:
-        """Leave: the consumer's groups go to others at once."""
+        """Leave: other consumers get the groups at once."""
         context = self._row.last_seen
         self._closed = True
-        # A renewal under way is waited for, else it could follow. Where writers take turns, it may wait for the caller,
-        # who ends its transaction only after this; a renewal of a consumer that has left then renews nothing.
+        # Wait for a running renewal, which could otherwise follow. On SQLite it may itself wait for the caller, whose
+        # transaction ends only after this; renewing a consumer that has left changes nothing.
         if moments.acquire(self._living.beating, PATIENCE if context.sql.one_writer else -1):
             self._living.beating.release()
         with leaving(context, self.name):
@@ -127,12 +128,12 @@ class ConsumerHeartbeat:
                 pass
 
     def gives_up(self) -> bool:
-        """Return whether the groups go to others when the lease ends, because this consumer's claims keep failing."""
+        """Return whether the groups are released at the end of the lease because claims keep failing."""
         since = self.claims_fail_since
         gives_up = since is not None and moments.monotonic() - since >= GIVE_UP_AFTER
         if gives_up and not self._has_given_up:
             _log.warning(
-                "consumer %s gives up its groups of %r: its claims have failed for %g s",
+                "consumer %s releases its groups of %r: its claims have failed for %g s",
                 self.name,
                 self._row.last_seen.name,
                 GIVE_UP_AFTER,
@@ -145,16 +146,16 @@ class ConsumerHeartbeat:
 
 
 class NoHeartbeat:
-    """Nothing to do, where groups do not stay with a consumer."""
+    """A heartbeat for tables whose groups do not stay with a consumer: does nothing."""
 
     claims_fail_since: float | None = None
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
 def keep_alive(row: TableRow, consumer: str | None) -> ConsumerHeartbeat | NoHeartbeat:
-    """Renew a consumer's lease from now on where groups stay with it; the caller keeps what it gets, and closes it."""
+    """Renew a consumer's lease from now on if groups stay with it. The caller must keep the result, and close it."""
     context: TableContext = row.last_seen
     if context.options.groups != "exclusive" or consumer is None:
         return NoHeartbeat()

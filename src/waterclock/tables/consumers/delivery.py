@@ -1,4 +1,4 @@
-"""A delivery: one message in the hands of a consumer, for as long as the lease lasts."""
+"""A delivery: one message that a consumer has leased."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from waterclock.time import Duration, format_duration, format_time, to_duration
 _T = TypeVar("_T")
 _Verb = Literal["ack", "nack", "snooze", "dead_letter", "close", "elsewhere"]
 _ENDED: dict[_Verb | None, str] = {
-    "ack": "acked it",
-    "nack": "gave it back",
-    "snooze": "gave it back for later",
-    "dead_letter": "made a dead letter of it",
-    "close": "was given back when its subscription was closed",
-    "elsewhere": "was ended in the process that handled it",
+    "ack": "it was acked",
+    "nack": "it was given back",
+    "snooze": "it was snoozed",
+    "dead_letter": "it was moved to the dead letters",
+    "close": "it was given back when its subscription was closed",
+    "elsewhere": "it was ended in the process that handled it",
 }
 _FACTS = (
     "_ended_by",
@@ -63,17 +63,17 @@ _FACTS = (
     "time_created",
     "time_scheduled",
 )
-"""What a delivery is made of that is no object of one process's."""
+"""Attributes of a delivery that can be sent to another process."""
 
 
 class Delivery:
-    """A message that was handed out. In ``with`` it is acked at the end, or backs off where an exception ends it.
+    """A message that was handed out. Used in ``with``, it is acked at the end, or backs off if the block raises.
 
-    What the block acked with ``connection=`` is left to the caller's transaction: where that is rolled back, the
-    message is sent again.
+    If the block acks it with ``connection=``, the caller's transaction decides: after a rollback the message is sent
+    again.
 
-    While the block in ``with`` runs, heartbeats extend the lease, and those of what waits behind it in the same
-    subscription.
+    While the ``with`` block runs, heartbeats extend the lease, and those of the messages that wait behind it in the
+    same subscription.
 
     Attributes
     ----------
@@ -82,28 +82,28 @@ class Delivery:
     payload
         Bytes, text or a JSON value, as the table's ``payload`` says.
     group
-        Its group; None where it names none.
+        Its group; None if it has none.
     epoch
-        How often it has been sent by now: 1 for the first time.
+        How often it has been sent: 1 the first time.
     lease_until
-        Until when no other consumer gets it, ns. Afterwards an ack still counts, unless another consumer has got it.
+        Until when no other consumer gets it, ns. A later ack still counts unless another consumer has got it.
     priority
-        Higher ones are sent earlier.
+        Higher priorities are sent first.
     time_created, time_scheduled
-        When it was put and for when, ns.
+        When it was put, and when it was to be sent, ns.
     expires_at
-        From when on it is not sent any more, ns; None: it never expires. An ack counts afterwards, too.
+        When it expires and is no longer sent, ns; None: never. A later ack still counts.
     columns
         The values of the table's further columns.
     lost
-        Whether it is known that the message is not ours any more: a heartbeat found it so, or it was acked by its id.
-        Its ack will raise a LeaseLostError.
+        Whether the lease is known to be lost: a heartbeat found out, or the message was acked by its id. Its ack will
+        raise a LeaseLostError.
     unanswered
-        Whether it was sent before, and that lease ran out: its consumer may have died of it.
+        Whether it was sent before and that lease ran out: the message may have killed its consumer.
     cancelled
         Whether the message was cancelled (`MessageTable.cancel`) since it was handed out: stop handling it. A heartbeat
-        sees it within about a second while the block in ``with`` runs. What the block acks all the same is acked, and
-        what it gives back is not sent again.
+        sees it within about a second while the ``with`` block runs. If the block acks the message anyway, it is acked;
+        if the block gives it back, it is not sent again.
     """
 
     __slots__ = (
@@ -166,28 +166,27 @@ class Delivery:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Text by text; those who do not look at them do not pay for reading them."""
+        """Headers by name, parsed on first use."""
         return {} if self._headers is None else json.loads(self._headers)
 
     def ack(self, *, connection: Any = None) -> None:
-        """Say that the message is handled: it is never sent again. To ack twice is to ack once.
+        """Ack the message: it is never sent again. Idempotent.
 
         Parameters
         ----------
         connection
-            As in `MessageTable.put`: the ack counts when the caller commits. Until then the message is ours, so after a
-            rollback it can be acked again, or given back.
+            As in `MessageTable.put`: the ack counts when the caller commits. After a rollback the message can be acked
+            again, or given back.
 
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to another consumer, acked or rescheduled, or where this
-            delivery gave it back.
+            If the lease ended and the message was redelivered, acked or rescheduled, or if this delivery gave it back.
         OrderError
-            Where an earlier message of its group is not acked.
+            If an earlier message of its group is not acked.
         UnavailableError
-            Without ``connection``, where a transaction in which it was acked has not ended; with it, where that
-            transaction sees a state from before the message was claimed.
+            Without ``connection``, if a transaction that acked it has not ended; with it, if that transaction began
+            before the message was claimed.
         """
         if self._ended_by is not None and self._is_over("ack"):
             return
@@ -206,9 +205,10 @@ class Delivery:
         self.end("ack")
 
     def nack(self, delay: Duration | None = None, *, error: str | None = None) -> None:
-        """Give the message back, to be sent again after ``delay``; by default after its exponential back-off.
+        """Give the message back, to be sent again after ``delay``, by default its exponential back-off.
 
-        In a sequenced group those behind it wait with it; what is out of them goes back too, and counts no attempt.
+        In a sequenced group the messages behind it wait too. Those that are out go back with it, which counts no
+        attempt.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
+            If the lease ended and the message was redelivered, acked or rescheduled.
         """
         self._decide("nack")
         if self._is_over("nack"):
@@ -226,7 +226,7 @@ class Delivery:
         pause = None if delay is None else to_duration(delay, "delay")
         why = None if error is None else storable(error)
         dies = dies_when_given_back(self.context, self.leased)
-        # Those behind it in its group go back with it, and the consumer that claimed them must not hand them out.
+        # Messages behind it in its group go back too, and the consumer that claimed them must not hand them out.
         with changing(self.context) if self.context.options.groups else nullcontext():
             kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
         if not kept:
@@ -234,14 +234,14 @@ class Delivery:
         self.end("nack")
 
     def snooze(self, delay: Duration) -> None:
-        """Give the message back, to be sent after ``delay`` as if it had not been sent now: no attempt is counted.
+        """Give the message back, to be sent after ``delay`` without counting an attempt.
 
-        In a group those behind it wait with it, as after `nack`.
+        In a group the messages behind it wait too, as after `nack`.
 
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
+            If the lease ended and the message was redelivered, acked or rescheduled.
         """
         pause = to_duration(delay, "delay")
         self._decide("snooze")
@@ -254,24 +254,24 @@ class Delivery:
         self.end("snooze")
 
     def _run(self, work: Callable[[SqlConnection], _T], *, whole: bool = False) -> _T:
-        """Run ``work`` as `acking.run` does, or where it is several statements in a ``whole`` transaction."""
+        """Run ``work`` as `acking.run` does, or in a ``whole`` transaction if it has several statements."""
         with explaining(self.context):
             return self.context.backend.transact(work) if whole else acking.run(self.context, work)
 
     def nack_in(self, connection: SqlConnection, delay: int | None, error: str | None) -> bool:
-        """Give the message back in a transaction of ours; False where the lease was lost. `end` it after the commit."""
+        """Give the message back in our transaction; return False if the lease was lost. `end` it after the commit."""
         if dies_when_given_back(self.context, self.leased):
             return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), error)
         return acking.back_off(self.context, connection, self.leased, self.retry_delay(delay), error)
 
     def retry_delay(self, delay: int | None) -> int:
-        """Give how long it waits before it is sent again, ns: by the table's back-off where no delay is given."""
+        """Return how long it waits before it is sent again, ns: the table's back-off unless a delay is given."""
         if delay is not None:
             return delay
         return self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
 
     def dead_letter(self, why: str) -> None:
-        """Move the message to the table's dead-letter table, also where it has attempts left.
+        """Move the message to the table's dead-letter table, even if it has attempts left.
 
         Parameters
         ----------
@@ -281,9 +281,9 @@ class Delivery:
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
+            If the lease ended and the message was redelivered, acked or rescheduled.
         InvalidArgumentError
-            Where the table has no ``dead_letter``.
+            If the table has no ``dead_letter``.
         """
         self._decide("dead_letter")
         if self._is_over("dead_letter"):
@@ -293,12 +293,12 @@ class Delivery:
         self.end("dead_letter")
 
     def extend(self, duration: Duration) -> None:
-        """Keep the message for ``duration`` from now on, if that is longer than the lease lasts anyway.
+        """Extend the lease to ``duration`` from now, unless it already lasts longer.
 
         Raises
         ------
         LeaseLostError
-            Where the lease ended and the message was sent to another consumer, acked or rescheduled.
+            If the lease ended and the message was redelivered, acked or rescheduled.
         """
         length = to_duration(duration, "duration")
         self._decide("extend")
@@ -310,36 +310,36 @@ class Delivery:
 
     @property
     def over(self) -> bool:
-        """Whether it was acked or given back. An ack in a transaction of the caller's counts once that is committed."""
+        """Return whether it was acked or given back. An ack in the caller's transaction counts once committed."""
         return self._ended_by is not None
 
     @property
     def undecided(self) -> bool:
-        """Whether it was acked in a transaction of the caller's of which it is not known whether it has ended."""
+        """Return whether the caller's transaction acked it and is not known to have ended."""
         return self._undecided
 
     @property
     def given_back(self) -> bool:
-        """Whether it ended otherwise than by an ack."""
+        """Return whether it ended without an ack."""
         return self._ended_by not in (None, "ack", "elsewhere")
 
     def end(self, verb: _Verb) -> None:
-        """Note that it was acked or given back, so that nothing more is done for it."""
+        """Mark it as acked or given back."""
         self._ended_by = verb
         self._undecided = False
         self._nudge()
 
     def leave_to_caller(self) -> None:
-        """Note that a transaction of the caller's is about to ack it."""
+        """Mark it as being acked in a caller's transaction."""
         self._undecided = True
         self._nudge()
 
     def take_back(self) -> None:
-        """Note that the transaction in which it was acked was rolled back."""
+        """Note that the transaction that acked it was rolled back."""
         self._undecided = False
 
     def lose(self) -> None:
-        """Note that the message is not ours any more."""
+        """Mark the lease as lost."""
         self.lost = True
         self._undecided = False
         self._nudge()
@@ -353,15 +353,15 @@ class Delivery:
             decide(self.context, [self], verb)
 
     def when_over(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called when the delivery ends, is lost, or is acked in a transaction of the caller's."""
+        """Call ``tell`` when the delivery ends, is lost, or is acked in the caller's transaction."""
         self._when_over = tell
 
     def behind(self) -> Sequence[Delivery]:
-        """Give the deliveries that wait in the same subscription until this one is handled."""
+        """Return the deliveries that wait in the same subscription until this one is handled."""
         return tuple(self.waiting)
 
     def extended(self, held: Held | None) -> None:
-        """Note what a heartbeat found: how the message is held now, or that the lease was lost."""
+        """Update it after a heartbeat: with the new lease, or None if the lease was lost."""
         if held is None:
             self.lost = not (self.over or self._undecided)
             return
@@ -370,7 +370,7 @@ class Delivery:
             self.cancel()
 
     def cancel(self) -> None:
-        """Note that the message was cancelled, or that its handling is to stop; the database is not asked."""
+        """Mark the message as cancelled, or its handling as to be stopped, without asking the database."""
         if self.cancelled or self.over:
             return
         self.cancelled = True
@@ -379,20 +379,20 @@ class Delivery:
             tell()
 
     def when_cancelled(self, tell: Callable[[], None] | None) -> None:
-        """Have ``tell`` called, once and in whichever thread sees it, when the message is cancelled, or was already.
+        """Call ``tell`` once, in the thread that notices, when the message is cancelled or already was.
 
-        None: the one who asked for it need not know any more.
+        None: remove the callback.
         """
         self._when_cancelled = tell
         if self.cancelled and tell is not None:
             tell()
 
     def facts(self) -> dict[str, Any]:
-        """Give all that is known of it, for another process that handles it while this one keeps its lease."""
+        """Return all facts about it, for another process that handles it while this one keeps its lease."""
         return {name: getattr(self, name) for name in _FACTS}
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
-        """Make it what `facts` gave in the process that keeps its lease."""
+        """Restore the `facts` from the process that keeps its lease."""
         for name in _FACTS:
             setattr(self, name, facts[name])
         self._heartbeat = False
@@ -400,22 +400,21 @@ class Delivery:
         self.waiting = ()
 
     def ended_elsewhere(self, *, over: bool, undecided: bool) -> None:
-        """Note what the process that handled it did with it: ended it, or acked it in a transaction of its own."""
+        """Note how the process that handled it ended it, or that it acked it in a transaction of its own."""
         if undecided:
             self.leave_to_caller()
         elif over and not self.over:
             self.end("elsewhere")
 
     def without_heartbeat(self) -> None:
-        """Let the lease end unless the caller extends it, also in ``with``."""
+        """Let the lease end unless the caller extends it, even in ``with``."""
         self._heartbeat = False
 
     def _is_over(self, verb: _Verb) -> bool:
-        """Say whether the verb was carried out already; refuse it where the delivery ended by another one."""
+        """Return whether this verb was carried out already; raise if another one ended the delivery."""
         if self._ended_by not in (None, verb):
             raise LeaseLostError(
-                f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its delivery"
-                f" {_ENDED[self._ended_by]}"
+                f"cannot {verb} message {self.id!r} of {self.context.name!r}: {_ENDED[self._ended_by]}"
             )
         return self.over
 
@@ -425,9 +424,9 @@ class Delivery:
 
     def _lost_error(self, verb: str) -> LeaseLostError:
         return LeaseLostError(
-            f"{verb}: message {self.id!r} of {self.context.name!r} is not ours any more: its lease lasted until"
-            f" {format_time(self.lease_until)}, and it was sent to another consumer, acked or rescheduled; use a longer"
-            f" ack_wait than {format_duration(self.context.options.ack_wait)}, or extend the lease"
+            f"cannot {verb} message {self.id!r} of {self.context.name!r}: its lease ended at"
+            f" {format_time(self.lease_until)}, and it was redelivered, acked or rescheduled. Use a longer ack_wait"
+            f" than {format_duration(self.context.options.ack_wait)}, or extend the lease"
         )
 
     def __enter__(self) -> Self:
@@ -441,7 +440,7 @@ class Delivery:
         if self._heartbeat:
             heartbeat_of(self.context.backend).release(self)
         if error is None:
-            # One that is undecided the caller's transaction acks, or does not.
+            # If it is undecided, the caller's transaction acks it or not.
             if not self._undecided and self._ended_by in (None, "close"):
                 self.ack()
             return
@@ -449,7 +448,7 @@ class Delivery:
             return
         find_out(self.context, [self])
         if self._undecided:
-            error.add_note(f"message {self.id!r} is not given back: a transaction in which it was acked has not ended")
+            error.add_note(f"message {self.id!r} is not given back: the transaction that acked it has not ended")
             return
         if self.over:
             return
@@ -469,14 +468,14 @@ class Delivery:
 def hand_over(
     context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int
 ) -> list[Delivery]:
-    """Make deliveries of messages that were claimed.
+    """Build the deliveries of claimed messages.
 
-    One that cannot be read fails like one whose handler failed: no other consumer could read it now.
+    A message that cannot be read fails as if its handler had failed: no other consumer could read it either.
 
     Parameters
     ----------
     claim_id, begun
-        The claim's number, and when it began, in ns of the monotonic clock.
+        The claim's id, and when the claim began, in ns of the monotonic clock.
     """
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
@@ -487,7 +486,7 @@ def hand_over(
         in_group = context.options.groups is not None and one.row.position is not None
         if in_group and one.row.group_id in failed:
             continue  # it went back with the one before it
-        # What a former claim took is extended at once, since it is not known when its lease began.
+        # Leases of an earlier claim are extended at once, because their beginning is not known.
         first = (claim_id, beat_at) if one.claim_id is None else (one.claim_id, moments.monotonic_ns())
         delivery = Delivery(context, callers, one, *first)
         problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
@@ -508,6 +507,6 @@ def _first_beat(context: TableContext) -> int:
 
 @built_once(maxsize=256)
 def _are_read_always(rows: sa.Table) -> bool:
-    """Say that no value of a message's row can be unreadable but its headers."""
+    """Return whether no value of a message's row can be unreadable except its headers."""
     types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)
     return all(types) and not user_column_names(rows)

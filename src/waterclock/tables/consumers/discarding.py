@@ -1,4 +1,4 @@
-"""Drop claimed messages that another operation changed before the consumer handed them to its caller."""
+"""Drop claimed messages that another operation changed before they were handed out."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.messages.finishing import acking
 
 LOOK_AGAIN_AFTER = int(LOOK_EVERY * 1_000_000_000)
-"""For how long what is known of a message that waits is taken for granted, ns."""
+"""For how long a waiting message is trusted without another look, ns."""
 
 
 def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
-    """Note as lost those deliveries that were acked, given away, rescheduled or removed since they were claimed.
+    """Mark deliveries as lost whose messages were acked, redelivered, rescheduled or removed since they were claimed.
 
     Parameters
     ----------
     extended
-        Whether heartbeats may be extending their leases; then one that ends later than we know is ours.
+        Whether heartbeats may be extending their leases; a lease that ends later than known is then still ours.
     """
     known = {delivery: delivery.lease_until for delivery in waiting}
     if not known:
@@ -26,7 +26,7 @@ def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
     context = next(iter(known)).context
     with context.backend.snapshot() as connection:
         rows = acking.unacked(context, connection, [delivery.leased.seq for delivery in known])
-    # In a group, extending the lease of one delivery extends those of all that one claim gave with it.
+    # In a group, extending one lease extends those of all messages of the same claim.
     may_last_longer = extended or context.options.groups is not None
     for delivery, until in known.items():
         row = rows.get(delivery.leased.seq)

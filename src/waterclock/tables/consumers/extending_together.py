@@ -1,4 +1,4 @@
-"""Extending the leases of many deliveries at once."""
+"""Extend the leases of many deliveries at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waterclock.tables.model.claims.leased import Held, Leased
 
 
 def extend_together(context: TableContext, deliveries: Sequence[Delivery], duration: int) -> int:
-    """Hold deliveries for ``duration`` ns from now; return how many are still leased. The others are noted as lost."""
+    """Extend leases to ``duration`` ns from now; return how many are still leased. Mark the others as lost."""
     decide(context, deliveries, "extend")
     ours = list(dict.fromkeys(one for one in deliveries if not one.over))
     extend = extend_all if context.options.groups else extend_rows

@@ -1,9 +1,8 @@
-"""The heartbeat: one thread for each process and database, which tells the database again and again who is alive.
+"""The heartbeat: one thread for each process and database that keeps its leases alive.
 
 It extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes the
-process's row in the catalogue. A process that is stopped or dead beats no more, so its leases end. Times are those that
-pass (monotonic, ns), because only the database's clock judges leases: a beat asks it to hold on for ``ack_wait`` from
-its now.
+process's row in the catalogue. If a process stops or dies, its beats stop and its leases end. Times here are monotonic
+ns: a beat asks the database to extend the lease to ``ack_wait`` from the database's own now.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from waterclock.tables.messages.finishing import acking, extending
 from waterclock.tables.model.claims.leased import Held
 
 _SECOND = 1_000_000_000
-_IDLE = 10.0  # s after which a thread that has nothing to keep ends
-_TRIES_OF_A_LEASE = 12  # so that of the third in which it is extended, four may fail
+_IDLE = 10.0  # s after which a thread without anything to keep alive ends
+_TRIES_OF_A_LEASE = 12  # so that, in the last third of a lease, four tries may fail
 _SHORTEST_TRY, _LONGEST_TRY = 0.25, 5.0  # s
 _SHORTEST_PAUSE, _LONGEST_PAUSE = _SECOND // 10, _SECOND
 
 SLACK = 1.0
-"""Seconds that an answer may come after a beat has given up by itself."""
+"""Seconds that an answer may take after the beat itself has timed out."""
 
 
 LOOK_EVERY = _SECOND
-"""After this long the heartbeat looks again whether messages that are being handled are cancelled, ns."""
+"""How often the heartbeat checks whether handled messages are cancelled, ns."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class HandledDelivery(Undecided, Protocol):
     Attributes
     ----------
     beat_at
-        When its lease is to be extended, in ns of the monotonic clock.
+        When its lease must be extended, in ns of the monotonic clock.
     """
 
     beat_at: int
@@ -54,69 +53,69 @@ class HandledDelivery(Undecided, Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether it needs no lease any more."""
+        """Return whether its lease is no longer needed."""
         ...
 
     def behind(self) -> Sequence[HandledDelivery]:
-        """Give the deliveries that wait in the same subscription until this one is handled."""
+        """Return the deliveries that wait in the same subscription until this one is handled."""
         ...
 
     def extended(self, held: Held | None) -> None:
-        """Note how it is held now; None where the lease was lost."""
+        """Update it with the new lease; None if the lease was lost."""
         ...
 
     def cancel(self) -> None:
-        """Note that the message was cancelled."""
+        """Mark the message as cancelled."""
         ...
 
 
 class Beating(Protocol):
-    """A consumer or a process, which is alive for as long as it beats."""
+    """A consumer or a process whose liveness is shown by beats."""
 
     @property
     def beat_at(self) -> int:
-        """When its next beat is due, in ns of the monotonic clock."""
+        """Return when its next beat is due, in ns of the monotonic clock."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether it needs no beat any more."""
+        """Return whether it needs no more beats."""
         ...
 
     def beat(self) -> None:
-        """Move ``beat_at``, and tell the database that it is alive. What fails is logged, and raises nothing."""
+        """Update ``beat_at`` and write to the database. Failures are logged, not raised."""
         ...
 
 
 def beat_after(lease: int) -> int:
-    """How long after a lease of this length began it is extended, ns: when a third of it is left."""
+    """Return how long after a lease of this length began it is extended, ns: when a third of it remains."""
     return lease * 2 // 3
 
 
 def patience_of(lease: int) -> float:
-    """How many seconds one beat for a lease of this length (ns) may wait, for locks too, so that the others beat."""
+    """Return the seconds that a beat for a lease of this length (ns) may wait, locks included."""
     return min(max(lease / _SECOND / _TRIES_OF_A_LEASE, _SHORTEST_TRY), _LONGEST_TRY)
 
 
 def retry_after(lease: int) -> int:
-    """How long after a beat for a lease of this length failed it is tried again, ns."""
+    """Return how long after a failed beat for a lease of this length it is retried, ns."""
     return min(max(lease // _TRIES_OF_A_LEASE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 class Heartbeat:
-    """Beats in time for all of a process that is alive in one database. Safe to share between threads.
+    """Keep alive all consumers and deliveries of a process in one database. Thread-safe.
 
     Parameters
     ----------
     beats
-        Whether it beats by itself; where not, call `beat`.
+        Whether it has a thread of its own; otherwise call `beat`.
     """
 
     def __init__(self, *, beats: bool = True) -> None:
         self._beats = beats
         self._changed = threading.Condition()
         self._deliveries: dict[int, HandledDelivery] = {}
-        # Weak, because what is forgotten without being closed must not be kept alive.
+        # Weak references, so that subscriptions that are dropped without being closed are collected.
         self._beatings: WeakSet[Beating] = WeakSet()
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0
@@ -124,7 +123,7 @@ class Heartbeat:
         self._looks_at = 0
 
     def keep(self, delivery: HandledDelivery) -> None:
-        """Extend a delivery's lease from now on, whenever that is due, and look whether the message is cancelled."""
+        """Extend a delivery's lease whenever due, and check whether the message is cancelled."""
         with self._changed:
             now = moments.monotonic_ns()
             if not self._deliveries:
@@ -134,13 +133,13 @@ class Heartbeat:
             self._go(min(delivery.beat_at, self._looks_at))
 
     def release(self, delivery: HandledDelivery) -> None:
-        """Extend a delivery's lease no more."""
+        """Stop extending a delivery's lease."""
         with self._changed:
             self._deliveries.pop(id(delivery), None)
             self._kept_since.pop(id(delivery), None)
 
     def look_now(self) -> None:
-        """Look at once whether messages that are being handled are cancelled."""
+        """Check now whether handled messages are cancelled."""
         with self._changed:
             if self._deliveries:
                 self._kept_since = dict.fromkeys(self._kept_since, 0)
@@ -148,7 +147,7 @@ class Heartbeat:
                 self._go(0)
 
     def add(self, beating: Beating) -> None:
-        """Beat for a consumer or a process from now on, until it is over. It is not kept from being collected."""
+        """Beat for a consumer or a process until it is over. Holds only a weak reference."""
         with self._changed:
             self._beatings.add(beating)
             self._go(beating.beat_at)
@@ -164,7 +163,7 @@ class Heartbeat:
             self._changed.notify()
 
     def beat(self) -> int | None:
-        """Do what is due; return when the next thing is, None where there is nothing to do."""
+        """Do all beats that are due; return when the next is due, None if none is."""
         now = moments.monotonic_ns()
         with self._changed:
             due = [one for one in self._deliveries.values() if one.beat_at <= now]
@@ -179,13 +178,13 @@ class Heartbeat:
             for one in deliveries:
                 one.beat_at = now + retry_after(one.context.options.ack_wait)
             _apart(lambda deliveries=deliveries: _extend(deliveries, now))
-            self._beat_who_is_due()  # a table whose messages are locked holds up nothing else
+            self._beat_who_is_due()  # locked messages of one table delay no other table
         self._look(now)
         with self._changed:
             return self._next()
 
     def _look(self, now: int) -> None:
-        """Look whether messages are cancelled that have been handled for a while: most are over before."""
+        """Check messages for cancellation that have been handled for a while: most finish earlier."""
         with self._changed:
             if now < self._looks_at:
                 return
@@ -206,7 +205,7 @@ class Heartbeat:
                 self._beatings.discard(one)
             due = sorted((one for one in self._beatings if one.beat_at <= now), key=_beat_at)
         for one in due:
-            if one.beat_at <= now:  # else one before it has beaten for it, too
+            if one.beat_at <= now:  # else an earlier one has beaten for it, too
                 _apart(one.beat)
 
     def _next(self) -> int | None:
@@ -216,7 +215,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         while True:
-            with answers_within(_LONGEST_TRY + SLACK):  # for others beat after this one
+            with answers_within(_LONGEST_TRY + SLACK):  # other beats are waiting
                 self.beat()
             with self._changed:
                 next_beat = self._next()
@@ -249,7 +248,7 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     try:
         with at_most(patience + SLACK):
             find_out(context, mine)
-            # Those that are undecided are tried again: a caller's transaction has their rows, and may be long.
+            # Undecided ones are retried: a caller's transaction holds their rows, and may be long.
             mine = [one for one in mine if not (one.over or one.undecided)]
             if not mine:
                 return
@@ -257,7 +256,7 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
                 patience, lambda own: extending.extend_all(context, own, [one.leased for one in mine], length)
             )
     except WaterclockError as error:
-        # The ack finds out whether the lease lasted, so the log is enough here.
+        # The ack finds out whether the lease was kept, so a log line is enough here.
         _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
         return
     for one in mine:
@@ -272,7 +271,7 @@ def _see_cancelled(deliveries: Sequence[HandledDelivery]) -> None:
         with at_most(patience_of(context.options.ack_wait) + SLACK):
             found = context.backend.look(lambda own: acking.cancelled(context, own, leased))
     except WaterclockError as error:
-        _log.info("cannot see whether messages of %r are cancelled: %s", context.name, error)
+        _log.info("cannot check for cancelled messages of %r: %s", context.name, error)
         return
     for one in deliveries:
         if one.leased in found:
@@ -283,5 +282,5 @@ _heartbeats = PerDatabaseCache[Heartbeat](lambda _: Heartbeat())
 
 
 def heartbeat_of(backend: Backend) -> Heartbeat:
-    """Give the heartbeat of a database in this process."""
+    """Return the heartbeat of a database in this process."""
     return _heartbeats.of(backend)

@@ -1,11 +1,10 @@
-"""Idle consumers: of those that wait for the same messages in one process, one watches the database for all.
+"""Idle consumers: one of all that wait for the same messages in a process watches the database for the others.
 
-It leads. The others sleep until it passes the lead on, which it does when it finds something: the next one then claims,
-and leads if that gives it nothing. So of many consumers as many wake as there are messages, and the database is asked
-as often as for one.
+This leader passes the lead on when it finds something; the next one then claims, and leads if its claim finds nothing.
+So no more consumers wake than there are messages, and the database is asked as often as for one.
 
-In a table with exclusive groups, the leader also asks when the others have to claim, and wakes those for which that
-is earlier than they know.
+In a table with exclusive groups, the leader also asks when the others have to claim. It wakes each consumer that has to
+claim earlier than it knows.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from waterclock.database.backend import Backend
 from waterclock.database.per_database_cache import PerDatabaseCache
 
 LEADS_FOR = 3.0
-"""Seconds without a sign of the leader after which another one leads: its thread waits for something else."""
+"""Seconds without a sign of the leader before another one leads: its thread may be waiting for something else."""
 
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks of the leader for the others: what another process puts for them may show nowhere else."""
+"""Seconds between two checks of the leader for the others: messages from other processes may show nowhere else."""
 
 _EARLIER = 0.05
-"""Seconds by which a claim must be due earlier than a sleeper knows to wake it: looks differ by some milliseconds."""
+"""Seconds by which a claim must be due earlier than a sleeper knows to wake it: checks differ by some milliseconds."""
 
 
 class Sleeper(Protocol):
@@ -57,12 +56,12 @@ class OwnDue:
 
 
 class IdleConsumers:
-    """The consumers of a process that wait for the same messages. Safe to share between threads.
+    """The consumers of a process that wait for the same messages. Thread-safe.
 
     Attributes
     ----------
     purged_at
-        When one of them began to purge the table, in seconds of the monotonic clock.
+        When one of them last began to purge the table, in seconds of the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -70,13 +69,13 @@ class IdleConsumers:
         self._leader: Sleeper | None = None
         self._seen_at = 0.0
         self.purged_at = -math.inf
-        # Weak, because a consumer that is forgotten without being closed must not be kept alive.
+        # Weak references, so that consumers that are dropped without being closed are collected.
         self._sleeping: WeakKeyDictionary[Sleeper, None] = WeakKeyDictionary()
         self._due_at: WeakKeyDictionary[Sleeper, tuple[str, float]] = WeakKeyDictionary()
         self._looked_at = -math.inf
 
     def leads(self, one: Sleeper) -> bool:
-        """Return whether this one watches the database; if not, it sleeps until it is nudged, or calls again."""
+        """Return whether this one watches the database; if not, it sleeps until nudged, or calls again."""
         now = moments.monotonic()
         with self._lock:
             if self._leader is None or self._leader is one or now - self._seen_at > LEADS_FOR:
@@ -87,12 +86,12 @@ class IdleConsumers:
             return False
 
     def pass_on(self, one: Sleeper, to: Sleeper | None = None) -> None:
-        """Hand the lead to another consumer, if this one leads: it has something to do, or is closed.
+        """Pass the lead to another consumer if this one leads, because it is busy or closed.
 
         Parameters
         ----------
         to
-            Which one, if it still sleeps.
+            The next leader, if it still sleeps.
         """
         with self._lock:
             self._forget(one)
@@ -118,12 +117,12 @@ class IdleConsumers:
         return max(0.0, due_at - moments.monotonic())
 
     def to_look_for(self, *, changed: bool) -> Collection[str]:
-        """Return for which sleepers the leader has to look when they have to claim, by name.
+        """Return the names of the sleepers whose next claim the leader has to look up.
 
         Parameters
         ----------
         changed
-            Whether something has changed; if not, it looks once in `LOOK_EVERY`.
+            Whether something has changed; if not, the leader checks once in `LOOK_EVERY`.
         """
         now = moments.monotonic()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Leaving a table: what a consumer that closes writes, and for how long it waits to write it."""
+"""Leaving a table: the rows that a closing consumer writes, and how long it waits to write them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from waterclock.tables.messages.finishing import acking
 from waterclock.tables.model.claims.leased import Leased
 
 PATIENCE = 1.0
-"""Seconds for which a consumer that leaves waits for others who write, or have locked what it has.
+"""Seconds that a closing consumer waits for other writers, or for locks on its rows.
 
-Such a one may be the caller itself, in a transaction that it ends only after its subscription is closed.
+The lock may be the caller's own, in a transaction that ends only after the subscription is closed.
 """
 
 _LOOK_EVERY = 0.02  # s
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def leaving(context: TableContext, consumer: str | None) -> Generator[None]:
-    """Write what a consumer leaves behind; where another one writes for long, the end of its leases does it instead."""
+    """Run the writes of a leaving consumer; if they fail in time, the end of its leases has the same effect."""
     if not context.sql.one_writer:
         yield
         return
@@ -33,15 +33,20 @@ def leaving(context: TableContext, consumer: str | None) -> Generator[None]:
         with context.backend.patience(PATIENCE):
             yield
     except UnavailableError as error:
-        _log.warning("%s leaves what it has of %r to the end of its lease: %s", consumer, context.name, error)
+        _log.warning(
+            "%s cannot give back its messages of %r, which wait for the end of their lease: %s",
+            consumer,
+            context.name,
+            error,
+        )
 
 
 def leave_behind(
     context: TableContext, consumer: str | None, unstarted: Sequence[Leased], started: Sequence[Leased]
 ) -> None:
-    """Give back what a consumer has, those that it has begun to handle as if that had failed.
+    """Give back a consumer's messages; those in handling count as failed.
 
-    What another transaction keeps for long returns when its lease ends.
+    Messages that another transaction keeps locked return when their leases end.
     """
     give_up_at = moments.monotonic() + PATIENCE
     while True:
@@ -52,8 +57,8 @@ def leave_behind(
             return
         if moments.monotonic() >= give_up_at:
             _log.warning(
-                "%s leaves %d messages of %r to the end of their lease, because another transaction has locked them"
-                " or earlier ones of their groups",
+                "%s cannot give back %d messages of %r, which wait for the end of their lease: another transaction has"
+                " locked them or earlier ones of their groups",
                 consumer,
                 len(kept),
                 context.name,

@@ -1,4 +1,4 @@
-"""Receiving: one claim under the table's rules, and the wait for what the next one may find."""
+"""Receiving: one claim under the table's rules, and the wait before the next."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ _TOKENS_FOR = 0.01  # s
 _FIRST_PAUSE = 0.005  # s
 
 LONGEST_PAUSE = 0.1
-"""Seconds after which a consumer claims again what is due and was not to be had: what is free again waits no longer."""
+"""Maximum seconds until a consumer claims again messages that are due but were not available."""
 
 _ALL: Bound = (None, ())
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a consumer asks for.
+    """A consumer's request.
 
     Attributes
     ----------
     consumer
-        Who asks, for those who look.
+        Name of the consumer, for operators.
     selection
         Which messages, and in which order; None: all, in the table's order.
     max_groups
-        How many exclusive groups it has at the most; None: any number.
+        Maximum number of exclusive groups; None: any number.
     """
 
     consumer: str | None
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def what(self) -> tuple[Hashable, ...]:
-        """What consumers have in common that wait for the same messages."""
+        """Return the key by which consumers that wait for the same messages are grouped."""
         return (None if self.selection is None else self.selection.what, self.max_groups)
 
 
@@ -97,14 +97,14 @@ class Watched:
 
 
 def receive(row: TableRow, callers: CallerConnections, limit: int | None, request: Request) -> list[Delivery]:
-    """Claim up to ``limit`` messages that are due, None: the table's ``batch_size``, without waiting."""
+    """Claim up to ``limit`` due messages without waiting. None: the table's ``batch_size``."""
     context = row.now()
     try:
         found = _receive(context, callers, limit, request)
         if not found and heal(context, idle=True):
             return _receive(context, callers, limit, request)
     except RefusedError:
-        # The SQL table may have been dropped or altered under us.
+        # The SQL table may have been dropped or altered in the meantime.
         fresh = row.read()
         if fresh.rows.columns.keys() == context.rows.columns.keys() and (fresh.dead is None) == (context.dead is None):
             raise
@@ -115,7 +115,7 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
 def receive_waiting(
     row: TableRow, callers: CallerConnections, limit: int | None, request: Request, wait: int
 ) -> list[Delivery]:
-    """Claim up to ``limit`` messages that are due; where none is, wait for some for ``wait`` ns at the most."""
+    """Claim up to ``limit`` due messages; if there are none, wait for some for at most ``wait`` ns."""
     until = moments.monotonic() + wait / _SECOND
     context = row.now()
     changes = context.sql.changes(context.backend, context.name)
@@ -143,7 +143,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
     is_any = request.selection is None and not context.refused_seqs.some
     bound = _ALL if is_any else _choose(context, request.selection)
     started = moments.monotonic()
-    # Where the last claim got all that it wanted, the next one is the quickest way to look.
+    # After a full claim, another claim is the quickest way to look for more.
     if not context.marks.had_enough:
         if is_idle(context):
             return []
@@ -167,7 +167,7 @@ def _take(
     bound: Bound,
     way: Callable[[TableContext, Wanted], list[Claimed]],
 ) -> list[Delivery]:
-    """Claim until something is claimed that can be handed out, or nothing is."""
+    """Claim until a message can be handed out, or none is claimed."""
     where, order = bound
     while True:
         of = request.consumer
@@ -175,7 +175,7 @@ def _take(
         with numbered(context, of) if context.options.groups == "exclusive" else anew as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
-            if moments.monotonic_ns() >= context.sweeps.due_at:  # also where there is always something to claim
+            if moments.monotonic_ns() >= context.sweeps.due_at:  # even if there is always something to claim
                 heal(context)
             try:
                 claimed = way(context, wanted)
@@ -200,12 +200,12 @@ def _choose(context: TableContext, selection: Selection | None) -> Bound:
 
 def _note_walk(context: TableContext, where: sa.ColumnElement[bool] | None, started: float) -> None:
     walks = context.marks.walks
-    if where is None:  # what a choice costs says nothing about the walk
+    if where is None:  # the cost of a selection says nothing about the walk
         walks.walked(moments.monotonic() - started)
 
 
 def _finds_none(context: TableContext, where: sa.ColumnElement[bool] | None, request: Request) -> bool:
-    """Say that nothing is due, where writers take turns: for that consumers should ask for none, nor wait for one."""
+    """Return whether nothing is due, on databases with one writer, where claims of empty tables would block writers."""
     if not context.sql.one_writer or context.reached.now() is not None:
         return False
     with context.backend.snapshot(indexed=True) as connection:
@@ -242,7 +242,7 @@ def _lives(context: TableContext, one: Claimed) -> bool:
 
 
 def _living(context: TableContext, claimed: list[Claimed], claim_id: int) -> list[Claimed]:
-    """Remove what has expired, or has used up its attempts; return the others."""
+    """Remove messages that have expired or used up their attempts; return the others."""
     living = [one for one in claimed if _lives(context, one)]
     if len(living) < len(claimed):
         expired = [one.row.seq for one in claimed if one.expired]
@@ -255,11 +255,11 @@ def _living(context: TableContext, claimed: list[Claimed], claim_id: int) -> lis
 
 
 def _remove(context: TableContext, remove: Callable[[SqlConnection], None]) -> None:
-    """Remove messages that a claim has just met; where that fails they stay until their lease ends."""
+    """Remove messages that a claim has just found; if that fails, they stay until their lease ends."""
     try:
         context.backend.transact(remove)
-    except WaterclockError as error:  # the others are the consumer's already
-        _log.warning("cannot remove what is not to be sent any more from %s: %s", context.name, error)
+    except WaterclockError as error:  # the other messages are already the consumer's
+        _log.warning("cannot remove expired and cancelled messages from %s: %s", context.name, error)
 
 
 def pause(
@@ -270,25 +270,25 @@ def pause(
     request: Request,
     in_vain: int,
 ) -> tuple[int, bool]:
-    """Wait until something changed, or is due, or a poll interval is over; at most ``longest`` seconds.
+    """Wait until something changes or is due, or a poll interval is over, at most ``longest`` seconds.
 
     Parameters
     ----------
     in_vain
-        How many claims in a row found nothing although something was due, up to the one before the last.
+        How many claims in a row, before the last, found nothing although something was due.
 
     Returns
     -------
     int
-        The same with the last one.
+        The same count including the last claim.
     bool
-        Whether a claim may find something; False where the time was over, and nothing changed.
+        Whether a claim may find something; False if the time is over and nothing changed.
     """
     context = row.last_seen
     try:
         return _pause(context, changes, stop, longest, request, in_vain)
     except RefusedError:
-        # As in `receive`. What changed, or was made anew, is looked at by the next claim.
+        # As in `receive`. The next claim notices a change of the table.
         fresh = row.read()
         if fresh.table_id == context.table_id and fresh.rows.columns.keys() == context.rows.columns.keys():
             raise
@@ -296,7 +296,7 @@ def pause(
 
 
 def seconds_until_due(context: TableContext, request: Request) -> float:
-    """Return the seconds until something is due that a claim may get; infinity if nothing ever is."""
+    """Return the seconds until a claim may get something; infinity if never."""
     due, now, _ = _when_due(context, _where(context, request), request)
     if due is None:
         return math.inf
@@ -304,7 +304,7 @@ def seconds_until_due(context: TableContext, request: Request) -> float:
 
 
 def seconds_until_own_due(context: TableContext, names: Sequence[str], request: Request) -> dict[str, OwnDue]:
-    """Return when each of these consumers, which ask for the same, has to claim what is its own."""
+    """Return when each of these consumers, which all make the same request, has to claim its own groups."""
     limited = request.max_groups is not None
     found, now = context.backend.look(lambda own: own_groups_due(context, own, names, limited=limited))
     until = context.paused_until or 0
@@ -324,10 +324,10 @@ def _where(context: TableContext, request: Request) -> sa.ColumnElement[bool] | 
 
 
 def pause_after(in_vain: int) -> float:
-    """Say how many seconds a consumer leaves alone what is due after so many claims in a row that did not get it. Pure.
+    """Return the pause after so many claims in a row that failed to get due messages, in seconds. Pure.
 
-    Others have it locked, or it waits for something that no claim can do. The first time it may just have become due,
-    so the next claim comes at once; then pauses double up to `LONGEST_PAUSE`.
+    Others have locked these messages, or they wait for something that no claim can do. After the first claim there is
+    no pause, because they may just have become due. Then pauses double up to `LONGEST_PAUSE`.
     """
     return 0.0 if in_vain <= 1 else min(_FIRST_PAUSE * 2 ** min(in_vain - 2, 10), LONGEST_PAUSE)
 
@@ -335,8 +335,8 @@ def pause_after(in_vain: int) -> float:
 def _when_due(
     context: TableContext, where: sa.ColumnElement[bool] | None, request: Request
 ) -> tuple[int | None, int, int | None]:
-    """Say when something may be due, what time it is, and when the rate limit lets it go; None: never, or no limit."""
-    if context.options.groups is None and context.options.rate_limit is None:  # one statement, which needs no snapshot
+    """Return when something may be due, the time, and when the rate limit allows a claim; None: never."""
+    if context.options.groups is None and context.options.rate_limit is None:  # one statement needs no snapshot
         return *context.backend.look(lambda own: next_due(context, own, where)), None
     with context.backend.snapshot(indexed=True) as connection:
         due, now = next_due(context, connection, where, request.consumer, request.max_groups)
@@ -350,18 +350,19 @@ def _pause(
     changes.arm()
     due, now, free_at = _when_due(context, where, request)
     if due is not None and due <= now and free_at is not None and free_at > now:
-        # What waits is known, so changes tell nothing new. A claim for each message would be dear, so wait for several.
+        # Due times are known, so a notification says nothing new. Claims of single messages are expensive: wait for
+        # several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
         stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
         return 0, True
     if context.paused_until is not None and due is not None:
         due = max(due, context.paused_until)
-    # Options that changed and tables that were dropped are noticed while waiting, too.
+    # The wait also notices changed options and dropped tables.
     seconds = min(context.options.poll_interval / _SECOND, LOOK_EVERY)
     in_vain = in_vain + 1 if due is not None and due <= now else 0
     due_in = math.inf if due is None else pause_after(in_vain) if in_vain else (due - now) / _SECOND
     seconds = min(seconds, due_in, math.inf if longest is None else longest)
     due_at = moments.monotonic() + due_in
-    # Where no writer notifies, to look more often at what is due would be to claim more often.
+    # Without notifications by writers, checking more often would mean claiming more often.
     ended = stop.wait(seconds) if in_vain and not changes.tells else changes.wait(seconds, stop)
     return in_vain, ended or moments.monotonic() >= due_at

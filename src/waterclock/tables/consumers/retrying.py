@@ -1,4 +1,4 @@
-"""Giving back and sending again, many messages in bounded transactions."""
+"""Give back and retry many messages in bounded transactions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _T = TypeVar("_T")
 
 
 def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
-    """Give deliveries back; return how many were still leased. The others are noted as lost."""
+    """Give deliveries back; return how many were still leased. Mark the others as lost."""
     deliveries = list(deliveries)
     decide(context, deliveries, "nack")
     ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.leased.seq)
     count = 0
     for chunk in _chunks(ours):
-        # What dies is put into another table.
+        # Messages that die are put into another table.
         dies = any(dies_when_given_back(context, one.leased) for one in chunk)
         if not dies and is_one_update(context, [one.leased for one in chunk]):
             delays = [(one.leased, one.retry_delay(delay)) for one in chunk]
@@ -64,7 +64,7 @@ def _nack_chunk(
     dying = {one for one in chunk if dies_when_given_back(context, one.leased)}
     if not dying:
         return acking.back_off_all(context, connection, [(one.leased, one.retry_delay(delay)) for one in chunk])
-    if context.options.groups:  # one that goes back takes those behind it along
+    if context.options.groups:  # a message that goes back takes those behind it along
         locking.lock_together(context, connection, [one.leased for one in chunk], ())
         kept = locking.still_leased(context, connection, [one.leased for one in chunk])
         for one, still in zip(chunk, kept, strict=True):
@@ -89,7 +89,7 @@ def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
 
 
 def retry_delayed(context: TableContext) -> int:
-    """Make every message due now that was sent before, is not leased, and is due later; return how many."""
+    """Make every message due now that was sent before, is not leased, and is due later; return the count."""
     rows = context.rows
     total = last = 0
     while True:

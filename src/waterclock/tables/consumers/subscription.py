@@ -1,4 +1,4 @@
-"""The subscription: deliveries one after another, as they become due."""
+"""The subscription: an iterator over deliveries as they become due."""
 
 from __future__ import annotations
 
@@ -48,37 +48,37 @@ _SECOND = 1_000_000_000
 
 logger = logging.getLogger(__name__)
 
-_PURGE_EVERY = 1.0  # s, where there is nothing else to do; what is due waits for a purge half as often
+_PURGE_EVERY = 1.0  # s, if idle; while messages are due, a purge waits twice as long
 _PURGE_KEYS_EVERY = 60.0  # s
-_PURGE_AGAIN_AFTER = 10.0  # s after a failure: consumers must not spend their time on what keeps failing
-_MOST = 1024  # messages in one claim; half as many after each one that the database refuses
-_IN_VAIN_EVERY = 1.0  # s after which an idle consumer claims again what is due in its groups and was not to be had
-_CLAIMS_EVERY = 10.0  # s in which nothing happens
-_FULL_FOR = 0.05  # s after which one that holds as much as it may looks whether some of it is over
+_PURGE_AGAIN_AFTER = 10.0  # s after a failure: a purge that keeps failing must not take up consumers' time
+_MOST = 1024  # messages in one claim; halved after each claim that the database refuses
+_IN_VAIN_EVERY = 1.0  # s until an idle consumer claims again after a claim of due messages returned none
+_CLAIMS_EVERY = 10.0  # s without any change
+_FULL_FOR = 0.05  # s after which a full subscription checks whether some of its messages are over
 
 
 class TableSubscription(Closing):
-    """Iterates over deliveries, and waits for the next one where none is due. Close it, or use it in ``with``.
+    """An iterator over deliveries that waits for the next one to become due. Close it, or use it in ``with``.
 
-    It holds no more than the table's ``cache_size`` messages that are not over. Closing it gives back at once what it
-    claimed and did not hand out, and counts no attempt. In a table with groups it gives back what it handed out and is
-    not over, too, so that the groups can go on: ack before. On SQLite it waits a second for another writer, then leaves
-    the rest to the end of the lease and logs a warning. While it is used it purges the table once a second, where
-    the database lets it delete, and puts what the table's schedules have due.
+    It holds at most ``cache_size`` unfinished messages. Closing it gives back at once the messages that it claimed and
+    did not hand out, which counts no attempt. In a table with groups it also gives back unfinished messages that it
+    handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for another writer; then
+    the rest returns when the leases end, and a warning is logged. While in use it purges the table once a second, if
+    the database allows it to delete, and puts the due messages of the table's schedules.
 
-    If the database refuses a claim, or ends it because it took too long or waited too long for a lock, the subscription
-    logs a warning and tries again after pauses that grow to half a minute. While its claims fail, `stats` and `explain`
-    say so. After half a minute of it, exclusive groups are no longer renewed and go to other consumers.
+    If the database refuses a claim or a claim times out, the subscription logs a warning and retries after pauses that
+    grow to half a minute. While its claims fail, `stats` and `explain` say so. After half a minute, other consumers get
+    its exclusive groups.
 
-    What was acked, rescheduled, moved or removed elsewhere while it waited here is not handed out: at once where this
-    process did it and committed it itself, and otherwise where it was done more than a second before.
+    A waiting message that is acked, rescheduled, moved or removed elsewhere is not handed out. The subscription knows
+    at once of changes that this process committed, and of others after a second.
 
     Attributes
     ----------
     consumer
-        Who takes the messages.
+        Name of the consumer.
     patience
-        For how many seconds it waits for a database that is away or refuses its claims.
+        For how many seconds it retries while the database is unavailable or refuses its claims.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TableSubscription(Closing):
         self._closed = False
         self._purged_at = -math.inf
         self._keys_purged_at = moments.monotonic()
-        # Ways to purge that failed, and when to try again.
+        # Failed ways to purge, each with the time of its next try.
         self._purge_later: dict[Callable[[TableContext], int], float] = {}
         self._in_vain = 0
         self._changed = True  # whether something has changed, or become due, since the last claim
@@ -143,14 +143,14 @@ class TableSubscription(Closing):
         return Watched(self._row, self._request)
 
     def stop(self) -> None:
-        """End the iteration after the current delivery; other threads and signal handlers may call it.
+        """End the iteration after the current delivery; safe to call from other threads and signal handlers.
 
-        The current delivery is finished; those that wait behind it go back when the subscription is closed.
+        The current delivery is finished; those that wait behind it are given back when the subscription is closed.
         """
         self._stop.set()
 
     def close(self) -> None:
-        """Give back what was not handed out, at once and without counting an attempt."""
+        """Give back all messages that were not handed out, at once and without counting an attempt."""
         self._stop.set()
         if self._closed:
             return
@@ -165,7 +165,7 @@ class TableSubscription(Closing):
             try:
                 self._give_back(self._row.last_seen)
             except RefusedError as error:
-                with suppress(NotFoundError):  # to a table that was dropped nothing is given back
+                with suppress(NotFoundError):  # a dropped table takes nothing back
                     self._row.check(error)
 
     def _give_back(self, context: TableContext) -> None:
@@ -177,7 +177,7 @@ class TableSubscription(Closing):
         self._waiting.clear()
         begun: list[Delivery] = []
         if context.options.groups:
-            # The next consumer need not wait for the lease of what was handed out of groups and is not over.
+            # The next consumer need not wait for the leases of unfinished messages in groups.
             find_out(context, self._handed_out)
             begun = [one for one in self._handed_out if not (one.over or one.undecided)]
         if unstarted or begun:
@@ -187,14 +187,15 @@ class TableSubscription(Closing):
             delivery.end("close")
 
     def put_back(self, delivery: Delivery) -> None:
-        """Take back a delivery whose handling has not begun: it comes next, or is given back when this closes."""
+        """Return a delivery whose handling has not begun: it comes next, or is given back on close."""
         self._handed_out.remove(delivery)
         self._waiting.appendleft(delivery)
 
     def take(self, most: int) -> list[Delivery]:
-        """Claim up to ``most`` messages that are due, without waiting for one, for a caller that handles several.
+        """Claim up to ``most`` due messages without waiting, for a caller that handles several.
 
-        It gets what one claim gives, and keeps the leases itself. What it does not handle it gives back (`give_back`).
+        The caller gets the messages of one claim and extends the leases itself. It returns messages that it does not
+        handle (`give_back`).
         """
         if self._stop.is_set():
             return []
@@ -220,12 +221,12 @@ class TableSubscription(Closing):
         return found
 
     def wait(self) -> bool:
-        """Wait until something may be due that `take` would get, at most for a second or so, or until it is nudged.
+        """Wait until `take` may get something, at most for about a second, or until nudged.
 
         Returns
         -------
         bool
-            Whether `take` may find something; False where nothing happened all the while.
+            Whether `take` may find something; False if nothing happened.
         """
         try:
             with self._leading():
@@ -242,7 +243,7 @@ class TableSubscription(Closing):
         return True
 
     def wait_until_back(self) -> None:
-        """Where the database was away when it was asked last, wait until it answers again, or this is stopped."""
+        """If the database was unavailable, wait until it answers again, or this is stopped."""
         while self._failures.since is not None and not self._stop.is_set():
             try:
                 self._row.last_seen.backend.now()
@@ -253,7 +254,7 @@ class TableSubscription(Closing):
 
     @contextmanager
     def _leading(self) -> Generator[None]:
-        """Hand the lead to another consumer if this one fails."""
+        """Pass the lead to another consumer if this one fails."""
         try:
             yield
         except BaseException:
@@ -261,12 +262,12 @@ class TableSubscription(Closing):
             raise
 
     def _wait_for_more(self) -> bool:
-        if self._waiting or self._handed_out:  # something may become of those, too
+        if self._waiting or self._handed_out:  # these may change, too
             self._idle.pass_on(self)
         elif not self._lead():
             self._changed = True
             return True
-        # For no longer than the table's options are known: what comes then need not wait for a look at them.
+        # Not longer than the table's options are cached: what comes then need not wait for a reload.
         longest = self._row.fresh_for
         self._in_vain, self._changed = pause(
             self._row, self._changes, self._stop, longest, self._request, self._in_vain
@@ -274,7 +275,7 @@ class TableSubscription(Closing):
         return self._changed
 
     def _lead(self) -> bool:
-        """Sleep while another consumer of this process watches the database; return False once this one is nudged."""
+        """Sleep while another consumer of this process watches the database; return False once nudged."""
         due_in = None
         while True:
             if self._idle.leads(self):
@@ -286,7 +287,7 @@ class TableSubscription(Closing):
                 is_first, due_in = due_in is None, self._idle.due_in(self) or self._own_due_in()
                 if not (due_in or is_first):
                     return False
-                patience = min(patience, due_in or _IN_VAIN_EVERY)  # what was due was claimed in vain
+                patience = min(patience, due_in or _IN_VAIN_EVERY)  # the last claim of due messages returned none
             if self._stop.wait(patience):
                 return False
 
@@ -316,20 +317,20 @@ class TableSubscription(Closing):
         return min(_CLAIMS_EVERY, self._row.last_seen.options.poll_interval / _SECOND)
 
     def need_no_notifications(self) -> None:
-        """Have writers notify no more until the next `wait`: who has something to do looks by itself."""
+        """Let writers stop notifying until the next `wait`: a busy consumer looks by itself."""
         if self._changes_seen is not None:
             self._changes_seen.disarm()
 
     def nudge(self) -> None:
-        """End a `wait`; other threads call it."""
+        """End a `wait`; called by other threads."""
         self._stop.nudge()
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back what `take` gave, due at once and without counting an attempt, also what was being handled."""
+        """Give back messages from `take`, due at once and without counting an attempt, including those in handling."""
         give_back(self._row.last_seen, deliveries)
 
     def let_go(self, delivery: Delivery | None = None) -> None:
-        """Give back all that waits here, and a delivery whose handling has not begun. The subscription stays open."""
+        """Give back all waiting messages, and a delivery whose handling has not begun. The subscription stays open."""
         unstarted = [*self._waiting] if delivery is None else [delivery, *self._waiting]
         self._waiting.clear()
         self._handed_out = [one for one in self._handed_out if one is not delivery]
@@ -373,7 +374,7 @@ class TableSubscription(Closing):
         return math.inf
 
     def _next(self) -> Delivery | None:
-        """Give the next delivery, or None after having waited for one."""
+        """Return the next delivery, or None after a wait."""
         context = self._row.now()
         self._purge(context, 2 * _PURGE_EVERY)
         now = context.backend.now_about()
@@ -427,9 +428,9 @@ class TableSubscription(Closing):
         return found
 
     def _take_waiting(self, context: TableContext, now: int) -> Delivery | None:
-        """Take what comes next of what waits here and is ours still; remove what has expired.
+        """Return the next waiting delivery that is still ours; remove expired ones.
 
-        What has expired and another transaction keeps waits on here, and so does what is behind it in its group.
+        An expired message that another transaction has locked stays, and so do those behind it in its group.
         """
         over = list(takewhile(lambda one: not self._may_begin(one, now), self._waiting))
         expired = [one for one in over if self._is_ours(one, now)]
@@ -470,21 +471,21 @@ class TableSubscription(Closing):
         return not (delivery.over or delivery.lost) and delivery.lease_until > now
 
     def _look(self, now: int) -> None:
-        """See whether what waits is still ours, where that may have changed or was seen longer ago than a second."""
+        """Check whether waiting deliveries are still ours, if that may have changed or after a second."""
         if self._waiting and (self._in_doubt or not 0 <= now - self._looked_at < LOOK_AGAIN_AFTER):
             self._in_doubt = False
             discard(tuple(self._waiting), extended=any(self._is_out(one, now) for one in self._handed_out))
             self._looked_at = now
 
     def _see_committed(self, context: TableContext, now: int) -> None:
-        """Let go of what callers' transactions acked; once a second, and only where there is such."""
+        """Drop deliveries that callers' transactions acked; at most once a second."""
         if not 0 <= now - self._saw_at < LOOK_AGAIN_AFTER and any(one.undecided for one in self._handed_out):
             see_committed(context, self._handed_out)
             self._saw_at = now
             self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
 
     def note_acked(self, ids: Collection[Any]) -> None:
-        """Note that these messages were acked by their ids; other threads call it."""
+        """Note that these messages were acked by their ids; called by other threads."""
         for delivery in (*self._waiting, *self._handed_out):
             if delivery.id in ids:
                 delivery.lost = not delivery.over
@@ -492,11 +493,11 @@ class TableSubscription(Closing):
         self._stop.nudge()
 
     def note_changes(self) -> None:
-        """Note that messages may have gone that wait here; other threads call it."""
+        """Note that waiting messages may be gone; called by other threads."""
         self._in_doubt = True
 
     def _allowed(self, room: int) -> tuple[int, float]:
-        """How many messages the subscriber's own rate limit lets it take, and how many seconds to wait where none."""
+        """Return how many messages the subscriber's own rate limit allows, and the seconds to wait if none."""
         if self._rate is None or room <= 0:
             return room, 0
         now = moments.monotonic_ns()
@@ -504,7 +505,7 @@ class TableSubscription(Closing):
         return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
     def _wait_after(self, error: UnavailableError | RefusedError | InvalidArgumentError) -> None:
-        """Wait before the next claim, or raise the error if that cannot help or was tried for long enough.
+        """Wait before the next claim, or raise the error if waiting cannot help or the patience is over.
 
         Raises
         ------
@@ -518,7 +519,7 @@ class TableSubscription(Closing):
             if isinstance(error, ForbiddenError):
                 raise error
             select_on(context, self._request.selection)  # any other invalid value is a row's
-            self._most = max(1, self._most // 2)  # one row that a trigger refuses keeps none before it
+            self._most = max(1, self._most // 2)  # one row that a trigger refuses must not block the rows before it
         pause = self._failures.note(self._row.last_seen.name, error)
         is_timeout = isinstance(error, TimedOutError)  # the database answers, and its limits may be changed
         if not is_timeout and moments.monotonic() - (self._failures.since or 0) > self.patience:
@@ -532,9 +533,9 @@ class TableSubscription(Closing):
             self._pause = max(seconds, 0.0)
 
     def _purge(self, context: TableContext, after: float) -> None:
-        """Purge some of what is to go, where that was last done so many seconds ago.
+        """Purge some messages if the last purge was so many seconds ago.
 
-        One that has claimed nothing leaves it to the others of its process, too: they wake at the same time.
+        A consumer that claimed nothing leaves it to the others of its process: they wake at the same time.
         """
         now = moments.monotonic()
         if now - self._purged_at < after:
@@ -551,7 +552,7 @@ class TableSubscription(Closing):
         self._purged_at = moments.monotonic()
 
     def _purge_by(self, purge: Callable[[TableContext], int], context: TableContext) -> None:
-        """Purge in one way, unless that was forbidden lately: to drop what has expired takes less than to delete."""
+        """Purge in one way, unless recently forbidden: expiring needs fewer privileges than deleting."""
         if moments.monotonic() < self._purge_later.get(purge, 0):
             return
         try:
@@ -559,7 +560,7 @@ class TableSubscription(Closing):
         except ForbiddenError:
             if purge not in self._purge_later:
                 logger.info(
-                    "%s may not %s messages of %r, and leaves that to others",
+                    "%s lacks the privilege to %s messages of %r and leaves that to other consumers",
                     self.consumer,
                     "expire" if purge is expire_some else "delete",
                     context.name,
@@ -567,7 +568,7 @@ class TableSubscription(Closing):
             self._purge_later[purge] = moments.monotonic() + ASK_AGAIN
         except Exception as error:  # noqa: BLE001  # upkeep never ends a subscription: what is due must not wait for it
             logger.warning(
-                "%s cannot purge %r, and tries again in %g s: %s",
+                "%s cannot purge %r, retrying in %g s: %s",
                 self.consumer,
                 context.name,
                 _PURGE_AGAIN_AFTER,
@@ -582,5 +583,5 @@ class TableSubscription(Closing):
 
 
 def _usual_limit(context: TableContext) -> int:
-    """Return how many messages one claim takes if nothing else is said: what is claimed has used an attempt."""
+    """Return the default number of messages in one claim: each claimed message uses an attempt."""
     return context.options.batch_size if context.options.max_attempts is None else 1

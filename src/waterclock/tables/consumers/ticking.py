@@ -1,4 +1,4 @@
-"""Putting what a table's schedules have due, also while all consumers are busy: the heartbeat's thread sees to it."""
+"""Put the due messages of a table's schedules from the heartbeat's thread, also while all consumers are busy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _next_looks = PerDatabaseCache[dict[int, _NextLook]](lambda _: {})
 
 
 class Ticking:
-    """Looks at a table's schedules once a second, where it has any, until its subscription is closed or given up.
+    """Check a table's schedules once a second until its subscription is closed or collected.
 
-    One look serves all subscriptions of the process. It asks the database where a tick is due. Where schedules change,
-    the table is loaded anew: by its subscription, or by this while that is busy.
+    One look serves all subscriptions of the process. It asks the database only if a tick is due. If schedules change,
+    the subscription reloads the table, or this does while that is busy.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Ticking:
         return self._next_look.at
 
     def beat(self) -> None:
-        """Put what is due; what fails is tried again a second later, and what was forbidden a minute later."""
+        """Put due messages; retry failures after a second, and refusals after a minute."""
         context, now = self._row.last_seen, moments.monotonic_ns()
         self._next_look.at = now + _SECOND
         try:
@@ -59,13 +59,14 @@ class Ticking:
             if context.ticks.is_due(context.backend.now_about()):
                 with context.backend.patience(_PATIENCE):
                     if tick(context, pieces=1):
-                        self._next_look.at = now  # there may be more, and others beat in between
+                        self._next_look.at = now  # there may be more, and other beats come in between
         except ForbiddenError:
-            _log.info("the schedules of %r are left to other processes: they take rights of their own", context.name)
+            _log.info(
+                "this process lacks the privileges for the schedules of %r and leaves them to others", context.name
+            )
             self._next_look.at = now + int(ASK_AGAIN * _SECOND)
         except WaterclockError as error:
-            _log.info("the schedules of %r are looked at again later: %s", context.name, error)
+            _log.info("cannot run the schedules of %r now: %s", context.name, error)
 
     def close(self) -> None:
-        """Look no more."""
         self.over = True

@@ -1,7 +1,7 @@
-"""Acks in transactions of the caller's: what became of them.
+"""Acks in callers' transactions, and whether they were committed.
 
-Nothing tells us when such a transaction ends, and a savepoint in it may be undone while the rest is committed. So an
-ack in it decides nothing here until the database shows it.
+No event tells us when such a transaction ends, and a savepoint in it may be rolled back while the rest is committed. So
+such an ack counts only when the database shows it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ from waterclock.tables.messages.rows import locking
 from waterclock.tables.model.claims.leased import Leased
 
 _PATIENCE = 0.5
-"""Seconds for which a database where writers take turns is asked whether the caller's transaction has ended."""
+"""Seconds for which a database with one writer is asked whether the caller's transaction has ended."""
 
 
 class Undecided(Protocol):
-    """A delivery that may have been acked in a transaction of the caller's."""
+    """A delivery that a caller's transaction may have acked."""
 
     leased: Leased
 
     @property
     def undecided(self) -> bool:
-        """Whether it was, and it is not known whether that transaction has ended."""
+        """Return whether it was acked and the transaction may not have ended."""
         ...
 
-    def end(self, verb: Literal["ack"]) -> None:
-        """Note that it was committed."""
-        ...
+    def end(self, verb: Literal["ack"]) -> None: ...
 
-    def take_back(self) -> None:
-        """Note that it was rolled back."""
-        ...
+    def take_back(self) -> None: ...
 
-    def lose(self) -> None:
-        """Note that the message is not ours any more."""
-        ...
+    def lose(self) -> None: ...
 
 
 def see_committed(context: TableContext, deliveries: Iterable[Undecided]) -> None:
@@ -59,7 +53,7 @@ def see_committed(context: TableContext, deliveries: Iterable[Undecided]) -> Non
 
 
 def find_out(context: TableContext, deliveries: Iterable[Undecided]) -> None:
-    """Note which of the acks were committed and which were rolled back. Waits for no transaction that is under way."""
+    """Note which of the acks were committed and which were rolled back. Waits for no open transaction."""
     asked = list(deliveries)
     see_committed(context, asked)
     still = [one for one in asked if one.undecided]
@@ -78,17 +72,17 @@ def find_out(context: TableContext, deliveries: Iterable[Undecided]) -> None:
 
 
 def decide(context: TableContext, deliveries: Sequence[Undecided], verb: str) -> None:
-    """Note what became of the acks before something else is done.
+    """Note the outcome of acks before another operation.
 
     Raises
     ------
     UnavailableError
-        Where a transaction is under way, which would be waited for, perhaps by the one who is to end it.
+        If a transaction is still open. Waiting for it could deadlock, because this thread may have to end it.
     """
     find_out(context, deliveries)
     for one in deliveries:
         if one.undecided:
             raise UnavailableError(
-                f"{verb}: message {one.leased.id!r} of {context.name!r} was acked in a transaction that has not ended;"
-                " commit it or roll it back, then try again"
+                f"cannot {verb} message {one.leased.id!r} of {context.name!r}: the transaction that acked it has not"
+                " ended. Commit it or roll it back, then try again"
             )

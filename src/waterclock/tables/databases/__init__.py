@@ -1,1 +1,1 @@
-"""What differs between the databases."""
+"""Database-specific code."""

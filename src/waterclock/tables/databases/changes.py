@@ -1,4 +1,4 @@
-"""Noticing that a table changed, so that a consumer need not wait for its poll interval."""
+"""Notice changes of a table, so that a consumer need not wait for its poll interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SELDOM = 0.1  # s; ten looks a second cost a server next to nothing
 
 
 class Stop:
-    """A flag as `threading.Event` is one, whose setting also ends a wait for a socket. A signal handler may set it."""
+    """A flag like `threading.Event` that also ends a wait for a socket. A signal handler may set it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -29,21 +29,20 @@ class Stop:
         self.nudge()
 
     def is_set(self) -> bool:
-        """Say whether the flag is set."""
         return self._event.is_set()
 
     @property
     def descriptor(self) -> int:
-        """Can be read when a wait would end, so that one can wait for several flags."""
+        """Return a descriptor that becomes readable when a wait would end, to wait for several flags."""
         return self._reader
 
     def nudge(self) -> None:
         """End a wait without setting the flag."""
-        with suppress(BlockingIOError):  # a pipe that is full ends the wait as well
+        with suppress(BlockingIOError):  # a full pipe ends the wait as well
             os.write(self._writer, b"x")
 
     def wait(self, seconds: float, *descriptors: int) -> bool:
-        """Wait until the flag is set, another thread nudges, or a descriptor can be read; say which it was.
+        """Wait until the flag is set, another thread nudges, or a descriptor is readable.
 
         Returns
         -------
@@ -53,7 +52,7 @@ class Stop:
         return bool(self.wait_for(seconds, *descriptors))
 
     def wait_for(self, seconds: float, *descriptors: int) -> set[int]:
-        """Wait like `wait`, and return which of the descriptors can be read; another one stands for the flag."""
+        """Wait like `wait`, and return the readable descriptors; an additional one stands for the flag."""
         if self._event.is_set():
             return {self._reader}
         ready = moments.poll((self._reader, *descriptors), seconds)
@@ -63,26 +62,26 @@ class Stop:
         return ready
 
     def __del__(self) -> None:
-        # Not earlier: a thread that still has the flag might write to another file, which has the descriptor's number.
+        # Not earlier: a thread that still has the flag might write to another file with the same descriptor.
         os.close(self._reader)
         os.close(self._writer)
 
 
 class Changes(Protocol):
-    """Waits for changes of a table.
+    """Wait for changes of a table.
 
     Attributes
     ----------
     tells
-        Whether a wait ends when something changed, and else goes on for as long as it may.
+        Whether a wait ends only when something changed.
     """
 
     tells: bool
 
     def arm(self) -> bool:
-        """Make sure that every commit from now on ends the next wait; False where that may not be so.
+        """Make every commit from now on end the next wait; return False if one may not.
 
-        Between arming and waiting, a consumer looks once more for what is due.
+        Between arming and waiting, a consumer checks once more for due messages.
         """
         ...
 
@@ -92,7 +91,7 @@ class Changes(Protocol):
         Returns
         -------
         bool
-            Whether one of the first two is why; where no writer notifies, this says nothing of changes.
+            Whether one of the first two is the reason; without notifications, it says nothing about changes.
         """
         ...
 
@@ -101,18 +100,18 @@ class Changes(Protocol):
         ...
 
     def disarm(self) -> None:
-        """Need no notifications for now: who has something to do looks by itself. Called often."""
+        """Turn notifications off: a busy consumer looks by itself. Called often."""
         ...
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         ...
 
 
 class Polling:
-    """Looks again after a while that grows from wait to wait, for databases that tell nothing.
+    """Poll at intervals that grow from wait to wait, for databases without notifications.
 
-    What a consumer does between two waits while nothing happens takes less than the longest of them.
+    The work of a consumer between two waits, while nothing happens, takes less than the longest interval.
     """
 
     tells = False
@@ -122,11 +121,11 @@ class Polling:
         self._waited_at = 0.0
 
     def arm(self) -> bool:
-        """Nothing to do: who looks at intervals misses nothing."""
+        """Do nothing: polling misses nothing."""
         return True
 
     def wait(self, seconds: float, stop: Stop) -> bool:
-        """Wait; shortly where something happened since the last wait."""
+        """Wait; only briefly if something changed since the last wait."""
         if moments.monotonic() - self._waited_at > _SELDOM:
             self._interval = _FIRST_LOOK
         ended = stop.wait(min(seconds, self._interval))
@@ -138,8 +137,8 @@ class Polling:
         """Nothing to do: who looks at intervals looks at all tables."""
 
     def disarm(self) -> None:
-        """Look again shortly: something happened."""
+        """Poll soon again, because something changed."""
         self._interval = _FIRST_LOOK
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The statements of claims in a table without groups, as far as the databases share them."""
+"""Statements of claims in a table without groups that the databases share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waterclock.time import MIN_NS
 ABOVE_EVERY_PRIORITY = 2**31
 BELOW_EVERY_PRIORITY = -(2**31) - 1
 BEFORE_EVERY_TIME = MIN_NS
-"""From where on a level is looked through that has no mark: what was due before 1970 is due."""
+"""The start of a level without a cursor: everything before 1970 is due."""
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -29,44 +29,43 @@ _UNREAD = frozenset({"time_acked", "last_error", "consumer", "routed", "ack_held
 
 @built_once(maxsize=256)
 def columns_read(rows: sa.Table) -> tuple[sa.Column[Any], ...]:
-    """Choose the columns that a delivery is made of."""
+    """Return the columns of a delivery."""
     return tuple(column for column in rows.columns if column.name not in _UNREAD)
 
 
 _HOPS = 2
-"""Levels that a claim asks one by one before it looks at many together: most tables have no more."""
+"""Levels that a claim reads one by one before it reads many together: most tables have no more."""
 
 _FIRST_LOOK, _LONG_LOOK = 256, 16_384
-"""How many messages it looks at together at first, and where that was worth while."""
+"""How many messages it reads together at first, and after that was worthwhile."""
 
 _DEEP = 32
-"""Where levels have more messages than this, on average, asking one by one is quicker."""
+"""If levels have more messages than this on average, reading them one by one is faster."""
 
 
 LOOK_BACK_SHARE = 20
-"""Where such a look takes long, the next one comes no sooner than after so many times as long."""
+"""After a slow look back, the next one comes no sooner than after this many times its duration."""
 
 LOOK_BACK_AT_LEAST = 30.0
 """Seconds after which it comes in any case."""
 
 MOST_MARKS = 4
-"""Priorities of which a mark is kept: each is asked by itself, so many would cost more than they spare."""
+"""Maximum number of priorities with a cursor: each costs a lookup."""
 
 
 LONG_WALK = 0.002
-"""Seconds that a claim takes which finds nothing, before the next one asks first whether anything is due."""
+"""Duration in seconds of an empty claim, after which the next one first checks whether anything is due."""
 
 _FADES = 0.97
-"""A way that took long by chance is tried again: each time, the duration kept of it is multiplied by this."""
+"""A way that was slow by chance is retried: each time, its recorded duration is multiplied by this."""
 
 
 class Walks:
-    """Whether it is worth while to ask, before a claim, whether anything is due at all.
+    """Decides whether to check, before a claim, whether anything is due at all.
 
-    A claim that finds nothing walks through all priorities, and with thousands of them that takes long. One look
-    through the index says the same in a tenth of the time, unless few priorities have very many messages. So a claim
-    asks where the last one walked for long in vain, as long as to ask takes less than half of that. Safe to share
-    between threads.
+    A claim that finds nothing visits all priorities, which takes long with thousands of them. One scan of the index
+    takes a tenth of that, unless few priorities have very many messages. So a claim checks first after a long empty
+    claim, as long as the check takes less than half of its time. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -76,44 +75,44 @@ class Walks:
         self._has_asked = False
 
     def should_ask(self) -> bool:
-        """Say whether the next claim is to ask first."""
+        """Return whether the next claim should check first."""
         return self._walk >= LONG_WALK and self._asking * 2 <= self._walk
 
     def walked(self, seconds: float) -> None:
-        """Note how long a claim took that found nothing."""
-        # The first one also builds its statements, which takes longer than running them.
+        """Record the duration of an empty claim."""
+        # The first one also compiles its statements, which takes longer than running them.
         self._walk = seconds if self._has_walked else 0.0
         self._has_walked = True
         self._asking *= _FADES
 
     def found(self) -> None:
-        """Note that a claim found something: the next one probably does, too."""
+        """Record that a claim found messages: the next one probably does, too."""
         self._walk = self._asking = 0.0
 
     def asked(self, seconds: float) -> None:
-        """Note how long it took to ask."""
+        """Record the duration of a check."""
         self._asking = seconds if self._has_asked else 0.0
         self._has_asked = True
         self._walk *= _FADES
 
 
 class ClaimCursor:
-    """How far the claims of one consumer have come: for each priority, before which time_next nothing is due any more.
+    """The cursor of claims: for each priority, the time_next before which nothing is due any more.
 
-    What was claimed and acked stays in a database's index until no snapshot can see it, and a claim that begins at the
-    very first key steps over all of it. With a snapshot held for minutes that made claims seven times as slow. So a
-    claim begins where the last one stopped. What a transaction that was long under way commits behind the mark is
-    found when a claim comes back short, and within `LOOK_BACK_EVERY` seconds in any case. Where the look itself
-    takes long, because a million such entries lie there, it comes less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
+    Entries of claimed and acked messages stay in an index until no snapshot can see them, and a claim from the first
+    key steps over all of them. With a snapshot held for minutes that made claims seven times as slow. So a claim begins
+    where the last one stopped. Messages that a long transaction commits before that position are found when a claim
+    gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million such
+    entries, it is done less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
 
-    Safe to share between threads.
+    Thread-safe.
 
     Attributes
     ----------
     walks
-        How long the claims took that found nothing.
+        Durations of empty claims.
     had_enough
-        Whether the last claim got all that it wanted, not long ago.
+        Whether the last recent claim got as many messages as it wanted.
     """
 
     def __init__(self) -> None:
@@ -126,7 +125,7 @@ class ClaimCursor:
         self._every = LOOK_BACK_EVERY
 
     def now(self) -> Mapping[int, int]:
-        """Give the marks, ns by priority; none once they are too old."""
+        """Return the cursor, ns by priority; empty once it is too old."""
         with self._lock:
             now = moments.monotonic()
             if now - self._since >= self._every:
@@ -137,7 +136,7 @@ class ClaimCursor:
             return dict(self._marks)
 
     def advance(self, claimed: Sequence[Claimed]) -> None:
-        """Note a claim that got as many messages as it wanted, in its order."""
+        """Advance after a claim in its order that got as many messages as it wanted."""
         with self._lock:
             if self._looking_since is not None:
                 took = moments.monotonic() - self._looking_since
@@ -150,27 +149,27 @@ class ClaimCursor:
                 self._marks = {}
 
     def forget(self) -> None:
-        """Begin at the very first message again."""
+        """Start at the first message again."""
         with self._lock:
             self._marks = {}
             self.had_enough = False
 
 
 class ClaimsInSteps(ABC):
-    """A database on which a claim is several statements: they lock the messages, and the last makes them ours."""
+    """A database on which a claim is several statements: they lock the messages, and the last one takes them."""
 
     latest_first: bool
-    """Whether its index, read from the highest priority down, gives the latest message of a level first."""
+    """Whether its index, read from the highest priority down, has the latest message of a level first."""
 
     taking: Callable[[sa.Table], sa.Update]
-    """Gives the statement of `take`."""
+    """Returns the statement of `take`."""
 
     @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that ``column`` is one of the values in the list bound as ``name``."""
+        """Return the condition that ``column`` is in the list bound as ``name``."""
 
     def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-        """Make messages that are locked ours: their seqs, each with the end of its lease in ns."""
+        """Claim locked messages: their seqs, each with the end of its lease in ns."""
         connection.execute(self.taking(rows), {"ends": ends, "by": wanted.claim_id, "who": wanted.consumer})
 
     def claim(
@@ -181,7 +180,7 @@ class ClaimsInSteps(ABC):
         begin: Mapping[int, int],
         now: sa.ColumnElement[int],
     ) -> list[Claimed]:
-        """Take messages that are due."""
+        """Claim due messages."""
         if wanted.order:
             statement = _due_in_order(rows, now, wanted.where, wanted.order)
             found = list(connection.execute(statement, {"count": wanted.limit}))
@@ -203,17 +202,17 @@ class ClaimsInSteps(ABC):
 
 
 class _Search:
-    """Locks messages that are due and that no other transaction has locked, in the order of a claim.
+    """Lock due messages that are not locked elsewhere, in the order of a claim.
 
-    Level by level from the top, because a walk through one index from the highest priority down would step over all
-    that is out or scheduled there. A level that is known from earlier claims is asked at once, together with the
-    question whether there is one above it by now. But where many levels have few messages each, and nothing is due in
-    them, it looks at the messages of many levels together.
+    It goes level by level from the top, because a scan of one index from the highest priority down would step over all
+    leased and scheduled messages. A level known from earlier claims is read together with the check whether there is a
+    new one above it. If many levels have few messages each, none of them due, it reads the messages of many levels
+    together.
 
     Attributes
     ----------
     found
-        `columns_read`, and behind them the time, ns.
+        `columns_read`, followed by the current time, ns.
     """
 
     def __init__(
@@ -234,7 +233,7 @@ class _Search:
         self.found: list[_Row] = []
 
     def find(self, begin: Mapping[int, int]) -> None:
-        """Go on until enough is found, or no level is left."""
+        """Continue until enough messages are found, or no level remains."""
         known = sorted(begin)
         hops = pause = _HOPS
         look = _FIRST_LOOK
@@ -259,7 +258,7 @@ class _Search:
                 pause = hops = 1
 
     def _hop(self, level: int | None, low: int) -> int | None:
-        """Look at the next level, known or not; say how many unknown ones that were, None where there is none."""
+        """Read the next level, known or not; return the number of unknown ones, None if there are none."""
         if level is not None:
             self._lock_level(level, low)
             if not self._left:
@@ -281,9 +280,9 @@ class _Search:
         self._left = self._wanted.limit - len(self.found)
 
     def _look_at_many(self, most: int) -> int | None:
-        """Look at so many messages, of all the levels that they are in; say how many levels, None where all is seen.
+        """Read so many messages over their levels; return the number of levels, None if all were read.
 
-        The last level, of which there may be more, is left for later.
+        The last level, which may have more, is left for later.
         """
         rows, now, where = self._rows, self._now, self._wanted.where
         near = _near(rows, now, where, latest_first=self._sql.latest_first)
@@ -299,7 +298,7 @@ class _Search:
             self.found += locked
             self._left = self._wanted.limit - len(self.found)
             if len(seqs) == values["count"]:
-                if locked:  # another consumer is claiming the missing ones just now
+                if locked:  # another consumer is claiming the missing ones
                     return None
                 below = seen[-1].priority
         if below == BELOW_EVERY_PRIORITY:
@@ -353,7 +352,7 @@ def _due_at_level(
 def _near(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, *, latest_first: bool
 ) -> sa.Select[*tuple[Any, ...]]:
-    """Look at the first messages below a level: how many there are, how far down, and where the first due one is."""
+    """Read the first messages below a level: their number, how far down they reach, and the first due one."""
     due = rows.c.time_next <= now if where is None else (rows.c.time_next <= now) & where
     near = (
         sa.select(rows.c.priority, sa.case((due, rows.c.priority)).label("due"))
@@ -422,7 +421,7 @@ def _due_in_order(
 
 
 def priority_levels(rows: sa.Table) -> sa.CTE:
-    """Walk down the priorities of messages that are not acked: one look into the index for each."""
+    """Walk down the priorities of unacked messages, with one index lookup for each."""
     unacked = is_waiting(rows)
     top = sa.select(rows.c.priority).where(unacked).order_by(rows.c.priority.desc()).limit(1).scalar_subquery()
     levels = sa.select(top.label("priority")).cte("levels", recursive=True)

@@ -1,4 +1,4 @@
-"""Indexes of message tables on databases that can index some of the rows, SQLite and PostgreSQL."""
+"""Indexes of message tables on databases with partial indexes, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sqlalchemy as sa
 
 
 def index_acked(connection: sa.Connection, rows: sa.Table) -> None:
-    """Make the index by which acked messages are purged, where they lie among the others."""
+    """Create the index for purging acked messages, if they are stored among the others."""
     _make(connection, rows, "acked", (rows.c.time_acked, rows.c.epoch), rows.c.time_acked.is_not(None))
 
 
 def index_expiring(connection: sa.Connection, rows: sa.Table) -> None:
-    """Make the index by which messages that expire are found."""
-    # With seq, in whose order those go that expire together.
+    """Create the index for expiring messages."""
+    # With seq, by which messages that expire together are ordered.
     expiring = rows.c.time_acked, rows.c.expires_at, rows.c.seq
     _make(connection, rows, "expires", expiring, rows.c.expires_at.is_not(None))
 
@@ -29,19 +29,19 @@ def index_unacked(
     grouped: bool,
     free: bool,
 ) -> None:
-    """Make the indexes by which messages are claimed.
+    """Create the indexes for claims.
 
     Parameters
     ----------
     due
-        The order in which they are.
+        The columns of their order.
     which
-        Tells those that are not acked; None where the others lie elsewhere.
+        The condition of unacked messages; None if the others are stored elsewhere.
     grouped, free
         As in `TableDialect.create`.
     """
-    # Of some rows in any case: a planner that takes the table for empty, as it was when analyzed, thinks any index that
-    # has seq as good as the key, and would go through all of it to find a message by its seq.
+    # Always a partial index: a planner that believes the table empty, as it was when analyzed, thinks any index with
+    # seq as good as the key, and would scan it to find a message by its seq.
     some = rows.c.time_next.is_not(None) if which is None else which
     if not grouped:
         _make(connection, rows, "next", due, some)
@@ -60,6 +60,6 @@ def _make(
     where: sa.ColumnElement[bool] | None,
 ) -> None:
     index = sa.Index(f"{rows.name}_{name}_idx", *columns, sqlite_where=where, postgresql_where=where)
-    # Not looked for before: these databases undo what was broken off, and to reflect indexes takes longer than to make
-    # them.
+    # Not checked before: these databases roll back interrupted changes, and reflecting indexes takes longer than
+    # creating them.
     index.create(connection, checkfirst=False)

@@ -1,4 +1,4 @@
-"""What the databases share in inserting many messages at once: values as the driver takes them, column by column."""
+"""Shared by the databases' bulk inserts: values as the driver takes them, column by column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waterclock._support.quoting import quoted
 from waterclock.database.per_database_cache import built_once
 from waterclock.errors import InvalidArgumentError
 
-_BUSY = 1.0  # s; who puts again within this draws ahead
+_BUSY = 1.0  # s; a put within this time draws ids ahead
 _MOST_AHEAD = 8192  # ids
 _IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "expires_at": None}
 
@@ -26,8 +26,8 @@ class NewRows:
     Attributes
     ----------
     columns
-        Their values by column, as the driver takes them; ``at`` is when they are to be sent, None for now. A column in
-        which all have what the database puts there by itself is left out.
+        Their values by column, as the driver takes them; ``at`` is when they will be sent, None for now. Columns with
+        only default values are left out.
     fresh
         Whether no other writer can have chosen their ids.
     """
@@ -37,16 +37,15 @@ class NewRows:
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
         return len(self.columns["id"])
 
     def tuples(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
-        """Give the values of these columns, message by message."""
+        """Return the values of these columns, message by message."""
         return list(zip(*(self.columns[name] for name in names), strict=True))
 
 
 def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, Any]], *, fresh: bool) -> NewRows:
-    """Lay messages out in columns."""
+    """Convert messages to columns."""
     columns: dict[str, list[Any]] = {}
     for name in messages[0]:
         values = [message[name] for message in messages]
@@ -66,8 +65,8 @@ def _processed(name: str, values: list[Any], process: Callable[[Any], Any]) -> l
         ValueError,
         AttributeError,
         ArithmeticError,
-    ) as error:  # a type may raise any of these for another type's value
-        raise InvalidArgumentError(f"{name}: {quoted(value)} does not fit the column: {error}") from error
+    ) as error:  # a type may raise any of these for a value of another type
+        raise InvalidArgumentError(f"{name} must fit the column, got {quoted(value)}: {error}") from error
 
 
 @built_once(maxsize=256)
@@ -76,11 +75,10 @@ def _processor(column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> Ca
 
 
 class DrawnIds:
-    """Ids drawn from a sequence ahead of their use, so that a put need not ask for its own first.
+    """Ids drawn from a sequence in advance, so that a put saves a round trip.
 
-    A put has to know its id before it is tried: were it tried twice, because the answer was lost, the database could
-    not tell. Who puts often draws for twice as many calls each time. Ids that are never used leave gaps. Safe to share
-    between threads.
+    A put must know its id before the first try, so that a retry after a lost answer inserts nothing twice. With
+    frequent puts, the number of drawn ids doubles each time. Unused ids leave gaps. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -90,7 +88,7 @@ class DrawnIds:
         self._drawn_at = -_BUSY
 
     def take(self, count: int, draw: Callable[[int], Sequence[int]]) -> list[int]:
-        """Give ``count`` ids; ``draw`` asks the database for some."""
+        """Return ``count`` ids; ``draw`` gets more from the database."""
         with self._lock:
             ids, self._ids = self._ids[:count], self._ids[count:]
             if len(ids) == count:

@@ -17,12 +17,12 @@ _as_json = json.JSONEncoder(default=_plainly).encode
 
 
 class JsonList(sa.TypeDecorator[Any]):
-    """A list as JSON text, UUIDs in it as texts."""
+    """A list as JSON text, with UUIDs as strings."""
 
     impl = sa.Text
     cache_ok = True
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Write it by an encoder that is kept, with no function of ours in between."""
+        """Encode with a cached encoder, without another Python call."""
         del dialect  # there is one
         return _as_json

@@ -1,4 +1,4 @@
-"""Acking messages that are in groups: in order, or as the table's ``ack_order`` says."""
+"""Ack messages of groups: in order, or as the table's ``ack_order`` says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequenc
     Raises
     ------
     OrderError
-        Where an earlier message of the group is not acked, and ``ack_order`` is strict.
+        If an earlier message of the group is not acked and ``ack_order`` is strict.
     """
     if not leased:
         return Acked(frozenset(), 0)
@@ -37,7 +37,7 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequenc
     lock = locking_groups(context, [one.group_id or UNGROUPED for one in leased])
     if context.options.ack_order != "hold" and len({one.claim_id for one in leased}) == 1:
         ack = _acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}
-        if isinstance(connection, Direct):  # so it is no caller's, who could commit what was acked out of order
+        if isinstance(connection, Direct):  # a caller could commit what was acked out of order
             groups, acked = execute_all(connection, [lock, ack])
             return _judge(context, connection, leased, by_name(groups), acked.rowcount)
         noted = by_name(connection.execute(*lock))
@@ -59,7 +59,7 @@ def _judge(
     noted: dict[str, sa.Row[Any]],
     changed: int,
 ) -> Acked:
-    """Find out whether messages of one claim may be acked, which they are; OrderError where not, which undoes it."""
+    """Ack the messages of one claim; raise OrderError if their order forbids it, which rolls back the acks."""
     lost = frozenset[Leased]() if changed == len(leased) else _lost(context, connection, leased)
     ours = [one for one in leased if one not in lost]
     if context.options.ack_order == "strict" and (lost or not _are_starts(noted, leased)):
@@ -70,7 +70,7 @@ def _judge(
 
 
 def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
-    """Tell which messages are acked, or have an ack that is held back, by the claims that took them. Reads only."""
+    """Return the messages that are acked, or whose ack is held back, by the claims that took them. Reads only."""
     if not leased:
         return set()
     chosen = {"seqs": [one.seq for one in leased], "ids": [one.id for one in leased]}
@@ -83,12 +83,12 @@ def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[
 def ack_rows(
     context: TableContext, connection: SqlConnection, found: Sequence[_Row], noted: dict[str, sa.Row[Any]]
 ) -> int:
-    """Ack messages whose groups and rows are locked; return how many. A consumer that has one finds its lease lost.
+    """Ack messages whose groups and rows are locked; return how many. Consumers that have one lose the lease.
 
     Raises
     ------
     OrderError
-        As `ack_leased`.
+        As in `ack_leased`.
     """
     ours = [row for row in found if row.ack_held_at is None]
     new = [row for row in ours if row.position is None and row.routed == 0]
@@ -108,12 +108,12 @@ def release_behind(
     *,
     started: bool = False,
 ) -> None:
-    """Take back at once what is out behind places in groups, each a group and a position.
+    """Take back the leased messages behind given places, each a group and a position.
 
     Parameters
     ----------
     started
-        Whether that counts as an attempt.
+        Whether this counts as an attempt.
     """
     for group_id, position in places:
         if position is not None:
@@ -122,16 +122,16 @@ def release_behind(
 
 
 def _are_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> bool:
-    """Say that messages are the first of their groups, without a gap, so that none is passed over.
+    """Return whether messages are the first of their groups without a gap, so that none is skipped.
 
-    Else the database has to be asked: a gap may have been acked before.
+    Otherwise the database must be asked: the messages in a gap may have been acked before.
     """
     starting = _starting(noted, messages)
     return all(one.position is not None and (one.group_id or UNGROUPED) in starting for one in messages)
 
 
 def _starting(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> set[str]:
-    """Name the groups of which these messages are the first ones, without a gap."""
+    """Return the groups of which these messages are the first, without a gap."""
     places: dict[str, list[int]] = {}
     for one in messages:
         if one.position is not None:
@@ -163,8 +163,8 @@ def _ack(
     chosen = {"seqs": [row.seq for row in messages]}
     grouped = [row for row in messages if row.position is not None]
     if context.options.ack_order == "hold":
-        # Settling acks those of them that have nothing before them; what is new and passes others gets its place first.
-        # Where the next claim settles, the first ones of a group are acked without it.
+        # Settling acks those that have nothing before them. New messages that overtake others get their places first.
+        # If the next claim settles, the first messages of a group are acked without it.
         starting = _starting(noted, grouped) if _leaves_settling(context, connection) else set[str]()
         held = {row.seq for row in (*grouped, *later) if (row.group_id or UNGROUPED) not in starting}
         connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": sorted(held)})
@@ -190,21 +190,21 @@ def _settle_acked(
         staying = {name for name in ending if name in noted and must_stay(noted[name])}
         settle_starts(context, connection, last.keys() - (ending - staying), ending - staying)
     else:
-        # With acks that were held back before, the last message of a group may be acked by an ack of an earlier one.
+        # With acks that were held back, acking an earlier message may finish a group.
         settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
 
 
 def _leaves_settling(context: TableContext, connection: SqlConnection) -> bool:
-    """Say whether the next claim settles the groups, as it does after plain SQL, because here it cannot be done well.
+    """Return whether settling is left to the next claim, as after plain SQL.
 
-    In a caller's transaction the server may lock rows and gaps that settling only looks at, until that ends, or show
-    acks as they were when it began.
+    In a caller's transaction, the server may keep rows and gaps locked that settling only reads, or show acks as they
+    were when the transaction began.
     """
     return context.sql.deletes_wait and not context.backend.is_ours(connection)
 
 
 def _check_order(context: TableContext, connection: SqlConnection, messages: Iterable[Leased | _Row]) -> None:
-    """Refuse to ack messages that pass over others, whether they are acked already or not; OrderError."""
+    """Raise OrderError if messages, acked or not, would overtake others."""
     last: dict[str, tuple[int, int]] = {}
     seqs: list[int] = []
     for one in messages:
@@ -220,12 +220,12 @@ def _check_order(context: TableContext, connection: SqlConnection, messages: Ite
 def _passing(
     context: TableContext, connection: SqlConnection, new: Sequence[_Row], seqs: Sequence[int]
 ) -> dict[str, tuple[int, Any]]:
-    """Tell in which groups messages that have no place yet pass over others, which have one or were put earlier.
+    """Return the groups in which messages without a place overtake others that have one or were put earlier.
 
     Returns
     -------
     dict
-        The seq of the last one, and the id of one before it that is not among ``seqs``, by group.
+        By group, the seq of the last such message, and the id of one before it that is not among ``seqs``.
     """
     last: dict[str, int] = {}
     for row in new:
@@ -248,8 +248,8 @@ def _refuse(context: TableContext, connection: SqlConnection, name: str, seq: in
         rows = context.rows
         refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
         raise OrderError(
-            f"message {refused!r} of group {quoted(name)} cannot be acked before message"
-            f" {blocking!r}; ack that one first, or both together",
+            f"message {refused!r} of group {quoted(name)} cannot be acked before"
+            f" {blocking!r}. Ack that one first, or both together",
             blocking,
         )
 
@@ -306,7 +306,7 @@ def _holding_back(context: TableContext, *, by_claim: bool) -> sa.Update:
 
 @built_once(maxsize=256)
 def _blocking(context: TableContext) -> sa.Select[Any]:
-    # Group by group: as a join of all, a planner that guesses goes through whole groups.
+    # Group by group: for a join of all, a planner without statistics reads whole groups.
     rows = context.rows
     return (
         sa.select(rows.c.id)

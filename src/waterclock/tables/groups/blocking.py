@@ -1,4 +1,4 @@
-"""Groups that stand still because a message of theirs has used up its attempts (``on_exhausted="block"``)."""
+"""Groups that stand still because one of their messages has used up its attempts (``on_exhausted="block"``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.schema import is_expired, is_waiting
 
 GOES_ON, IS_EXHAUSTED, IS_BLOCKED = 0, 1, 2
-"""What `standing` returns."""
+"""The result of `standing`."""
 
 
 def exhausted_places(rows: sa.FromClause, most: int, now: Any) -> sa.Select[str, int]:

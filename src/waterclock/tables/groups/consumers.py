@@ -1,4 +1,4 @@
-"""Consumers that are alive: a row each, with a lease that claims and heartbeats renew. Their groups stay with them."""
+"""Live consumers of exclusive groups: a row each, with a lease that claims and heartbeats renew."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from waterclock.tables.groups.group_state import (
 _RELEASED_AT_ONCE = 1000
 
 _COUNTED_AT_MOST = 1000
-"""Groups that a claim counts before it shares them: where there are more, it takes its share of so many."""
+"""Maximum number of groups that a claim counts to compute its fair share."""
 
 _GONE = -1
-"""The session of a consumer that has left while others had locked some of its groups: its row stays until those are
-released, too, and no process renews it."""
+"""The session of a consumer that left while some of its groups were locked: its row stays, unrenewed, until those are
+released.
+"""
 
 _TRY_AGAIN = 200_000_000
-"""After this long the groups that were locked are released, ns: a consumer that waits does not spin."""
+"""After how long such locked groups are released, ns, so that waiting consumers do not spin."""
 
 
 def join(context: TableContext, connection: SqlConnection, name: str, max_groups: int | None, now: int) -> bool:
-    """Note that a consumer is alive; False where another session that is alive goes by the name.
+    """Register a live consumer; return False if another live session has the name.
 
-    What remains of a former life of the consumer is released first, else its messages and later ones of the same groups
-    would be out together; False, too, where that has to be tried again.
+    Leases of the consumer's earlier session are released first. Otherwise its messages and later ones of the same
+    groups would be out together. Also return False if that must be retried.
     """
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = context.backend.session, now + context.options.ack_wait
@@ -61,13 +62,13 @@ def join(context: TableContext, connection: SqlConnection, name: str, max_groups
 
 
 def renew(context: TableContext, connection: SqlConnection, name: str, until: int) -> None:
-    """Let a consumer's lease last until then at least, ns; nothing where it is another process that has the name."""
+    """Extend a consumer's lease to at least this time, ns, unless another process has the name."""
     mine = {"table": context.table_id, "who": name, "process": context.backend.session}
     execute_later(connection, (_living(), {**mine, "until": until}))
 
 
 def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[str]) -> None:
-    """Renew the leases of these consumers, as `renew` does that of one."""
+    """Renew the leases of several consumers, as `renew`."""
     until = context.backend.now(connection) + context.options.ack_wait
     for some in pieces(names):
         mine = {"table": context.table_id, "names": some, "process": context.backend.session}
@@ -75,12 +76,12 @@ def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[
 
 
 def claim_due(context: TableContext, session: int | None, lease_until: int | None) -> tuple[int, bool]:
-    """Return when a consumer has to claim next, to get a lease or to renew it, ns; and whether it gets nothing before.
+    """Return when a consumer has to claim next to get or renew a lease, ns, and whether it gets nothing before.
 
     Parameters
     ----------
     session, lease_until
-        Its row; None if there is none.
+        The consumer's row; None if it has none.
     """
     if lease_until is None:
         return 0, False
@@ -90,7 +91,7 @@ def claim_due(context: TableContext, session: int | None, lease_until: int | Non
 
 
 def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -> int:
-    """Take the groups of consumers whose lease has ended, some thousand of each; return how many consumers they are."""
+    """Release groups of consumers whose lease has ended, some thousands each; return the number of consumers."""
     lapsed = list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now}))
     for name in lapsed:
         if _end(context, connection, name, now):
@@ -99,16 +100,16 @@ def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -
 
 
 def release_idle(context: TableContext, connection: SqlConnection, now: int) -> None:
-    """Take groups that have had no messages for ``group_idle``."""
+    """Release groups that have had no messages for ``group_idle``."""
     before = now - (context.options.group_idle or 0)
     found = list(connection.scalars(_idle(), {"table": context.table_id, "before": before}))
     _release(context, connection, found)
 
 
 def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
-    """Take a consumer's groups and all that is out of them, some thousand at a time; False where there may be more.
+    """Release a consumer's groups and their leased messages, some thousands at a time; False if there may be more.
 
-    Where another process goes by the name, nothing. Groups that are locked just now are left to others that claim.
+    Does nothing if another process has the name. Locked groups are left to later claims.
     """
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     if known is None or known.session != context.backend.session:
@@ -122,7 +123,7 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
 
 
 def living_consumers(context: TableContext, connection: SqlConnection, now: int) -> set[str]:
-    """Name the consumers of a table whose leases last."""
+    """Return the names of a table's consumers with a valid lease."""
     living = sa.select(consumers.c.name).where(
         consumers.c.table_id == context.table_id, consumers.c.lease_until > now, consumers.c.session != _GONE
     )
@@ -130,10 +131,10 @@ def living_consumers(context: TableContext, connection: SqlConnection, now: int)
 
 
 def fair_share(context: TableContext, connection: SqlConnection, name: str, most: int, now: int) -> int:
-    """Say how many of the groups that no consumer has one may take in a claim, of ``most`` at the most.
+    """Return how many unassigned groups a consumer may take in a claim, at most ``most``.
 
-    A consumer waits where no group of it has messages, and where it has room for more. As many groups as are due are
-    shared among the one that claims and those that wait, rounded up: nothing stays because one of them never comes.
+    A consumer waits if none of its groups has messages and it has room for more. The due groups are shared among the
+    claiming and the waiting consumers, rounded up, so that none stays behind if one of them never claims.
     """
     values = {"table": context.table_id, "who": name, "now": now}
     idle = connection.execute(_idle_beside(), values).all()
@@ -146,9 +147,9 @@ def fair_share(context: TableContext, connection: SqlConnection, name: str, most
 
 
 def may_claim(context: TableContext, name: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Say that a consumer has nothing to do before it claims: it is alive, for long enough, and nothing is to release.
+    """Return the condition that a consumer may claim at once: its lease is long enough, and nothing must be released.
 
-    In SQL; the process and ``max_groups`` are bound as ``process`` and ``most_groups``.
+    The process and ``max_groups`` are bound as ``process`` and ``most_groups``.
     """
     now, wait = context.backend.now_sql(), context.options.ack_wait
     its = consumers.c.table_id == context.table_id
@@ -173,12 +174,12 @@ def may_claim(context: TableContext, name: sa.ColumnElement[str]) -> sa.ColumnEl
 def share_sql(
     context: TableContext, name: sa.ColumnElement[str], most: sa.ColumnElement[int], taken: sa.ColumnElement[int]
 ) -> sa.Select[Any]:
-    """Say as `fair_share` and `room_of` do how many groups that no consumer has a consumer may take, in SQL.
+    """Return SQL for how many unassigned groups a consumer may take, as `fair_share` and `room_of`.
 
     Parameters
     ----------
     taken
-        How many of ``most`` it took in earlier transactions of the same claim.
+        How many of ``most`` it took in earlier transactions of the claim.
     """
     now = context.backend.now_sql()
     its = groups.c.table_id == context.table_id
@@ -231,28 +232,28 @@ def _count_of(context: TableContext, owner: sa.ColumnElement[str]) -> sa.ScalarS
 
 
 def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
-    """Say how many more groups a consumer may have that takes ``most``; looks at no more than those."""
+    """Return how many more groups a consumer may have, if it takes at most ``most``; reads no more than those."""
     has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
     return most - has
 
 
 def is_ownerless() -> sa.ColumnElement[bool]:
-    """Say that a group is assigned to a consumer that is not there, and not by hand: no claim would ever release it."""
+    """Return the condition that a group belongs, unpinned, to a consumer that is gone: no claim releases it."""
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.assigned)
     return (groups.c.assigned != UNASSIGNED) & (groups.c.pinned == 0) & ~lives
 
 
 def release_ownerless(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> None:
-    """Take those of these groups, which are locked, that are assigned to a consumer that is not there."""
+    """Release those of these locked groups whose consumer is gone."""
     ownerless = sa.select(groups.c.group_id).where(these_groups(context), is_ownerless())
     out = lock_out(context, connection, connection.scalars(ownerless, {"groups": names}))
     _take_back(context, connection, out, context.backend.now(connection))
 
 
 def _end(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:
-    """Take the groups of a consumer whose life is over; False where some are left, for which its row has to stay.
+    """Release the groups of a consumer that is gone; return False if some remain, so that its row must stay.
 
-    Without the row they would be assigned for ever to a consumer that nothing tells to be dead.
+    Without the row they would stay assigned forever to a consumer that is not known to be dead.
     """
     more = _release_some(context, connection, name, now)
     its = {"table": context.table_id, "who": name}
@@ -263,10 +264,9 @@ def _end(context: TableContext, connection: SqlConnection, name: str, now: int) 
 
 
 def _release_some(context: TableContext, connection: SqlConnection, name: str, now: int) -> bool:
-    """Take some thousand groups of a consumer that are free; True where there may be more of them.
+    """Release some thousands of a consumer's unlocked groups; return True if there may be more.
 
-    Those that are locked, or of which it has a message that is, are not waited for: who has them may be waiting for
-    this transaction.
+    It does not wait for locked groups or messages, whose holder may be waiting for this transaction.
     """
     after: str | None = None
     found: list[str] = []
@@ -284,9 +284,9 @@ def _release_some(context: TableContext, connection: SqlConnection, name: str, n
 
 
 def _take_back(context: TableContext, connection: SqlConnection, out: Out, now: int) -> None:
-    """Release groups, and take back what a consumer has of them.
+    """Release groups, and take back their leased messages.
 
-    Else another consumer would get later messages while that one still has the earlier ones.
+    Otherwise another consumer would get later messages while this one still has earlier ones.
     """
     for some in pieces(out.seqs):
         connection.execute(_taking_back(context), {"seqs": some, "now": now})
@@ -311,7 +311,7 @@ def _counting() -> sa.Select[Any]:
 
 @built_once(maxsize=1)
 def _idle_beside() -> sa.Select[Any, Any]:
-    # By the index of groups that have something, consumer by consumer: a planner would join all groups else.
+    # By the index of groups with messages, consumer by consumer: a planner would otherwise join all groups.
     something = (
         sa.select(groups.c.priority)
         .where(
@@ -356,7 +356,7 @@ def _lease() -> sa.Select[Any, Any, Any]:
 
 
 def locking(context: TableContext, name: str) -> Asked:
-    """Give the statement that keeps other transactions from a consumer's row."""
+    """Return the statement that locks a consumer's row."""
     return _known(), {"table": context.table_id, "who": name}
 
 
@@ -423,7 +423,7 @@ def _lapsed() -> sa.Select[Any]:
 
 
 def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
-    """Choose the groups of a consumer that its end concerns: of those that are pinned, the ones with something out."""
+    """Select the groups of a consumer that its end affects: of pinned ones, only those with leased messages."""
     out = has_something_out(context)
     its = groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who"))
     return *its, sa.or_(groups.c.pinned == 0, out)
@@ -435,7 +435,7 @@ def _assigned(context: TableContext, *, begins: bool = True) -> sa.Select[Any]:
     return (
         sa.select(groups.c.group_id)
         .where(*_has_to_go(context), behind)
-        # In the index's order, else all of them are read and sorted for each thousand. It waits for no lock.
+        # In index order; otherwise all are read and sorted for each thousand. Waits for no lock.
         .order_by(groups.c.group_id)
         .limit(_RELEASED_AT_ONCE)
         .with_for_update(skip_locked=True, of=groups)
@@ -464,7 +464,7 @@ def _idle() -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
-    # One that is pinned goes nowhere, or to the consumer to whom it was pinned while this one had it.
+    # A pinned group goes nowhere, or to the consumer to which it was pinned meanwhile.
     pinned = groups.c.pinned == 1
     return (
         sa.update(groups)

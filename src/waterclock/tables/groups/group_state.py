@@ -1,4 +1,4 @@
-"""What is known of a group: its first messages, when it may be handed out, and who may have it."""
+"""The state of a group: its first messages, when it may be handed out, and which consumer may have it."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""
-"""The group of the messages that name none."""
+"""The group of messages without one."""
 
 UNASSIGNED = ""
-"""What stands in ``assigned`` of a group that any consumer may have."""
+"""The value of ``assigned`` for a group that any consumer may have."""
 
 
 def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
-    """Choose the table's groups that are bound as ``name``, of which the transaction changes only those it locked."""
+    """Select the table's groups that are bound as ``name``; the transaction changes only those it locked."""
     return context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), name)
 
 
 def is_assigned(who: Any) -> sa.ColumnElement[bool]:
-    """Say whose a group is, of groups that are chosen otherwise: no index is to be used for this."""
+    """Compare a group's owner, for groups selected otherwise: no index should be used for this."""
     return sa.func.coalesce(groups.c.assigned, UNASSIGNED) == who
 
 
 def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
-    """Choose the groups of a consumer, by the index of assigned groups."""
+    """Select a consumer's groups by the index of assigned groups."""
     return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
 
 
 def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
-    """Keep groups from changing until the transaction ends; in order, so that transactions do not deadlock.
+    """Lock groups until the transaction ends, in order, so that transactions do not deadlock.
 
     Returns
     -------
     dict
-        Their rows, as they are now, by name. A group that has ended has none.
+        Their current rows, by name. A group that has ended has none.
     """
     return by_name(connection.execute(*locking_groups(context, group_ids)))
 
 
 def locking_groups(context: TableContext, group_ids: Iterable[str]) -> Asked:
-    """Give the statement of `lock_groups`, for those who have more to ask at once."""
+    """Return the statement of `lock_groups`, for callers that send more at once."""
     return _locked(context), {"groups": sorted(set(group_ids))}
 
 
 def by_name(found: SqlRows) -> dict[str, sa.Row[Any]]:
-    """Give the rows of groups by their names."""
     return {row.group_id: row for row in found}
 
 
 def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> list[str]:
-    """Lock those of these groups that no other transaction has locked; return which."""
+    """Lock those of these groups that no other transaction has locked; return them."""
     locking = locking_free(context)
     every = pieces(sorted(set(group_ids)))
     return sorted(row.group_id for some in every for row in connection.execute(locking, {"groups": list(some)}))
@@ -69,21 +68,21 @@ def lock_free_groups(context: TableContext, connection: SqlConnection, group_ids
 
 @built_once(maxsize=256)
 def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tuple[Any, ...]]:
-    """Lock those of the groups that are bound as ``name`` that no other transaction has locked."""
+    """Return the statement that locks those of the groups bound as ``name`` that no other transaction has locked."""
     key = groups.c.table_id, groups.c.group_id
     return context.sql.lock_keys(groups, context.table_id, key, name, skip_locked=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """What consumers have of groups, as far as no other transaction has locked some of it.
+    """Leased messages of groups of which no other transaction has locked one.
 
     Attributes
     ----------
     names
-        The groups of which nothing is locked.
+        The groups without such locks.
     seqs
-        What consumers have of those.
+        The leased messages of those groups.
     """
 
     names: list[str]
@@ -91,9 +90,9 @@ class Out:
 
 
 def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> Out:
-    """Lock what consumers have of groups, which the transaction has locked; wait for no message.
+    """Lock the leased messages of groups that the transaction has locked; wait for none.
 
-    A group of which another transaction has locked one is left out: those behind it must not overtake it.
+    A group with a message locked elsewhere is left out: later messages must not overtake it.
     """
     names = sorted(set(group_ids))
     if not names:
@@ -108,7 +107,7 @@ def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterab
 
 
 def is_out(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a consumer has a message."""
+    """Return the condition that a message is leased or its lease has lapsed."""
     return rows.c.time_acked.is_(None) & rows.c.claim_id.is_not(None)
 
 
@@ -123,7 +122,7 @@ def _out_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.C
 def _seen_and_locked(
     context: TableContext, choose: Callable[[sa.FromClause], sa.Select[Any, Any]]
 ) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select messages, and lock those of them that no other transaction has locked, which are ours."""
+    """Select messages, and lock as ours those that no other transaction has locked."""
     yes = sa.literal_column("1").label("ours")
     if context.sql.one_writer:
         return choose(context.rows).add_columns(yes)
@@ -138,15 +137,15 @@ def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
-    """Note groups anew after their messages changed: the first ones, and when they may be handed out.
+    """Update groups after their messages changed: the first ones, and when they may be handed out.
 
-    A group without messages ends, unless it has an owner or was paused or pinned: then its row goes, too. The caller
-    has locked the groups.
+    The row of a group without messages is deleted unless it has an owner, a pause or a pin. The caller has locked the
+    groups.
 
     Parameters
     ----------
     may_end
-        False where the caller knows that messages are left.
+        False if the caller knows that messages remain.
     """
     names = sorted(set(group_ids))
     for some in pieces(names, NAMED_AT_ONCE):
@@ -159,7 +158,7 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
 
 
 def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | sa.Delete]:
-    """Give the statements of `settle` for the groups whose names are kept, where no acks are held back."""
+    """Return the statements of `settle` for the groups whose names are kept, if no acks are held back."""
     exclusive = [_drained(context, KEPT)] if context.options.groups == "exclusive" else []
     return [_note(context, KEPT), *exclusive, _ended(context, KEPT)] if may_end else [_note(context, KEPT)]
 
@@ -167,14 +166,14 @@ def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | s
 def settle_starts(
     context: TableContext, connection: SqlConnection, going_on: Iterable[str], ending: Iterable[str]
 ) -> None:
-    """Note groups anew of which nothing but the first messages was acked, as `settle` does; with fewer statements.
+    """Settle groups of which only the first messages were acked, with fewer statements than `settle`.
 
     Parameters
     ----------
     going_on
-        Groups that have messages left, or of which something must be remembered.
+        Groups that have messages left, or whose row must stay.
     ending
-        Groups that have none left, unless one came meanwhile, and end with them.
+        Groups that have none left, unless one came meanwhile, and so end.
     """
     values = {"groups": sorted(going_on), "ending": sorted(ending)}
     if context.sql.deletes_wait and values["ending"]:
@@ -188,7 +187,7 @@ def settle_starts(
 
 
 def must_stay(noted: sa.Row[Any]) -> bool:
-    """Say that a group's row remembers something, also when it has no messages."""
+    """Return whether a group's row must stay even if it has no messages."""
     return noted.assigned != UNASSIGNED or noted.paused_until is not None or noted.pinned != 0
 
 
@@ -199,7 +198,7 @@ def run_both(
     another: sa.Update | sa.Delete,
     values: Mapping[str, Any],
 ) -> None:
-    """Run two statements that change different rows and do not see each other: as one where that is quicker."""
+    """Run two statements that change different rows and do not see each other, as one if that is faster."""
     execute_later(connection, *[(statement, values) for statement in context.sql.both(one, another)])
 
 
@@ -210,19 +209,19 @@ def _empty(context: TableContext) -> sa.Delete:
 
 
 def settle_exhausted(context: TableContext, connection: SqlConnection, after: str | None = None) -> str | None:
-    """Note groups anew that are never due by themselves, because other options may let them go on.
+    """Settle groups that are never due by themselves, because changed options may unblock them.
 
-    What another transaction has locked is left to a look through the groups.
+    Groups locked elsewhere are left to a later check.
 
     Parameters
     ----------
     after
-        Look at groups after this one, in the database's order; None: at all of them.
+        Check groups after this one, in the database's order; None: all of them.
 
     Returns
     -------
     str | None
-        The last of the groups that were looked at; None where there are no more.
+        The last group that was checked; None if there are no more.
     """
     never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
     chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(NAMED_AT_ONCE)
@@ -236,7 +235,7 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
 
 
 def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-    """Look at the first message of a group that is not acked, in a statement about `groups`."""
+    """Return the first unacked message of a group, in a statement about `groups`."""
     rows = context.rows
     return (
         sa.select(value)
@@ -249,7 +248,7 @@ def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bo
 
 
 def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that a message holds up its group, because it has used up its attempts."""
+    """Return the condition that a message blocks its group because it has used up its attempts."""
     most = context.options.blocking_attempts
     return sa.false() if most is None else context.rows.c.epoch >= most
 
@@ -260,7 +259,7 @@ def _note(context: TableContext, name: str = "groups") -> sa.Update:
 
 
 def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that settling a group would change what decides on when and to whom it goes."""
+    """Return the condition that settling would change when and to which consumer a group goes."""
     noted = _noted(context)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
     wrong = [groups.c[name].is_distinct_from(noted[name]) for name in deciding]
@@ -270,12 +269,12 @@ def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that plain SQL took away a message's place in its group, which the router takes for given."""
+    """Return the condition that plain SQL removed a message's position in its group, on which the router relies."""
     return context.rows.c.position.is_(None) & (context.rows.c.routed == sa.literal_column("1"))
 
 
 def _noted(context: TableContext) -> dict[str, Any]:
-    """Give what a group's row says of its messages."""
+    """Return the values of a group's row that depend on its messages."""
     rows = context.rows
     waiting = (rows.c.position.is_not(None), rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
     last = (
@@ -312,7 +311,7 @@ def _noted(context: TableContext) -> dict[str, Any]:
 
 
 def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
-    """Give when a message is due, or expires: then the next claim removes it, whether it is ever due or not."""
+    """Return when a message is due or expires: then the next claim removes it."""
     rows, paused_until = context.rows, groups.c.paused_until
     expires = sa.case((rows.c.claim_id.is_(None) | never, sa.func.coalesce(rows.c.expires_at, MAX_NS)), else_=MAX_NS)
     due = context.sql.smaller(sa.case((never, MAX_NS), else_=sa.func.coalesce(rows.c.time_next, 0)), expires)
@@ -332,13 +331,13 @@ def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 def epoch_begun(context: TableContext) -> sa.ColumnElement[int]:
-    """Return the epoch of a message that is taken back from a consumer: one behind another has not been begun."""
+    """Return the epoch of a message taken back from a consumer: a message behind another has not been started."""
     epoch = context.rows.c.epoch
     return sa.case((is_behind(context), uncounted_sql(epoch)), else_=epoch)
 
 
 def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that a consumer has messages of a group. They are always the first ones, so the head is one of them."""
+    """Return the condition that messages of a group are leased: always the first, so the head is one."""
     rows = context.rows
     return sa.exists().where(
         rows.c.group_id == groups.c.group_id,
@@ -368,14 +367,14 @@ def _ended(context: TableContext, name: str = "groups") -> sa.Delete:
 
 
 def _needless() -> tuple[sa.ColumnElement[bool], ...]:
-    """Say that nothing of a group must be remembered when it has no messages."""
+    """Return the condition that a group's row is not needed when it has no messages."""
     return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
 
 
 def _ack_held_back(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
-    """Ack what was held back and has nothing before it any more, up to the first that another transaction has locked.
+    """Ack held-back messages with nothing before them, up to the first that is locked elsewhere.
 
-    A look through the groups, or the next claim, goes on with that one.
+    A later check of the groups, or the next claim, continues there.
     """
     for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
         values = {"of": row.group_id, "until": MAX_NS if row.until is None else row.until}
@@ -395,7 +394,7 @@ def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
 
 
 def _has_held_first(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that a group's first message was acked, and nothing holds that ack back any more."""
+    """Return the condition that a group's first message has an ack that nothing holds back any more."""
     rows = context.rows
     return first_of(context, rows.c.ack_held_at, rows.c.position.is_not(None)).is_not(None)
 

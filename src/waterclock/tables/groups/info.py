@@ -1,4 +1,4 @@
-"""Looking at groups: which consumers have them, how many messages wait, and what holds them up."""
+"""Inspect groups: which consumers have them, how many messages wait, and what blocks them."""
 
 from __future__ import annotations
 
@@ -33,31 +33,30 @@ from waterclock.time import MAX_NS, format_time
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group as it is now. Times in ns.
+    """The current state of a group. Times in ns.
 
     Attributes
     ----------
     group
-        Its name; None: that of the messages that name none.
+        Its name; None: the group of messages without one.
     owner
-        The consumer that alone may have it, or else the one that has its first message just now; None: there is none.
+        The only consumer that may have it, or the one that has its first message now; None: none.
     pinned
-        Whether it was given to its owner by hand.
+        Whether it is pinned to its owner.
     in_flight, waiting, held
-        How many messages are with the owner, how many are to come, and how many are handled but acked only after
-        those before them.
+        How many messages are leased, how many wait, and how many are handled but acked only after those before them.
     head_id, head_age, head_attempts
-        Its first message: which, since when it has been due (ns), and how often it was sent. None and 0 without one.
+        Its first message: the id, for how long it has been due (ns), and how often it was sent. None and 0 without one.
     due_at
         When it may be handed out next, or its lease ends; None: never by itself.
     paused_until
-        None where it is not paused; a time without end where it was paused without one.
+        When its pause ends; None: not paused. A pause without an end has the largest time.
     blocked_by
-        Why its next message is not out, in words; None: nothing, any consumer that asks and may have it gets it.
+        Why its next message is not sent, as text; None: any consumer that may have it gets it.
     state
-        What it is, in a word.
+        Its state.
     hold
-        What keeps its next message from going out although it is due, in a word; None: nothing.
+        What keeps its due next message from being sent; None: nothing.
     """
 
     group: str | None
@@ -78,7 +77,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A message of a group that decides on it, as its row has it."""
+    """A message that decides on its group's state, from its row."""
 
     id: Any
     epoch: int
@@ -89,7 +88,7 @@ class Member:
     expires_at: int | None
 
     def state(self, now: int, most: int | None) -> MessageState:
-        """Say what it is at ``now``, ns; ``most`` is how often it may be sent."""
+        """Return its state at ``now``, ns; ``most`` is the maximum number of attempts."""
         cancelled = self.expires_at == CANCELLED
         columns = MessageColumns(
             None, None, self.leased, self.time_next, self.epoch, self.expires_at, cancelled=cancelled
@@ -99,12 +98,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Those messages of a group that decide on it.
+    """The messages that decide on a group's state.
 
     Attributes
     ----------
     head
-        The first one that is not acked; None: no message has its place in the group yet.
+        The first one that is not acked; None: no message has been routed yet.
     next
         The first one that may be handed out next; None: none before others are acked.
     """
@@ -114,7 +113,7 @@ class Members:
 
 
 def blocked_by(state: GroupState, members: Members, paused_until: int | None, drain_to: str | None) -> str | None:
-    """Say in words why the next message of a group in a state is not out."""
+    """Return the reason why the next message of a group in this state is not sent."""
     shown = members.head if state in ("leased", "draining") else members.next
     if shown is None or not GROUPS[state].reason:
         return None
@@ -124,15 +123,15 @@ def blocked_by(state: GroupState, members: Members, paused_until: int | None, dr
         verb="backs off" if shown.epoch else "is scheduled",
         when=format_time(shown.time_next),
         who=shown.consumer or "a consumer without a name",
-        where=f"to {drain_to}" if drain_to else "to the next consumer that asks",
+        where=f"to {drain_to}" if drain_to else "to the next consumer that claims",
         until="" if paused_until is None or paused_until == MAX_NS else f" until {format_time(paused_until)}",
     )
 
 
 def first_names(context: TableContext, connection: sa.Connection, limit: int) -> list[str]:
-    """Give the names of groups that come first where the database sorts them."""
+    """Return the names of the first groups in the database's order."""
     rows = context.rows
-    # A message that has its place in its group has it in the catalogue, too.
+    # Routed messages have their group in the catalogue, too.
     routed = sa.select(groups.c.group_id.label("name")).where(groups.c.table_id == context.table_id)
     name = group_of(rows)
     new = sa.select(name.label("name")).distinct().where(is_unrouted(rows), rows.c.time_acked.is_(None))
@@ -146,7 +145,7 @@ def first_names(context: TableContext, connection: sa.Connection, limit: int) ->
 def list_groups(
     context: TableContext, connection: sa.Connection, names: Sequence[str] | None = None
 ) -> list[GroupInfo]:
-    """Look at groups: at some, or at all in the order of their names."""
+    """Return these groups, or all in the order of their names."""
     rows = context.rows
     now = context.backend.now(connection)
     chosen: dict[str, Any] = {} if names is None else {"groups": list(names)}
@@ -184,7 +183,7 @@ def list_groups(
 
 
 class TableHold(NamedTuple):
-    """What keeps all messages of a table from going out: in a word, in words, and until when, ns."""
+    """What keeps all messages of a table from being sent: code, text, and until when, ns."""
 
     hold: Hold
     reason: str
@@ -192,7 +191,7 @@ class TableHold(NamedTuple):
 
 
 def held_by_table(context: TableContext, connection: sa.Connection, now: int) -> TableHold | None:
-    """Say whether a table is paused, or has used up its rate; None where neither is so."""
+    """Return whether a table is paused or has used up its rate; None if neither."""
     paused_until = context.paused_until
     if paused_until is not None and paused_until > now:
         return TableHold("paused", paused("its table", paused_until), paused_until)
@@ -203,7 +202,7 @@ def held_by_table(context: TableContext, connection: sa.Connection, now: int) ->
 
 
 def paused(what: str, until: int) -> str:
-    """Say in words that something is paused until then, ns."""
+    """Describe a pause that ends then, ns."""
     words = " until it is resumed" if until == MAX_NS else f" until {format_time(until)}"
     return HOLDS["paused"].reason.format(what=what, until=words)
 
@@ -214,9 +213,9 @@ def _with_table_hold(info: GroupInfo, held: TableHold) -> GroupInfo:
 
 
 def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: set[str], now: int) -> GroupInfo:
-    """Say what keeps a group from going out that is ready by its messages."""
+    """Return what keeps a ready group from being sent."""
     if row is not None and row.assigned not in (UNASSIGNED, *living):
-        then = "it is pinned to that one" if row.pinned else "the next consumer that claims takes it over"
+        then = "the group is pinned to it" if row.pinned else "the next consumer that claims takes it over"
         reason = HOLDS["owner_away"].reason.format(who=row.assigned, then=then)
         return replace(info, hold="owner_away", blocked_by=reason)
     is_late = row is not None and info.state == "ready" and (row.ready_at is None or row.ready_at > now)
@@ -226,9 +225,9 @@ def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: se
 
 
 def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
-    """Say so where no consumer gets a group that is ready, or new, because it or a message of it is locked just now.
+    """Report if a ready or new group cannot be claimed because it, or a message of it, is locked now.
 
-    A look at one group: it locks what a consumer would lock for a moment, where that is free.
+    For a moment it locks the free rows that a consumer would lock.
     """
     may_go = info.hold is None or (info.hold == "owner_away" and not info.pinned)
     if not may_go or info.state not in ("ready", "unrouted") or context.sql.one_writer:
@@ -237,7 +236,7 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
     are_free = _is_first_new_free if info.state == "unrouted" else _are_free
     try:
         free = context.backend.transact(lambda own: are_free(context, own, name))
-    except WaterclockError:  # who asks may perhaps only read
+    except WaterclockError:  # the caller may have read privileges only
         return info
     if free:
         return info
@@ -247,12 +246,12 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
 
 
 def locked(what: str) -> str:
-    """Say in words that another transaction has locked something."""
+    """Describe a lock by another transaction."""
     return HOLDS["locked"].reason.format(what=what)
 
 
 def _are_free(context: TableContext, own: SqlConnection, name: str) -> bool:
-    """Say that no other transaction has locked a group, what is out of it, or the message that goes out next."""
+    """Return whether a group, its leased messages and its next message are unlocked."""
     if not lock_free_groups(context, own, [name]) or not lock_out(context, own, [name]).names:
         return False
     rows = context.rows
@@ -274,7 +273,7 @@ def _are_free(context: TableContext, own: SqlConnection, name: str) -> bool:
 
 
 def _is_first_new_free(context: TableContext, own: SqlConnection, name: str) -> bool:
-    """Say that no other transaction has locked a group of which no message has its place yet, nor the first of them."""
+    """Return whether a group without routed messages, and its first message, are unlocked."""
     rows = context.rows
     has_row = own.execute(sa.select(groups.c.group_id).where(these_groups(context)), {"groups": [name]}).first()
     if has_row is not None and not lock_free_groups(context, own, [name]):
@@ -287,7 +286,7 @@ def _is_first_new_free(context: TableContext, own: SqlConnection, name: str) -> 
 
 
 def _rows_of(context: TableContext, name: str) -> sa.Select[Any]:
-    """Select the messages of a group that are not acked."""
+    """Select the unacked messages of a group."""
     rows = context.rows
     its = (
         sa.or_(rows.c.group_id.is_(None), rows.c.group_id == UNGROUPED)

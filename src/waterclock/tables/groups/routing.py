@@ -1,7 +1,7 @@
-"""Routing: giving messages that are new their places in their groups.
+"""Routing: assign new messages their places in their groups.
 
 Enqueuing only inserts rows, so that a caller's long transaction never holds a group; consumers route them before they
-claim. One consumer routes at a time, and leaves groups that are locked just now to the next one.
+claim. One consumer routes at a time, and leaves locked groups to the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
 _AT_ONCE = 2_000
-"""Numbers of messages that are routed without an answer in between: names are not kept of more groups."""
+"""How many messages are routed without a round trip in between; it bounds the number of group names kept."""
 
 _LOWEST = -(2**31)
 _FIRST_SEQ, _LAST_SEQ = -(2**63), 2**63 - 1  # plain SQL may set any
@@ -36,23 +36,23 @@ _Pair = tuple[int, int]
 
 
 def route(context: TableContext, connection: SqlConnection) -> None:
-    """Route messages where some are new."""
+    """Route messages if some are new."""
     if connection.execute(_any_unrouted(context)).first() is not None:
         route_new(context, connection)
 
 
 def route_new(context: TableContext, connection: SqlConnection, passed: Collection[str] | None = None) -> bool:
-    """Route the oldest messages that are new, and note what plain SQL changed in groups. It waits for no other's lock.
+    """Route the oldest new messages, and apply changes that plain SQL made in groups. Waits for no lock.
 
     Parameters
     ----------
     passed
-        Groups to leave out; None: those of which the database refused a message.
+        Groups to skip; None: those of which the database refused a message.
 
     Returns
     -------
     bool
-        Whether there are more of them than one transaction should route.
+        Whether there are more new messages than one transaction should route.
     """
     if not list(connection.execute(_turn(), {"table": context.table_id})):
         return False
@@ -67,12 +67,12 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
 
 
 def route_these(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
-    """Route the oldest new messages of these groups alone."""
+    """Route the oldest new messages of these groups only."""
     route_new(context, connection, set(unrouted_groups(context, connection)).difference(names))
 
 
 def unrouted_groups(context: TableContext, connection: SqlConnection) -> list[str]:
-    """Name the groups that have new messages, the one with the oldest first."""
+    """Return the groups with new messages, the one with the oldest first."""
     rows = context.rows
     group = group_of(rows)
     named = sa.select(group).where(is_unrouted(rows)).group_by(group).order_by(sa.func.min(rows.c.seq))
@@ -80,10 +80,10 @@ def unrouted_groups(context: TableContext, connection: SqlConnection) -> list[st
 
 
 def _route_window(context: TableContext, connection: SqlConnection, window: Sequence[_Row], passed: set[str]) -> bool:
-    """Route a window, and say whether there was something to do in it.
+    """Route a window; return whether it had anything to do.
 
-    What another transaction has locked stays new, and what follows it in its group stays behind it. ``passed`` are
-    groups of which something stayed, also in earlier windows.
+    Locked messages stay new, and so do those behind them in their groups. ``passed`` are the groups with such messages,
+    also in earlier windows.
     """
     freed, found = _sorted_out(window, passed, frees=context.options.ungrouped == "free")
     if freed:
@@ -100,7 +100,7 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
         if name in tails:
             placed += zip([row.seq for row in rows if row.is_new], count(tails[name] + 1))
             marked += [(row.seq, 0) for row in rows if not row.is_new]
-        elif name not in known:  # a group that has ended needs to know nothing any more
+        elif name not in known:  # the row of a group that has ended is not needed
             marked += [(row.seq, 0) for row in rows if row.is_acked]
     if placed:
         connection.execute(_place(context), {"pairs": placed})
@@ -111,7 +111,7 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
 
 
 def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tuple[list[_Pair], dict[str, list[_Row]]]:
-    """Give the messages that are to be in no group, and those of each group that may be routed."""
+    """Return the messages without a group, and those of each group that may be routed."""
     freed: list[_Pair] = []
     found: dict[str, list[_Row]] = {}
     for row in window:
@@ -126,15 +126,15 @@ def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tup
 
 
 def routing_at_once(context: TableContext, first: int) -> list[Asked]:
-    """Give the statements that route what is new as `route_new` does, without an answer between them.
+    """Return the statements of `route_new`, to be sent in one round trip.
 
-    They route nothing where another transaction has the turn. The caller may send them where no acks are held back.
+    They route nothing if another transaction has the turn to route. The caller may send them if no acks are held back.
 
     Parameters
     ----------
     first
-        The seq of a message that is new: what is new up to the next `_AT_ONCE` numbers is routed. There is no lower
-        bound, since what has a smaller number may be committed only now, and goes before what is put behind it then.
+        The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed. There is no lower bound,
+        because a smaller number may be committed later, and is routed first then.
     """
     window = {"upto": min(first - 1 + _AT_ONCE, _LAST_SEQ)}
     table = {"table": context.table_id}
@@ -149,7 +149,7 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
 
 
 def is_much_new(context: TableContext, first: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Say that there are new messages behind those that `routing_at_once` would route."""
+    """Return whether there are new messages behind those that `routing_at_once` would route."""
     behind = sa.func.least(first, _LAST_SEQ - _AT_ONCE) + _AT_ONCE
     return sa.exists().where(is_unrouted(context.rows), context.rows.c.seq >= behind)
 
@@ -162,10 +162,10 @@ def _keeping_turn(context: TableContext) -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _adding_kept(context: TableContext) -> sa.Select[Any]:
-    """Add the groups that are missing, and keep the names of all that have something new; none without the turn."""
+    """Add missing groups, and keep the names of all with new messages; none without the turn."""
     has_turn = sa.exists(sa.select(sa.literal_column("1")).select_from(context.sql.kept()))
     named = _named(context).where(has_turn).cte("named")
-    # Not as a condition of its own, which becomes a join: that goes through all groups for each name.
+    # Not as a condition of its own, which becomes a join that reads all groups for each name.
     is_known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == named.c.group)
     known = sa.func.coalesce(is_known, sa.false())
     missing = (
@@ -193,13 +193,13 @@ def _locking_kept(context: TableContext) -> sa.Select[Any]:
 
 
 def group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
-    """Give a message's group, by the name that the catalogue has for it."""
+    """Return a message's group under its name in the catalogue."""
     return sa.func.coalesce(rows.c.group_id, UNGROUPED, type_=rows.c.group_id.type)
 
 
 def is_unrouted(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a message has no place in its group yet, or that plain SQL changed it."""
-    # Written out, because an index of these rows alone is used only where the database can see that it fits.
+    """Return the condition that a message has no position yet, or that plain SQL changed it."""
+    # Written out, because the database uses a partial index only if it can see that the condition implies the index's.
     return rows.c.routed == sa.literal_column("0")
 
 
@@ -208,7 +208,7 @@ def _in_window(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    # So that no index answers it: they are found by the one of those that are unrouted.
+    # Written so that no index answers it: the index of unrouted messages finds them.
     return (sa.func.coalesce(rows.c.position, -1) == -1) & not_acked(rows)
 
 
@@ -226,21 +226,21 @@ def _turn() -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select the next messages that are new, and lock those of them that no other transaction has locked, as ours."""
+    """Select the next new messages, and lock those that no other transaction has locked, as ours."""
     seen = _next_new(context.rows.alias("seen")).subquery("seen")
     if context.sql.one_writer:
         return sa.select(seen, _YES.label("ours"))
     locked = _next_new(context.rows).with_for_update(skip_locked=True).subquery("locked")
-    # Put together here: a planner that knows little would go through all of one for each of the other.
+    # Joined here: without statistics, a planner would read all of one for each row of the other.
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
 
 def _look(context: TableContext, connection: SqlConnection, start: int) -> list[_Row]:
-    """Look at the next messages that are new, in their order; lock those of them that no other transaction has."""
+    """Return the next new messages in order; lock those that no other transaction has."""
     found = connection.execute(_window(context), {"start": start}).all()
     ours = {row.seq: row for row in found if row.ours}
     if not context.sql.one_writer:
-        # What plain SQL moved to another group in this moment is left to the next one.
+        # Messages that plain SQL moves to another group now are left to the next routing.
         seen = [row for row in found if not row.ours]
         both = [(row, ours.get(row.seq, row)) for row in seen]
         found = [mine if mine.group == row.group else row for row, mine in both]
@@ -261,9 +261,9 @@ def _next_new(rows: sa.FromClause) -> sa.Select[Any, Any, Any, Any]:
 def _add_groups(
     context: TableContext, connection: SqlConnection, names: Sequence[str], firsts: dict[str, int]
 ) -> set[str]:
-    """Add the groups that ``firsts`` names where they are missing; return those of ``names`` that are there."""
-    # Only those that are missing, because inserting one that is locked would wait. Below all others,
-    # because what the index remembers of them until a vacuum would else lie where every claim begins to look.
+    """Add the missing groups of ``firsts``; return those of ``names`` that exist."""
+    # Only missing ones, because inserting a locked one would wait. Below all others, because until a vacuum the index's
+    # dead entries would lie where every claim begins.
     known = set(connection.scalars(_known(context), {"groups": names}))
     missing = sorted(firsts.keys() - known, key=firsts.__getitem__)
     if missing:
@@ -272,7 +272,7 @@ def _add_groups(
     return known.union(missing)
 
 
-_adding = sa.insert(groups)  # kept, because it is compiled once
+_adding = sa.insert(groups)  # compiled once
 
 
 @built_once(maxsize=256)
@@ -288,10 +288,10 @@ def _place(context: TableContext) -> sa.Update:
 
 
 def _placed(context: TableContext, place: sa.ColumnElement[int]) -> Sequence[tuple[sa.Column[Any], Any]]:
-    """Give what a message gets with its place."""
+    """Return the values that a message gets with its position."""
     rows = context.rows
-    # Only what plain SQL moved here is with a consumer; it is that one's no more. The time first: MariaDB reads
-    # what it has set in the same statement.
+    # Only a message that plain SQL moved here has a consumer, which loses it. The time comes first: MariaDB reads
+    # values that the same statement has set.
     return (
         (rows.c.time_next, sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=context.backend.now_sql())),
         (rows.c.claim_id, sa.null()),
@@ -316,7 +316,7 @@ def _free(context: TableContext) -> sa.Update:
 
 @built_once(maxsize=256)
 def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
-    # The names cross to us: joined with the groups, a planner without statistics goes through all of one for each of
+    # The names make a round trip: joined with the groups, a planner without statistics reads all of one for each row of
     # the other.
     rows = context.rows
     group = group_of(rows)
@@ -328,24 +328,24 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
 
 @built_once(maxsize=256)
 def _place_kept(context: TableContext) -> sa.Update:
-    """Place new messages of the groups whose names are kept, up to the first that another transaction has locked."""
+    """Place new messages of the groups whose names are kept, up to the first that is locked elsewhere."""
     rows, seen = context.rows, context.rows.alias("seen")
     new = _new_of_kept(context, seen).subquery("new")
     ours = _new_of_kept(context, rows).with_for_update(skip_locked=True).cte("ours")
-    # Looked up row by row: a planner may go through all groups for each message.
+    # Looked up row by row: a planner may read all groups for each message.
     tail = (
         sa.select(groups.c.tail)
         .where(groups.c.table_id == context.table_id, groups.c.group_id == new.c.group)
         .scalar_subquery()
     )
     nth = sa.func.row_number().over(partition_by=new.c.group, order_by=new.c.seq)
-    # As a value, and so hashed: for a join, a planner may go through all of them for each message.
+    # As a value, and so hashed: for a join, a planner may read all of them for each message.
     is_ours = sa.func.bool_and(new.c.seq.in_(sa.select(ours.c.seq))).over(partition_by=new.c.group, order_by=new.c.seq)
     judged = sa.select(new.c.seq, new.c.group, (tail + nth).label("place"), is_ours.label("is_ours")).subquery("judged")
     placed = sa.select(judged.c.seq, judged.c.group, judged.c.place).where(judged.c.is_ours).subquery("placed")
     return (
         sa.update(rows)
-        # What plain SQL moved to another group in this moment is left to the next one.
+        # Messages that plain SQL moves to another group now are left to the next routing.
         .where(context.sql.key_is(rows.c.seq, placed.c.seq), not_acked(rows), group_of(rows) == placed.c.group)
         .ordered_values(*_placed(context, placed.c.place))
     )
@@ -359,7 +359,7 @@ def _new_of_kept(context: TableContext, rows: sa.FromClause) -> sa.Select[Any, A
 
 @built_once(maxsize=256)
 def _mark_kept(context: TableContext) -> sa.Update:
-    # Of no other group, as another transaction may have the turn.
+    # No other group, because another transaction may have the turn to route.
     rows, seen = context.rows, context.rows.alias("seen")
     changed = sa.or_(seen.c.position.is_not(None), seen.c.time_acked.is_not(None))
     ours = context.sql.computed_any_of(group_of(seen), KEPT)

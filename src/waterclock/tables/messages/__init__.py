@@ -1,1 +1,1 @@
-"""What is done with messages: each file is one verb."""
+"""Operations on messages: each file is one verb."""

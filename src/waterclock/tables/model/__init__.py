@@ -1,1 +1,1 @@
-"""What a message table is, as data and rules: options, columns, lengths of back-off, conditions. Pure."""
+"""Message tables as data and rules: options, columns, back-off, conditions. Pure."""

@@ -1,4 +1,4 @@
-"""Conditions as a tree: `condition_parser` reads it, and `condition_sql` binds it. Pure."""
+"""Conditions as a tree: `condition_parser` builds it, and `condition_sql` binds it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Comparator = Literal["=", "<>", "<", "<=", ">", ">="]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; ``at`` is where it stands in the text."""
+    """A column; ``at`` is its position in the text."""
 
     name: str
     at: int = field(default=0, compare=False)
@@ -19,7 +19,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A value that is written in the text."""
+    """A literal in the text."""
 
     value: Value
     at: int = field(default=0, compare=False)
@@ -27,7 +27,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A value that comes with the text under a name."""
+    """A named parameter."""
 
     name: str
     at: int = field(default=0, compare=False)
@@ -38,7 +38,7 @@ Operand = Column | Constant | Parameter
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """``left = right`` and its like."""
+    """``left = right`` and the other comparisons."""
 
     left: Operand
     comparator: Comparator
@@ -90,14 +90,14 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Two conditions or more, with AND between them."""
+    """Two or more conditions joined by AND."""
 
     conditions: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Any:
-    """Two conditions or more, with OR between them."""
+    """Two or more conditions joined by OR."""
 
     conditions: tuple[Condition, ...]
 

@@ -39,16 +39,16 @@ from waterclock.tables.model.condition import (
 _T = TypeVar("_T")
 
 LONGEST = 10_000
-"""Characters that a text may have."""
+"""Maximum length of a text, in characters."""
 
 _SHOWN = 200
-"""Characters that an error shows on either side of the place."""
+"""Characters that an error shows on either side of the position."""
 
 DEEPEST = 50
-"""How deep conditions may lie in each other, and so how deep the parser goes."""
+"""Maximum nesting of conditions, and so the depth of the parser's recursion."""
 
 MOST = 200
-"""Predicates that a condition may have. Databases have bounds of their own, and tell them in worse words."""
+"""Maximum number of predicates of a condition. Databases have limits of their own, with less helpful errors."""
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -77,17 +77,17 @@ class _Token(NamedTuple):
 
 
 def parse_condition(text: object) -> Condition:
-    """Read a condition; InvalidArgumentError shows the place and says what stands there."""
+    """Parse a condition; InvalidArgumentError shows the position of an error."""
     return _Parser("where", text).all(_Parser.condition)
 
 
 def parse_order(text: object) -> tuple[SortKey, ...]:
-    """Read what stands after ORDER BY: columns, each with ASC or DESC, comma between them."""
+    """Parse the text after ORDER BY: columns, each with ASC or DESC, separated by commas."""
     return _Parser("order", text).all(_Parser.order)
 
 
 def refuse(name: str, text: str, at: int, problem: str) -> NoReturn:
-    """Raise an InvalidArgumentError that shows a place in a text."""
+    """Raise an InvalidArgumentError that shows a position in a text."""
     line_start = max(text.rfind("\n", 0, at) + 1, at - _SHOWN)
     line = text[line_start : at + _SHOWN].split("\n", 1)[0]
     raise InvalidArgumentError(f"{name}: {problem}\n  {line}\n  {' ' * (at - line_start)}^")
@@ -97,7 +97,7 @@ class _Parser:
     def __init__(self, name: str, text: object) -> None:
         if not isinstance(text, str) or len(text) > LONGEST:
             what = f"has {len(text)} characters" if isinstance(text, str) else f"is {quoted(text)}"
-            raise InvalidArgumentError(f"{name}: {what}; give a text of up to {LONGEST} characters")
+            raise InvalidArgumentError(f"{name} must be a string of at most {LONGEST} characters: {what}")
         self._name, self._text = name, text
         self._depth = self._predicates = 0
         self._at = 0
@@ -135,7 +135,7 @@ class _Parser:
             return self._predicate()
         self._depth += 1
         if self._depth > DEEPEST:
-            refuse(self._name, self._text, token.at, f"lies more than {DEEPEST} deep; write it flatter")
+            refuse(self._name, self._text, token.at, f"is nested more than {DEEPEST} levels deep")
         self._advance()
         if token.keyword == "NOT":
             found: Condition = Not(self._factor())
@@ -148,7 +148,7 @@ class _Parser:
     def _predicate(self) -> Condition:
         self._predicates += 1
         if self._predicates > MOST:
-            refuse(self._name, self._text, self._next.at, f"has more than {MOST} predicates; use IN, or parameters")
+            refuse(self._name, self._text, self._next.at, f"has more than {MOST} predicates; use IN")
         subject = self._operand()
         sign = _COMPARATORS.get(self._next.text) if self._next.kind == "sign" else None
         if sign is not None:
@@ -198,7 +198,7 @@ class _Parser:
     def _value(self) -> Operand | None:
         token = self._next
         if token.keyword == "NULL":
-            refuse(self._name, self._text, token.at, "nothing is equal to NULL; write IS NULL or IS NOT NULL")
+            refuse(self._name, self._text, token.at, "nothing equals NULL; write IS NULL or IS NOT NULL")
         if token.keyword in ("TRUE", "FALSE"):
             found: Operand = Constant(token.keyword == "TRUE", token.at)
         elif token.kind == "text":
@@ -232,7 +232,7 @@ class _Parser:
             self._expected(word)
 
     def _expected(self, what: str) -> NoReturn:
-        refuse(self._name, self._text, self._next.at, f"{self._next} stands where {what} is expected")
+        refuse(self._name, self._text, self._next.at, f"expected {what}, got {self._next}")
 
     def _advance(self) -> None:
         self._next = self._read()
@@ -242,8 +242,8 @@ class _Parser:
         if match is None or match.lastgroup is None:
             at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
             if self._text[at] in "'\"":
-                refuse(self._name, self._text, at, f"the {self._text[at]} here is never closed, or encloses nothing")
-            refuse(self._name, self._text, at, f"{self._text[at]!r} is none of the signs that may stand here")
+                refuse(self._name, self._text, at, f"this {self._text[at]} is never closed, or encloses nothing")
+            refuse(self._name, self._text, at, f"unexpected character {self._text[at]!r}")
         kind = match.lastgroup
         self._at = match.end()
         text = match[kind]
@@ -256,4 +256,4 @@ class _Parser:
 
     def _check(self, text: str, at: int) -> None:
         if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
-            refuse(self._name, self._text, at, "holds a character that no database keeps")
+            refuse(self._name, self._text, at, "holds a character that databases cannot store")

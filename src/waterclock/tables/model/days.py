@@ -1,7 +1,7 @@
-"""Purging by partition ("Usage of partitions for efficient purging"): acked messages lie in one partition a day (UTC).
+"""Purging by partition ("Usage of partitions for efficient purging"): one partition of acked messages per day (UTC).
 
-Messages that are not acked lie together in a partition of their own, and an ack moves its row to that of the day. A row
-whose day has no partition goes to one for all such, so that an ack never fails for want of a partition.
+Unacked messages have a partition of their own, and an ack moves the row to that of the day. Rows whose day has no
+partition share a default partition, so that an ack never fails because one is missing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import sqlalchemy as sa
 from waterclock.tables.model.options import IdType
 
 DAY = 86_400_000_000_000
-"""ns."""
+"""Nanoseconds in a day."""
 
 DAYS_AHEAD = 7
 """For how many days from today there are partitions."""
 
 LONGEST_NAME = 40
-"""Characters that a table's name may have, because those of its partitions and their indexes begin with it."""
+"""Maximum length of a table's name, because the names of its partitions and indexes begin with it."""
 
 
 class Gone(NamedTuple):
-    """What went with a partition: how many messages, and how often they were sent together."""
+    """Totals of a dropped partition: how many messages it had, and how often they were sent."""
 
     messages: int
     sent: int
@@ -34,19 +34,19 @@ class Days(Protocol):
     """One database's partitions of a message table."""
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table with its partitions but for those of the days."""
+        """Create the SQL table with its partitions, except those of days."""
         ...
 
     def known(self, connection: sa.Connection, name: str) -> list[int]:
-        """List the days since the epoch that have partitions."""
+        """Return the days since the epoch that have partitions."""
         ...
 
     def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
-        """Make partitions for days; fails soon where others keep the table locked."""
+        """Create partitions for days; fails soon if others keep the table locked."""
         ...
 
     def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
-        """Drop a day's partition, and say what it had; fails soon where others keep the table locked."""
+        """Drop a day's partition, and return its totals; fails soon if others keep the table locked."""
         ...
 
     def undated(self, rows: sa.Table) -> sa.Select[Any, Any, Any]:
@@ -55,15 +55,15 @@ class Days(Protocol):
 
 
 def days_to_add(known: Collection[int], now: int) -> list[int]:
-    """Say which days are to get partitions at ``now``, ns."""
+    """Return the days that must get partitions at ``now``, ns."""
     today = now // DAY
-    # A day before the last one cannot be added on every database; its messages lie with those of no day.
+    # Not every database can add a day before the last one; its messages stay in the default partition.
     first = max([today, *(day + 1 for day in known)])
     return list(range(first, today + DAYS_AHEAD + 1))
 
 
 def days_to_drop(known: Collection[int], now: int, purge_after: int | None) -> list[int]:
-    """Say which days hold nothing but messages that were acked ``purge_after`` ns ago or earlier."""
+    """Return the days with only messages that were acked ``purge_after`` ns ago or earlier."""
     if purge_after is None:
         return []
     return sorted(day for day in known if (day + 1) * DAY <= now - purge_after)

@@ -16,7 +16,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 
 KEYSPACE_END = 1 << 64
-"""The keyspace id after the last one."""
+"""The end of the keyspace."""
 
 WHOLE = "-"
 """The key range of a table that is not sharded."""
@@ -26,10 +26,10 @@ _RANGE = re.compile(r"((?:[0-9a-f]{2}){0,8})-((?:[0-9a-f]{2}){0,8})", re.IGNOREC
 
 
 def keyspace_id(message_id: int | str | uuid.UUID) -> int:
-    """Map an id to its place in the keyspace, from 0 to less than 2**64: the same everywhere and for ever.
+    """Map an id to its place in the keyspace, from 0 to less than 2**64: the same everywhere and forever.
 
     It is the first eight bytes, as a big-endian number, of the SHA-256 of the id as text in UTF-8: a number in decimal
-    digits, a UUID as its 36 characters in lower case. Every language has what that needs, and so have the databases:
+    digits, a UUID as its 36 characters in lower case. Every language can compute that, and so can the databases:
     ``sha256(convert_to(id::text, 'UTF8'))`` on PostgreSQL, ``SHA2(id, 256)`` on MariaDB.
 
     ==========================================  ====================
@@ -47,24 +47,24 @@ def keyspace_id(message_id: int | str | uuid.UUID) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
-    """Keyspace ids from ``start`` to before ``end``. ``str()`` writes it as short as it can be."""
+    """Keyspace ids from ``start`` to before ``end``. ``str()`` writes the shortest form."""
 
     start: int
     end: int
 
     @classmethod
     def parse(cls, text: str, argument: str) -> KeyRange:
-        """Read a range; InvalidArgumentError names the argument."""
+        """Parse a range; InvalidArgumentError names the argument."""
         found = _RANGE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
         if found is None:
             raise InvalidArgumentError(
-                f"{argument}: {quoted(text)} is no key range; write pairs of hexadecimal digits on one side of a hyphen"
-                " or on both, such as '-80', '40-80' or '80-'"
+                f"{argument} must be a key range of hexadecimal digits such as '-80', '40-80' or '80-', got"
+                f" {quoted(text)}"
             )
         start = int(found[1].ljust(16, "0"), 16)
         end = int(found[2].ljust(16, "0"), 16) if found[2] else KEYSPACE_END
         if start >= end:
-            raise InvalidArgumentError(f"{argument}: {quoted(text)} ends where it begins or before; swap its sides")
+            raise InvalidArgumentError(f"{argument} must end after its beginning, got {quoted(text)}")
         return cls(start, end)
 
     def __contains__(self, place: int) -> bool:
@@ -81,30 +81,30 @@ def check_cover(ranges: Iterable[str]) -> list[KeyRange]:
     before: KeyRange | None = None
     for one in ordered:
         if one.start > reached:
-            raise InvalidArgumentError(f"shards: no shard has the key range {KeyRange(reached, one.start)}; add one")
+            raise InvalidArgumentError(f"no shard has the key range {KeyRange(reached, one.start)}; add one")
         if before is not None and one.start < reached:
             raise InvalidArgumentError(
-                f"shards: {before} and {one} both have the key range {KeyRange(one.start, min(reached, one.end))};"
-                " every keyspace id belongs to one shard"
+                f"shards must not overlap, but {before} and {one} both have the key range"
+                f" {KeyRange(one.start, min(reached, one.end))}"
             )
         reached, before = one.end, one
     if reached < KEYSPACE_END:
-        raise InvalidArgumentError(f"shards: no shard has the key range {KeyRange(reached, KEYSPACE_END)}; add one")
+        raise InvalidArgumentError(f"no shard has the key range {KeyRange(reached, KEYSPACE_END)}; add one")
     return ordered
 
 
 def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None) -> list[KeyRange]:
-    """Return the shards that a subscriber names by ``shard`` or by ``key_range``; all where it names none.
+    """Return the shards that a subscriber names by ``shard`` or by ``key_range``; by default all.
 
     Raises
     ------
     InvalidArgumentError
-        Where no shard, and no row of neighbours, has exactly that range; it lists the ranges there are.
+        If neither a shard nor several neighbouring ones have exactly that range; the error lists the ranges.
     """
     ordered = sorted(ranges)
     if shard is not None and key_range is not None:
         raise InvalidArgumentError(
-            f"shard: {quoted(shard)} and key_range {quoted(key_range)} are both given; give one of them"
+            f"shard and key_range cannot both be given, got {quoted(shard)} and {quoted(key_range)}"
         )
     if shard is not None:
         wanted = KeyRange.parse(shard, "shard")
@@ -119,19 +119,19 @@ def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None)
     if not chosen:
         named = "shard" if shard is not None else "key_range"
         raise InvalidArgumentError(
-            f"{named}: {quoted(shard if shard is not None else key_range)} is not exactly that of a shard"
-            f"{'' if shard is not None else ' or of neighbouring ones'}; the shards are {', '.join(map(str, ordered))}"
+            f"{named} must be exactly that of a shard{'' if shard is not None else ' or of neighbouring ones'}, got"
+            f" {quoted(shard if shard is not None else key_range)}; the shards are {', '.join(map(str, ordered))}"
         )
     return chosen
 
 
 def check_unsharded(name: str, own: str, shard: str | None, key_range: str | None) -> None:
-    """Refuse to subscribe to a part of a table that has no parts.
+    """Raise if a subscriber names a part of an unsharded table.
 
     Parameters
     ----------
     name
-        The table's.
+        Name of the table.
     own
         Its key range.
     """
@@ -140,8 +140,8 @@ def check_unsharded(name: str, own: str, shard: str | None, key_range: str | Non
         if given is not None and given not in whole[argument]:
             allowed = " or ".join(map(repr, whole[argument]))
             raise InvalidArgumentError(
-                f"{argument}: {quoted(given)} names a part of {quoted(name)}, which is in one database; leave it out,"
-                f" or give {allowed}"
+                f"{argument} must be {allowed} or omitted for {quoted(name)}, which is in one database, got"
+                f" {quoted(given)}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The options of a message table: what users may write, checked, and how the catalogue keeps them."""
+"""The options of a message table: validation, and their form in the catalogue."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Groups = Literal["exclusive", "sequenced"]
 """How the messages of a group are handed out (message groups, policies 1 and 2)."""
 
 Ungrouped = Literal["default", "free", "reject"]
-"""What a message is that names no group."""
+"""How messages without a group are treated."""
 
 AckOrder = Literal["strict", "hold", "lenient"]
-"""What an ack means that passes over an earlier message of its group."""
+"""How an ack that would overtake an earlier message of its group is treated."""
 
 OnExhausted = Literal["block", "dead_letter"]
-"""What a group does when its head has used up its attempts."""
+"""How a group whose head has used up its attempts is treated."""
 
 OnExpired = Literal["drop", "dead_letter"]
-"""What becomes of a message that no consumer took before its time was over."""
+"""How a message that expired before a consumer took it is treated."""
 
 IdType = Literal["bigint", "text", "uuid"]
 """The type of a message's id."""
@@ -41,11 +41,11 @@ PurgeBy = Literal["rows", "partition"]
 _LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
 MOST = 2**31 - 1
-"""No count is larger: the databases keep epochs and limits as 32-bit integers."""
+"""Maximum count: the databases store epochs and limits as 32-bit integers."""
 
 
 DURATIONS = ("ack_wait", "purge_after", "poll_interval", "min_backoff", "max_backoff", "group_idle")
-"""The options that are lengths of time, in ns."""
+"""The options that are durations, in ns."""
 
 
 class OptionChanges(TypedDict, total=False):
@@ -68,36 +68,36 @@ class OptionChanges(TypedDict, total=False):
 
 
 def check_count(value: object, name: str = "limit") -> int:
-    """Return a number of things; InvalidArgumentError where it is none."""
+    """Return a count; raise InvalidArgumentError if invalid."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is no count; give a whole number from 1 to {MOST}")
+        raise InvalidArgumentError(f"{name} must be an integer from 1 to {MOST}, got {quoted(value)}")
     return value
 
 
 def check_rate(value: object, name: str = "rate_limit") -> float:
-    """Return a rate limit in messages a second; InvalidArgumentError where it cannot be meant."""
+    """Return a rate limit in messages per second; raise InvalidArgumentError if invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_RATE <= value <= _GREATEST_RATE:
         raise InvalidArgumentError(
-            f"{name}: {quoted(value)} is no rate; give messages a second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g}"
+            f"{name} must be messages per second from {_LEAST_RATE:g} to {_GREATEST_RATE:g}, got {quoted(value)}"
         )
     return float(value)
 
 
 def _fraction(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is no fraction; give a number from 0 to less than 1")
+        raise InvalidArgumentError(f"{name} must be at least 0 and less than 1, got {quoted(value)}")
     return float(value)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is not a text of at least one character")
+        raise InvalidArgumentError(f"{name} must be a non-empty string, got {quoted(value)}")
     return value
 
 
 def _column_types(value: object, name: str) -> dict[str, str]:
     if value is not None and not isinstance(value, Mapping):
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is no dict; give each column's type by its name")
+        raise InvalidArgumentError(f"{name} must be a dict of types by name, got {quoted(value)}")
     given: Mapping[Any, Any] = value or {}
     return {column: kind for column, kind in given.items() if isinstance(kind, str)}
 
@@ -107,7 +107,7 @@ def _one_of(choices: Any) -> Callable[[Any, str], Any]:
 
     def check_choice(value: Any, name: str) -> Any:
         if value not in known:
-            raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, known))}")
+            raise InvalidArgumentError(f"{name} must be one of {', '.join(map(repr, known))}, got {quoted(value)}")
         return value
 
     return check_choice
@@ -119,9 +119,9 @@ def _option(default: object, check: Any, *, none: bool = False) -> Any:
     Parameters
     ----------
     default
-        What a user would write for what a table has otherwise.
+        The default, as a user would write it.
     check
-        Checks a value, given with the option's name, and returns it as the table keeps it; or a Literal type.
+        Takes a value and the option's name, and returns the value in the table's form; or a Literal type.
     none
         Whether a user may write None.
     """
@@ -139,7 +139,7 @@ _wait = partial(to_duration, minimum=1, maximum=LONGEST_GIVEN)
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """The options of one message table, checked. Durations are int ns; `Database.create_table` explains them."""
+    """The validated options of one message table. Durations are int ns; `Database.create_table` explains them."""
 
     ack_wait: int = _option("30s", _wait)
     purge_after: int | None = _option("1d", to_duration, none=True)
@@ -154,15 +154,15 @@ class TableOptions:
     id_type: IdType = _option("bigint", IdType)
     payload: Payload = _option("bytes", Payload)
     columns: dict[str, str] = _option(None, _column_types)
-    """The types of the further columns that were given by our names for them."""
+    """The types of additional columns that were given by our names for them."""
     key_range: str = _option(WHOLE, lambda value, name: str(KeyRange.parse(value, name)))
-    """The keyspace ids that the table holds."""
+    """The keyspace ids of the table."""
     purge_by: PurgeBy = _option("rows", PurgeBy)
     max_attempts: int | None = _optional(check_count)
     dead_letter: str | None = _optional(_text)
-    """The message table that takes dead letters; given wherever ``max_attempts`` is."""
+    """The dead-letter table; set whenever ``max_attempts`` is."""
     rate_limit: float | None = _optional(check_rate)
-    """Messages a second."""
+    """Messages per second."""
     ungrouped: Ungrouped = _option("default", Ungrouped)
     ack_order: AckOrder = _option("strict", AckOrder)
     on_exhausted: OnExhausted = _option("dead_letter", OnExhausted)
@@ -171,57 +171,54 @@ class TableOptions:
 
     @property
     def blocking_attempts(self) -> int | None:
-        """After how many attempts a message blocks its group; None if none does."""
+        """Return after how many attempts a message blocks its group; None if none does."""
         return self.max_attempts if self.groups is not None and self.on_exhausted == "block" else None
 
     @property
     def has_free_messages(self) -> bool:
-        """Whether some messages are in no group although others are."""
+        """Return whether the table has both groups and ungrouped messages."""
         return self.groups is not None and self.ungrouped == "free"
 
     @property
     def backoff(self) -> Backoff:
-        """The back-off that these options describe."""
         return Backoff(self.ack_wait, self.min_backoff, self.max_backoff, self.jitter)
 
     def changed(self, changes: OptionChanges) -> TableOptions:
-        """Return the options with some of them changed, checked anew."""
+        """Return the options with some of them changed, validated again."""
         for option in changes:
             if option not in OptionChanges.__annotations__:
                 known = OptionChanges.__annotations__
-                remedy = f"those that can change are {', '.join(known)}"
+                remedy = f"the options that can change are {', '.join(known)}"
                 raise InvalidArgumentError(unknown_name("option that can change", option, known, remedy))
         given: dict[str, Any] = {**asdict(self), **changes}
         return TableOptions.check(**given)
 
     def with_dead_letter(self, name: str) -> TableOptions:
-        """Name the dead-letter table of the table ``name`` where it must have one and none is named."""
+        """Name the dead-letter table of the table ``name`` if it needs one and none is named."""
         if self.max_attempts is None or self.dead_letter is not None:
             return self
         return replace(self, dead_letter=f"{name}_dead")
 
     def to_json(self) -> str:
-        """Write the options as the catalogue keeps them."""
+        """Return the options in the catalogue's form."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, name: str, text: str) -> TableOptions:
-        """Read what `to_json` wrote for the table ``name``; SchemaError names an option that is missing."""
+        """Parse the options of the table ``name`` from `to_json`; SchemaError names a missing option."""
         known: dict[str, Any] = json.loads(text)
         for each in fields(cls):
             if each.name not in known:
-                raise SchemaError(
-                    f"message table {quoted(name)}: its row in the catalogue lacks the option {each.name!r}"
-                )
+                raise SchemaError(f"message table {quoted(name)}: its row in the catalogue has no option {each.name!r}")
         return cls(**{each.name: known[each.name] for each in fields(cls)})
 
     @classmethod
     def check(cls, **given: object) -> TableOptions:
-        """Check what a user wrote; InvalidArgumentError names the option, the value and the remedy."""
+        """Validate options; InvalidArgumentError names the option, the value and the remedy."""
         known = [each.name for each in fields(cls)]
         for option in given:
             if option not in known:
-                remedy = f"a message table has {', '.join(known)}"
+                remedy = f"the options are {', '.join(known)}"
                 raise InvalidArgumentError(unknown_name("option", option, known, remedy))
         checked: dict[str, Any] = {
             each.name: each.metadata["check"](given.get(each.name, each.metadata["default"]), each.name)
@@ -230,17 +227,14 @@ class TableOptions:
         options = cls(**checked)
         if options.group_idle is not None and options.groups != "exclusive":
             raise InvalidArgumentError(
-                f"group_idle: {quoted(given['group_idle'])} has no meaning with groups={quoted(options.groups)};"
-                " only exclusive groups stay with a consumer while they are empty"
+                f"group_idle must be omitted with groups={quoted(options.groups)}, got {quoted(given['group_idle'])}."
+                " Only exclusive groups stay with a consumer while they are empty"
             )
         if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:
             raise InvalidArgumentError(
-                "on_expired: 'dead_letter' needs a table for dead letters; name one with dead_letter=…, or give"
-                " max_attempts"
+                "on_expired='dead_letter' needs a dead-letter table; name one with dead_letter=…, or set max_attempts"
             )
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"
-            raise InvalidArgumentError(
-                f"max_backoff: {quoted(given['max_backoff'])} is shorter than {shortest}; give at least that"
-            )
+            raise InvalidArgumentError(f"max_backoff must be at least {shortest}, got {quoted(given['max_backoff'])}")
         return options

@@ -5,17 +5,17 @@ from __future__ import annotations
 from waterclock._support import moments
 
 _TELL_EVERY = 60_000_000_000
-"""Refused messages are reported once in so long, ns, since they are met again in each round."""
+"""How often refused messages are reported, ns, because each round finds them again."""
 
 
 class PurgePlace:
-    """How far a round of purging has come. Threads may share it; a lost update repeats a piece.
+    """The progress of a round of purging. Threads may share it; a lost update repeats a chunk.
 
     Attributes
     ----------
     after
-        The round goes on behind messages that were acked then, ns; None: at the first one. Others with the same time
-        are left to the next round, since no index has their order.
+        The round continues after messages acked at this time, ns; None: at the first one. Others with the same time are
+        left to the next round, because no index has their order.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class PurgePlace:
         self._tells_at: dict[str, int] = {}
 
     def tells(self, which: str) -> bool:
-        """Return whether it is time to report refused messages; True at most once a minute for those of each name."""
+        """Return whether to report refused messages now: at most once a minute for each name."""
         now = moments.monotonic_ns()
         if now < self._tells_at.get(which, now):
             return False

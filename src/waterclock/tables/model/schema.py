@@ -1,4 +1,4 @@
-"""The SQL table behind a message table: the columns of *Vitess Messaging*, ours beside them, and any the user adds."""
+"""The SQL table of a message table: the columns of *Vitess Messaging*, our own, and the user's."""
 
 from __future__ import annotations
 
@@ -21,50 +21,49 @@ from waterclock.tables.model.values.reading import Guarded, Unreadable
 from waterclock.time import MAX_NS, MIN_NS
 
 IdItem = sa.Identity | sa.DefaultClause
-"""What makes a database generate ids."""
+"""Column options by which a database generates ids."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _RESERVED = ("waterclock_", "sqlite_", "pg_")
 
 
 class Bytes(sa.LargeBinary):
-    """Bytes, also where a plain-SQL client wrote a text into the column, as SQLite allows."""
+    """Bytes, even if a plain-SQL client wrote text into the column, as SQLite allows."""
 
     as_it_is = bytes
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        """Encode texts; copy buffers."""
+        """Encode text; copy buffers."""
         del dialect, coltype  # the same for all
         return _to_bytes
 
 
 class Text(sa.TypeDecorator[str]):
-    """Text, also where a plain-SQL client wrote bytes into the column, as SQLite allows."""
+    """Text, even if a plain-SQL client wrote bytes into the column, as SQLite allows."""
 
     impl = LongText
     cache_ok = True
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        """Decode bytes; elsewhere none come, and the driver's texts are taken as they are."""
+        """Decode bytes on SQLite; elsewhere the driver's text is used unchanged."""
         return _to_text if dialect.name == "sqlite" else self.impl_instance.result_processor(dialect, coltype)
 
 
 class UuidText(sa.TypeDecorator[uuid.UUID]):
-    """A UUID as its 36 characters, so that plain-SQL clients can read and write it; PostgreSQL has a type for it."""
+    """A UUID as its 36 characters, readable and writable by plain SQL; PostgreSQL has a type for it."""
 
     impl = sa.CHAR(36)
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        """Use PostgreSQL's own type there."""
         return dialect.type_descriptor(postgresql.UUID() if dialect.name == "postgresql" else sa.CHAR(36))
 
     def process_bind_param(self, value: uuid.UUID | None, dialect: sa.Dialect) -> Any:
-        """Write it in lower case with hyphens."""
+        """Format in lower case with hyphens."""
         return value if value is None or dialect.name == "postgresql" else str(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        """Read any spelling of it."""
+        """Parse any spelling of it."""
         del dialect  # the same for all
         if value is None or isinstance(value, uuid.UUID):
             return value
@@ -75,7 +74,6 @@ class UuidText(sa.TypeDecorator[uuid.UUID]):
 
     @property
     def python_type(self) -> type[uuid.UUID]:
-        """What its values are in Python."""
         return uuid.UUID
 
 
@@ -91,7 +89,7 @@ def _to_text(value: Any) -> Any:
 def _to_bytes(value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
-    # SQLite keeps numbers, too, and bytes(17) would be seventeen zeros.
+    # SQLite also stores numbers, and bytes(17) would be seventeen zeros.
     return str(value).encode() if isinstance(value, str | int | float) else bytes(value)
 
 
@@ -111,39 +109,39 @@ _COLUMN_TYPES: dict[str, Any] = {
 }
 
 _LOSSY_JSON = (postgresql.JSONB, sqlite.JSON)
-"""Types of columns that others made, which return some JSON changed."""
+"""Types of columns made by others, which return some JSON changed."""
 
 
 def check_table_name(name: object) -> str:
-    """Return the name if a message table may bear it; InvalidArgumentError otherwise."""
+    """Return the name if it is a valid message table name; raise InvalidArgumentError otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower().startswith(_RESERVED):
         raise InvalidArgumentError(
-            f"name: {quoted(name)} cannot name a message table; use up to 48 letters, digits and underscores,"
-            f" not starting with a digit or with {', '.join(_RESERVED)}"
+            "name must be at most 48 letters, digits and underscores, not starting with a digit or with"
+            f" {', '.join(_RESERVED)}, got {quoted(name)}"
         )
     return name
 
 
 def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
-    """Make columns of what a user wrote: names, each with one of our type names or a SQLAlchemy type."""
+    """Build columns from a user's dict: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
         if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
-            raise InvalidArgumentError(f"columns: {quoted(name)} is taken, or is no column name; choose another")
+            raise InvalidArgumentError(f"columns must have valid names that are not in use, got {quoted(name)}")
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
             isinstance(column_type, type) and issubclass(column_type, TypeEngine)
         ):
             raise InvalidArgumentError(
-                f"columns: {quoted(name)} has the type {quoted(kind)}; give one of {', '.join(_COLUMN_TYPES)} or a"
-                " SQLAlchemy type"
+                f"columns: the type of {quoted(name)} must be one of {', '.join(_COLUMN_TYPES)} or a SQLAlchemy type,"
+                f" got {quoted(kind)}"
             )
         made.append(sa.Column(name, column_type))
     return made
 
 
 FURTHEST = 2**61
-"""The furthest place in a group, before or behind the first: what claims compute from places must be bigints."""
+"""The maximum distance of a position from the first: values that claims compute from positions must be bigints."""
 
 
 def message_rows(
@@ -153,9 +151,10 @@ def message_rows(
     columns: Sequence[sa.Column[Any]],
     id_items: Sequence[IdItem] = (),
 ) -> sa.Table:
-    """Describe the SQL table of a message table.
+    """Return the SQL table of a message table.
 
-    The first seven columns are those of *Vitess Messaging* ("Creating a message table"), with its meaning; times in ns.
+    The first seven columns are those of *Vitess Messaging* ("Creating a message table"), with its meaning. Times are in
+    ns.
     """
     return sa.Table(
         name,
@@ -169,19 +168,18 @@ def message_rows(
         ),
         sa.Column("epoch", BigInt, nullable=False, server_default="0", doc="How often it was sent so far."),
         sa.Column("time_created", BigInt, doc="When it was put, ns."),
-        sa.Column("time_acked", BigInt, doc="When it was acked, ns; NULL: it is not."),
+        sa.Column("time_acked", BigInt, doc="When it was acked, ns; NULL: not acked."),
         sa.Column("message", _PAYLOADS[payload], doc="The payload."),
         sa.Column("priority", sa.Integer, nullable=False, server_default="0", doc="Higher ones are sent first."),
-        sa.Column("group_id", Name, doc="Its group; NULL: it names none."),
+        sa.Column("group_id", Name, doc="Its group; NULL: none was given."),
         sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
-        sa.Column("last_error", LongText, doc="Why it failed last; NULL: it did not."),
-        # In the order of insertion. An identity, where the database has them: a role that may insert may have its
-        # numbers.
+        sa.Column("last_error", LongText, doc="Why it failed last; NULL: it never failed."),
+        # An identity, if the database has them, because a role with INSERT may then use its numbers.
         sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
         sa.Column(
             "claim_id",
             BigInt,
-            doc="Number of the claim that has the message; NULL where no consumer has it. It stays after the end of the"
+            doc="Number of the claim that has the message; NULL if no consumer has it. It stays after the end of the"
             " lease until the next claim, and after an ack by plain SQL.",
         ),
         sa.Column("consumer", Name, doc="The consumer who has the message, or had it last."),
@@ -189,7 +187,7 @@ def message_rows(
             "position",
             BigInt,
             sa.CheckConstraint(f"position BETWEEN {-FURTHEST} AND {FURTHEST}"),
-            doc="Its place in its group; NULL: it has none yet.",
+            doc="Its place in its group; NULL: not yet assigned.",
         ),
         sa.Column(
             "routed",
@@ -201,7 +199,7 @@ def message_rows(
         sa.Column(
             "ack_held_at",
             BigInt,
-            doc="When an ack came that is held back until those before it have come, ns; NULL: none is.",
+            doc="When an ack came that is held back until those before it have come, ns; NULL: none.",
         ),
         sa.Column(
             "acked_by",
@@ -212,8 +210,8 @@ def message_rows(
         sa.Column(
             "expires_at",
             BigInt,
-            doc="From when on it is not sent any more, ns; NULL: it never expires. What a consumer has then stays with"
-            " it. The smallest bigint: it was cancelled.",
+            doc="When it expires and is no longer sent, ns; NULL: never. If a consumer has it by then, it stays with"
+            " the consumer. The smallest bigint: it was cancelled.",
         ),
         *columns,
         sqlite_autoincrement=True,
@@ -221,28 +219,27 @@ def message_rows(
 
 
 OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes", []).columns)
-"""The names that every message table's columns begin with."""
+"""The names of the first columns of every message table."""
 
 DOCUMENT_COLUMNS = OWN_COLUMNS[:7]
-"""Those of them that *Vitess Messaging* names."""
+"""Those that *Vitess Messaging* defines."""
 
 REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
 
 DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
-"""The columns that a dead-letter table has beside those of its message table: why, from where, when (ns), and where in
-the order of that table."""
+"""The additional columns of a dead-letter table: why, from where, when (ns), and the order in that table."""
 
 INTERNAL_COLUMNS = ("seq", "claim_id", "consumer", "position", "routed", "ack_held_at", "acked_by")
-"""Those of them that only Waterclock writes."""
+"""Those that only Waterclock writes."""
 
 ADOPTED = "Waterclock: order of insertion"
-"""Marks a column of ours in a table that we did not make."""
+"""Marks a column that we added to a table that we did not create."""
 
 PARTITIONED = "waterclock_partitioned"
-"""Says in a table's ``info`` whether it has partitions."""
+"""Key in a table's ``info``: whether it has partitions."""
 
 LONGEST_REASON = "waterclock_longest_reason"
-"""Says in a table's ``info`` how many characters its ``last_error`` holds; None: any number."""
+"""Key in a table's ``info``: the maximum length of its ``last_error``; None: unlimited."""
 
 ACKED_DAY = "acked_day"
 """The column that determines a row's partition on MariaDB."""
@@ -251,20 +248,20 @@ _ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique
 
 
 def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:
-    """Describe the SQL table as it is in the database now, with the columns that users added.
+    """Return the SQL table as it is in the database now, with the users' columns.
 
     Raises
     ------
     SchemaError
-        Where the table is gone or lacks one of our columns.
+        If the table is missing or lacks one of our columns.
     """
     inspector = sa.inspect(connection)
     if not inspector.has_table(name):
-        raise SchemaError(f"message table {quoted(name)}: its SQL table is gone; it was dropped outside Waterclock")
+        raise SchemaError(f"message table {quoted(name)}: its SQL table is missing; it was dropped outside Waterclock")
     found = {column["name"]: column["type"] for column in inspector.get_columns(name)}
     for column in OWN_COLUMNS:
         if column not in found:
-            raise SchemaError(f"message table {quoted(name)}: its SQL table lacks the column {column!r}; add it")
+            raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}; add it")
     extra = tuple(
         _Extra(column, _column_type(options.columns.get(column, ""), kind))
         for column, kind in found.items()
@@ -282,19 +279,19 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
 
 
 def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return the type of a further column; MariaDB and SQLite report a column that was declared JSON as a text."""
+    """Return the type of a user's column; MariaDB and SQLite report a column declared JSON as text."""
     if isinstance(found, _LOSSY_JSON):
         return found
     return sa.types.to_instance(_COLUMN_TYPES.get(declared, found))
 
 
 class _Extra:
-    """A column that a user added, as it is in the database; equal to another of the same name and type."""
+    """A user's column as it is in the database; equal to another of the same name and type."""
 
     def __init__(self, name: str, kind: TypeEngine[Any]) -> None:
         self.name = name
         self.kind = kind
-        # By what SQLAlchemy prints, which has all that a type was made with. A type of the user's that has no key for
+        # Compared by SQLAlchemy's repr, which has all parameters of a type. A user's type without a key for
         # SQLAlchemy's caches may print less, and equals no other.
         known = getattr(kind, "cache_ok", True) and _has_key(kind._static_cache_key)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public one
         self._facts = (name, type(kind), repr(kind) if known else object())
@@ -321,7 +318,7 @@ def _described(
     is_jsonb: bool,
     longest_reason: int | None,
 ) -> sa.Table:
-    # One object for all that are alike, in all databases: what is built of it is built once.
+    # Equal tables share one object, in all databases, so that statements are built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
     rows.info[PARTITIONED] = is_partitioned
     rows.info[LONGEST_REASON] = longest_reason
@@ -332,16 +329,16 @@ def _described(
 
 @built_once(maxsize=256)
 def user_column_names(rows: sa.Table) -> tuple[str, ...]:
-    """Name the columns that are the user's."""
+    """Return the names of the user's columns."""
     return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)
 
 
 def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a message is not acked, of messages that are chosen by their keys.
+    """Return the condition that a message is unacked, for messages selected by key.
 
-    Written so that no index answers it: a planner without statistics believes that few messages are not acked, and
-    would go through all of those. Where unacked messages have a partition of their own, the
-    database must recognise it by this condition, and no index is made of it there.
+    Written so that no index answers it: a planner without statistics believes that few messages are unacked, and would
+    scan all of those. If unacked messages have their own partition, the database must recognise it by this condition,
+    and no index uses it there.
     """
     table = rows.element if isinstance(rows, sa.Alias) else rows
     if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
@@ -350,7 +347,7 @@ def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def reason_to_keep(rows: sa.Table, reason: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Cut a reason to what ``last_error`` holds, which may be a VARCHAR in an adopted table."""
+    """Truncate a reason to the length of ``last_error``, which may be a VARCHAR in an adopted table."""
     longest = rows.info.get(LONGEST_REASON)
     return reason if longest is None else sa.func.substr(reason, 1, longest)
 
@@ -359,61 +356,61 @@ _Assignment = tuple[sa.ColumnElement[Any], Any]
 
 
 def ack_marks(rows: sa.Table, *, by_claim: bool) -> tuple[_Assignment, ...]:
-    """Note whose ack it is, and that no claim has the message any more.
+    """Return the columns that record whose ack it is, and that no claim has the message any more.
 
     In this order, because MariaDB assigns from left to right.
 
     Parameters
     ----------
     by_claim
-        Whether a delivery of the claim that has the message acks it; else its id is all that is known.
+        Whether a delivery of the claim acks it; otherwise it is acked by id.
     """
     by: sa.ColumnElement[Any] = rows.c.claim_id if by_claim else sa.null()
     return (rows.c.acked_by, by), (rows.c.claim_id, None)
 
 
 def ack_values(rows: sa.Table, now: sa.ColumnElement[int], *, by_claim: bool) -> tuple[_Assignment, ...]:
-    """Give what an ack sets; see `ack_marks`."""
+    """Return the columns that an ack sets; see `ack_marks`."""
     return (rows.c.time_acked, now), (rows.c.time_next, None), *ack_marks(rows, by_claim=by_claim)
 
 
 def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a message is not acked, so that the index by which messages are claimed is seen to have it.
+    """Return the condition that a message is unacked, in a form for which the claim's index is used.
 
-    It leaves out none: triggers give every message that is not acked a time at which it is due.
+    It misses none: triggers give every unacked message a due time.
     """
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
 
 
 EXPIRED = 0
-"""What stands in ``acked_by`` of a message that expired and was dropped; no claim has this number."""
+"""The value of ``acked_by`` of a message that expired and was dropped; no claim has this id."""
 
 CANCELLED = MIN_NS
-"""What stands in ``expires_at`` of a message that was cancelled: it expired before any time."""
+"""The value of ``expires_at`` of a cancelled message: it expired before any time."""
 
 
 def is_cancelled(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that a message was cancelled; a consumer may have it still."""
+    """Return the condition that a message was cancelled; it may still be leased."""
     return rows.c.expires_at == sa.literal(CANCELLED, sa.BigInteger)
 
 
 def is_expired(rows: sa.FromClause, now: Any) -> sa.ColumnElement[bool]:
-    """Say that a message that is not acked is not sent any more at ``now``, ns, and no consumer has it."""
+    """Return the condition that an unacked, unleased message has expired at ``now``, ns."""
     free = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
     return (sa.func.coalesce(rows.c.expires_at, MAX_NS) <= now) & free & rows.c.ack_held_at.is_(None)
 
 
 def has_id(rows: sa.Table, message_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Say that a table has a message of an id, which is looked up for each.
+    """Return the condition that a table has a message with an id, looked up for each.
 
-    Not as a condition of its own, which becomes a join: a planner that takes the table for empty, as it was when
-    analyzed, would go through it for each id.
+    Not as a plain condition, which becomes a join: a planner that believes the table empty, as it was when analyzed,
+    would scan it for each id.
     """
     return sa.func.coalesce(sa.exists().where(rows.c.id == message_id), sa.false())
 
 
 def has_unique_id(connection: sa.Connection, name: str) -> bool:
-    """Say whether a table's ids are unique by themselves."""
+    """Return whether a table's ids are unique without partitions."""
     inspector = sa.inspect(connection)
     keys = [
         inspector.get_pk_constraint(name)["constrained_columns"],

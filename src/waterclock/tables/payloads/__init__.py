@@ -1,1 +1,1 @@
-"""Typed payloads: how put writes objects, how handlers read them back, and which types allow both."""
+"""Typed payloads: how put writes objects, how handlers read them, and which types support both."""

@@ -1,4 +1,4 @@
-"""Comparing an object with what was read back of it: stricter than ``==``, and blind to what no payload holds."""
+"""Compare an object with its copy read back: stricter than ``==``, but ignoring what no payload holds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from waterclock.tables.payloads.types import JSON_SCALARS, is_model
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, of the same types in all their parts."""
+    """Return whether two values are equal, with the same types in all their parts."""
     return first_difference(one, other) is None
 
 
 def first_difference(one: Any, other: Any) -> tuple[str, Any, Any] | None:
-    """Return where two values first differ, and what each has there; None if they are the same.
+    """Return where two values first differ, with both parts; None if they are the same.
 
-    Private attributes and cached properties of a Pydantic model are not part of its value, unlike those fields of a
-    dataclass that its own ``==`` leaves out. So are public attributes that were set on a dataclass, and are no fields.
+    Private attributes and cached properties of a Pydantic model are not part of its value. Fields of a dataclass that
+    its own ``==`` ignores are, and so are other public attributes set on it.
     """
     kind = type(one)
     parts = None if kind is not type(other) or kind in JSON_SCALARS else _parts(one, other)
@@ -49,14 +49,14 @@ def _names_of(one: Any, other: Any) -> list[str]:
 
 
 def _lost(one: Any, other: Any) -> list[str]:
-    """Return the public attributes that only the first object has, but for cached properties and the like."""
+    """Return the public attributes that only the first object has, except cached properties and the like."""
     mine, others = (getattr(each, "__dict__", {}) for each in (one, other))
     return [name for name in mine.keys() - others.keys() if not (name.startswith("_") or hasattr(type(one), name))]
 
 
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, dt.datetime):
-        # Python calls two times in the hour that a zone repeats unequal, unless they have the same zone object.
+        # Python calls two times in a repeated hour of a zone unequal, unless they have the same zone object.
         return one.replace(tzinfo=None, fold=0) == other.replace(tzinfo=None, fold=0) and (
             one.utcoffset() == other.utcoffset()
         )

@@ -1,4 +1,4 @@
-"""Reading payloads as the type that a handler's parameter is annotated with."""
+"""Read payloads as the annotated type of a handler's parameter."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from waterclock.tables.payloads.types import (
 )
 
 _OF_VALUES = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError)
-"""What a type raises of itself for values that it does not take; other errors may not come again."""
+"""Errors that a type raises for invalid values; other errors may be transient."""
 
 
 class MisfitError(Exception):
-    """A payload is not of the type that its handler takes."""
+    """A payload does not have the type that its handler takes."""
 
 
 def read_payload(kind: Any, payload: Any) -> Any:
-    """Give a payload as an object of a type.
+    """Return a payload as an object of a type.
 
     Parameters
     ----------
     kind
-        A dataclass, a TypedDict, a Pydantic model, `Batch`, or what such are made of.
+        A dataclass, a TypedDict, a Pydantic model, `Batch`, or one of their parts.
     payload
-        As the message has it. Text and bytes are JSON, unless they themselves are what is wanted.
+        The message's payload. Text and bytes are parsed as JSON, unless the type itself is str or bytes.
 
     Raises
     ------
     MisfitError
-        Where it does not fit; says where, and why.
+        If it does not fit; the error says where, and why.
     """
     try:
         return _read_payload(kind, payload)
@@ -64,7 +64,7 @@ def _read_payload(kind: Any, payload: Any) -> Any:
         return _read_batch(kind, payload)
     if not isinstance(payload, bytes | str):
         return _read(kind, payload, "")
-    if isinstance(payload, str):  # in a table of JSON, a text is itself a value
+    if isinstance(payload, str):  # in a table of JSON, a string is itself a value
         with suppress(MisfitError):
             return _read(kind, payload, "")
     try:
@@ -105,15 +105,15 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read_checked(kind: Any, value: Any, where: str) -> Any:
-    """Read what checks by itself what it is made of."""
+    """Read a type that validates its own parts."""
     if not is_model(kind):
         return _made(kind, where, value)
-    # From JSON: a strict model takes no text for a date, and no base64 for bytes, from Python objects.
+    # From JSON: a strict model takes no string for a date, and no base64 for bytes, from Python objects.
     return _made(kind.model_validate_json, where, json.dumps(value))
 
 
 def _made(make: Callable[..., Any], where: str, *given: Any, **fields_of_it: Any) -> Any:
-    """Make an object of a type that may refuse what it is given, as a dataclass can in ``__post_init__``."""
+    """Build an object of a type that may refuse its values, as a dataclass can in ``__post_init__``."""
     try:
         return make(*given, **fields_of_it)
     except _OF_VALUES as error:
@@ -138,7 +138,7 @@ def _read_text(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read_fields(kind: Any, value: Any, where: str) -> Any:
-    """Read an object by its fields; what it does not know is left out, since newer programs may put more."""
+    """Read an object by its fields; unknown ones are ignored, because newer programs may put more."""
     if not isinstance(value, Mapping):
         raise MisfitError(_at(where, f"must be an object for {type_name(kind)}, got {quoted(value)}"))
     types_of, needed = fields_of(kind)
@@ -182,7 +182,7 @@ def _read_list(origin: Any, of: tuple[Any, ...], value: list[Any], where: str) -
 
 
 def _read_member(of: tuple[Any, ...], value: Any, where: str) -> Any:
-    """Read a value as the member of a union that it is of."""
+    """Read a value as the matching member of a union."""
     if type(value) in of:
         with suppress(MisfitError):
             return _read(type(value), value, where)
@@ -197,7 +197,7 @@ def _read_member(of: tuple[Any, ...], value: Any, where: str) -> Any:
         raise MisfitError("; ".join(reasons))
     first, read = found[0]
     for other, again in found[1:]:
-        # Programs that are not ours may leave out the field that tells the members apart.
+        # Other programs may omit the field that distinguishes the members.
         if not is_same(read, again):
             names = f"{type_name(first)} and {type_name(other)}"
             raise MisfitError(_at(where, f"{quoted(value)} could be {names}; nothing in it says which"))

@@ -1,4 +1,4 @@
-"""The types that a payload can be read as, and why any other cannot: one rule for ``put`` and for handlers."""
+"""The types that a payload can be read as, and why others cannot: one rule for ``put`` and for handlers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ from waterclock.tables.payloads.types import (
 from waterclock.tables.payloads.unions import is_ambiguous, members_of
 
 _ANYTHING = (Any, object)
-_SUPPORTED = (
-    "give a dataclass, a TypedDict, a Pydantic model, a Batch, or what such are made of, or waterclock.Delivery"
-)
-_IN_FIELDS = "use a dataclass, a TypedDict, a Pydantic model, or what such are made of"
+_SUPPORTED = "use a dataclass, a TypedDict, a Pydantic model, a Batch, a combination of these, or waterclock.Delivery"
+_IN_FIELDS = "use a dataclass, a TypedDict, a Pydantic model, or a combination of these"
 _TAG = "Give each a field of its own, such as kind: Literal['refund']"
 
 
 @built_once(maxsize=256)
 def why_unreadable(kind: Any) -> str | None:
-    """Return why payloads cannot be read as a type, or as a field of it, with the remedy; None if they can.
+    """Return why payloads cannot be read as a type, or as a field of one; None if they can.
 
     Raises
     ------
@@ -54,7 +52,7 @@ def _why(kind: Any, seen: set[Any], where: str) -> str | None:
     parts: list[tuple[str, Any]] = []
     if kind is bytes or is_batch(kind):
         named = f"{_at(where)}{type_name(kind)}"
-        return f"{named} can be a whole payload, but JSON cannot hold it as a part of one; put text instead"
+        return f"{named} can be a whole payload, but not part of one in JSON; put text instead"
     if has_fields(kind):
         name = type_name(kind)
         parts = [(f"{name}.{field}", each) for field, each in fields_of(kind)[0].items()]

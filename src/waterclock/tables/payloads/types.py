@@ -1,4 +1,4 @@
-"""Types of payloads: which kinds there are, and what fields and values they have."""
+"""Types of payloads: their kinds, fields and values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def is_model(kind: Any) -> bool:
 
 
 def is_enum(kind: Any) -> bool:
-    """Return whether a type is an enumeration."""
     return isinstance(kind, type) and issubclass(kind, enum.Enum)
 
 
@@ -57,10 +56,10 @@ def has_fields(kind: Any) -> bool:
 
 @built_once(maxsize=256)
 def fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the types of the fields of a dataclass or TypedDict by name, and the names of those that it needs.
+    """Return the field types of a dataclass or TypedDict by name, and the names of required fields.
 
-    Fields that name their values come first. In a union they tell an object of another member before the objects inside
-    it are read, which may be unions themselves.
+    Fields with enumerated values come first. In a union they rule out other members before nested objects are read,
+    which may be unions themselves.
     """
     hints = typing.get_type_hints(kind)
     known = dict(sorted(hints.items(), key=lambda each: named_values(unwrapped(each[1])) is None))

@@ -1,7 +1,7 @@
-"""Unions: which types one JSON value could be of.
+"""Unions: the types that one JSON value could have.
 
-A payload does not name its type. If it could be read as two members of a union, the first that fits would drop what
-only the other one has.
+A payload does not name its type. If it could be read as two members of a union, the first that fits would drop the
+other's own fields.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHAPES: dict[Any, str] = {
 
 
 def members_of(kind: Any) -> list[Any]:
-    """Return the members of a union, those of unions in it included; of any other type the type itself."""
+    """Return the members of a union, including those of nested unions; for any other type, the type itself."""
     kind = unwrapped(kind)
     if typing.get_origin(kind) not in UNIONS:
         return [kind]
@@ -63,11 +63,11 @@ def _are_ambiguous(one: Any, other: Any) -> bool:
         return _are_ambiguous_lists(one, other)
     if shapes == {"object"}:
         return _are_ambiguous_objects(one, other)
-    return {one, other} != {int, float}  # the reader prefers the type that JSON itself says
+    return {one, other} != {int, float}  # the reader prefers the type that JSON itself has
 
 
 def _is_anything_else(one: Any, other: Any) -> bool:
-    """Return whether a type is anything, and the other one is what JSON itself says, which the reader prefers."""
+    """Return whether one type is Any, and the other is a native JSON type, which the reader prefers."""
     return one in (Any, object) and other in (None, type(None), bool, int, str)
 
 
@@ -81,7 +81,7 @@ def _are_ambiguous_values(one: Any, other: Any) -> bool:
         return common and (is_enum(one) or is_enum(other))
     if other in FROM_TEXT:
         return any(isinstance(each, str) and _parses(FROM_TEXT[other], each) for each in values)
-    return is_enum(one) or other not in SCALARS  # a Literal is read as the value itself, as its type is
+    return is_enum(one) or other not in SCALARS  # a Literal is read as its value's type
 
 
 def _parses(parse: Callable[[str], Any], text: str) -> bool:
@@ -134,7 +134,7 @@ def _are_ambiguous_objects(one: Any, other: Any) -> bool:
 
 
 def _are_tags(one: Any, other: Any) -> bool:
-    """Return whether two types of a field name values of which they have none in common."""
+    """Return whether two field types have enumerated values without overlap."""
     values, others = named_values(unwrapped(one)), named_values(unwrapped(other))
     if values is None or others is None:
         return False
@@ -142,7 +142,7 @@ def _are_tags(one: Any, other: Any) -> bool:
 
 
 def _json_fields(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the types of an object's fields by their names in JSON, and the names of those that it needs."""
+    """Return the types of an object's fields by JSON name, and the names of required fields."""
     if not is_model(kind):
         return fields_of(kind)
     named = {each.serialization_alias or name: each for name, each in kind.model_fields.items()}

@@ -1,4 +1,4 @@
-"""Writing objects as payloads: dataclasses, Pydantic models, enumerations and batches, checked by reading them back."""
+"""Write objects as payloads: dataclasses, Pydantic models, enumerations and batches, checked by reading them back."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from waterclock.tables.payloads.supported import why_unreadable
 from waterclock.tables.payloads.types import JSON_SCALARS, is_batch, is_enum, is_model, type_name
 
 _SCALARS = (str, int, float, bytes, type(None))
-_REMEDY = "Put a dict or text that you make of it, or give the type fields that JSON can hold"
+_REMEDY = "Convert it to a dict or text first, or use fields that JSON can hold"
 
 
 def write_payload(value: Any, payload: str) -> Any:
     """Return an object as a payload of a table, and any other value unchanged.
 
-    Each object is read back as its own type and compared, so that a handler gets what was put. The cost grows with the
-    number of objects: 20 to 30 µs for each small one.
+    Each object is read back as its own type and compared, so that a handler gets an equal object. The cost grows with
+    the number of objects: 20 to 30 µs for each small one.
 
     Parameters
     ----------
     payload
-        What the table's payloads are: ``"bytes"``, ``"text"`` or ``"json"``.
+        The table's payload type: ``"bytes"``, ``"text"`` or ``"json"``.
 
     Raises
     ------
     InvalidArgumentError
-        If an object would come back different; it names the part.
+        If an object would come back different; the error names the part.
     """
     if is_batch(type(value)):
         return value.to_bytes()

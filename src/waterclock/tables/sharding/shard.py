@@ -1,4 +1,4 @@
-"""One database of a sharded keyspace: opened when it is needed, and left alone for a while where it is away."""
+"""One database of a sharded keyspace: opened on demand, and left alone for a while if unavailable."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from waterclock.tables.model.keyspace import KeyRange
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.2
-"""Seconds for which a shard that was found away is left alone; the pause doubles each time."""
+"""Seconds for which an unavailable shard is left alone; doubled each time."""
 
 LONGEST_PAUSE = 30.0
-"""Seconds for which a shard that is away is left alone at the most."""
+"""Maximum seconds for which an unavailable shard is left alone."""
 
 
 class Opened(Protocol):
-    """A database that is open, as far as shards need it."""
+    """The part of an open database that shards need."""
 
     backend: Backend
 
     @property
     def create_table(self) -> Callable[..., MessageTable]:
-        """Make a message table of a name, with options."""
+        """Create a message table."""
         ...
 
     def table(self, name: str) -> MessageTable:
@@ -41,27 +41,27 @@ class Opened(Protocol):
         ...
 
     def tables(self) -> list[str]:
-        """Name every message table."""
+        """Return the names of all message tables."""
         ...
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         ...
 
 
 class Shard:
-    """A database that holds one key range. Safe to share between threads.
+    """A database that holds one key range. Thread-safe.
 
     Attributes
     ----------
     key_range
-        Which keyspace ids it holds.
+        The keyspace ids that it holds.
     url
-        Of the database.
+        URL of the database.
     name
         The key range as text, which is also the shard's name.
     reason
-        Why it was found away; None where it was not.
+        Why it is unavailable; None if it is available.
     """
 
     def __init__(self, key_range: KeyRange, url: str, open_database: Callable[[str], Opened]) -> None:
@@ -77,7 +77,7 @@ class Shard:
 
     @property
     def database(self) -> Opened:
-        """The database; UnavailableError where it cannot be opened now."""
+        """Return the database; UnavailableError if it cannot be opened now."""
         with self._lock:
             if self._opened is None:
                 self._opened = self._open_database(self.url)
@@ -85,7 +85,6 @@ class Shard:
 
     @property
     def backend(self) -> Backend:
-        """Engine, transactions and clock."""
         return self.database.backend
 
     def begin(self) -> AbstractContextManager[sa.Connection]:
@@ -94,26 +93,24 @@ class Shard:
 
     @property
     def rest(self) -> float:
-        """Seconds for which the shard is to be left alone, because it was found away."""
+        """Return the seconds for which the shard is left alone because it was unavailable."""
         return max(0.0, self._away_until - moments.monotonic())
 
     def note_away(self, error: UnavailableError) -> None:
         """Leave the shard alone for a while, twice as long each time."""
         if self.reason is None:
-            logger.warning("shard %s is away and is tried again and again: %s", self.name, error)
+            logger.warning("shard %s is unavailable, retrying: %s", self.name, error)
         self.reason = str(error)
         self._pause = min(self._pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
-        # Jitter, so that many consumers do not come back in one moment.
+        # Jitter, so that consumers do not all return at once.
         self._away_until = moments.monotonic() + self._pause * random.uniform(0.67, 1)  # noqa: S311  # not a secret
 
     def note_back(self) -> None:
-        """Take the shard up again."""
         if self.reason is not None:
-            logger.warning("shard %s is back", self.name)
+            logger.warning("shard %s is available again", self.name)
         self.reason, self._pause, self._away_until = None, 0.0, 0.0
 
     def close(self) -> None:
-        """Give the connections back."""
         if self._opened is not None:
             self._opened.close()
 

@@ -15,96 +15,96 @@ from waterclock.tables.sharding.sharded_table import ShardedTable
 
 
 class ShardedDatabase(Closing):
-    """A keyspace over several databases, each with the key range it holds. Safe to share; usable in ``with``.
+    """A keyspace over several databases, each with its key range. Thread-safe; usable in ``with``.
 
     Topics are not sharded: connect to one database for them.
 
     Parameters
     ----------
     urls
-        Key ranges, as Vitess writes them, and their databases; together they hold every keyspace id once.
+        Key ranges, as Vitess writes them, and their databases; each keyspace id must be in exactly one.
     open_database
-        Opens the database of a URL.
+        Opens the database at a URL.
 
     Raises
     ------
     InvalidArgumentError
-        Naming the hole or the overlap of the key ranges.
+        If the key ranges have a hole or an overlap, which the error names.
     UnavailableError
-        Where no database can be opened. As long as one can, the others are opened when they are back.
+        If no database can be opened. As long as one can, the others are opened once they are available.
     """
 
     def __init__(self, urls: Mapping[str, str], open_database: Callable[[str], Opened]) -> None:
         ranges = check_cover(urls)
         by_range = {KeyRange.parse(text, "shards"): url for text, url in urls.items()}
         if len(set(urls.values())) < len(urls):
-            raise InvalidArgumentError("shards: two of them have the same URL; every shard is a database of its own")
+            raise InvalidArgumentError("shards must have different URLs; every shard is a database of its own")
         self._shards = [Shard(one, by_range[one], open_database) for one in ranges]
         self._open()
 
     @property
     def shards(self) -> list[str]:
-        """The shards' names, which are their key ranges, in order."""
+        """Names of the shards, which are their key ranges, in order."""
         return [shard.name for shard in self._shards]
 
     def shard(self, name: str) -> Shard:
-        """Give one shard, with its ``backend`` for transactions of your own; NotFoundError where there is none."""
+        """Return one shard, with its ``backend`` for transactions of your own; NotFoundError if missing."""
         wanted = KeyRange.parse(name, "name")
         for shard in self._shards:
             if shard.key_range == wanted:
                 return shard
-        raise NotFoundError(f"there is no shard {quoted(name)}; the shards are {', '.join(self.shards)}")
+        raise NotFoundError(f"no shard named {quoted(name)}; the shards are {', '.join(self.shards)}")
 
     def create_table(self, name: str, *, exist_ok: bool = False, **options: Any) -> ShardedTable:
-        """Make a message table on every shard; `Database.create_table` explains the options.
+        """Create a message table on every shard; `Database.create_table` explains the options.
 
-        Where a shard was away, run it again: it completes what is missing.
+        If a shard was unavailable, run it again to create the table there.
 
         Raises
         ------
         AlreadyExistsError
-            Where every shard has it and ``exist_ok`` is False.
+            If every shard has it and ``exist_ok`` is False.
         InvalidArgumentError
-            For an option that cannot be meant, and for ``groups``.
+            For an invalid option, and for ``groups``.
         UnavailableError
-            Where a shard is away.
+            If a shard is unavailable.
         """
         if options.get("groups") is not None:
             raise InvalidArgumentError(
-                f"groups: {options['groups']!r} needs all messages of a group in one database, and a sharded table"
-                " spreads messages by their ids; use a table that is not sharded, or one table for each group of shards"
+                "groups must be omitted in a sharded table, which spreads messages by their ids, got"
+                f" {options['groups']!r}. Use a table that is not sharded, or one table for each group of shards"
             )
         missing = [shard for shard in self._shards if not _has(shard, name)]
         if not missing and not exist_ok:
             raise AlreadyExistsError(
-                f"message table {quoted(name)} exists on every shard; open it, or pass exist_ok=True"
+                f"message table {quoted(name)} already exists on every shard; open it, or pass exist_ok=True"
             )
-        for shard in missing or self._shards[:1]:  # one that exists compares its options with these
+        for shard in missing or self._shards[:1]:  # an existing one compares its options with these
             shard.database.create_table(name, key_range=shard.name, exist_ok=True, **options)
         return self.table(name)
 
     def table(self, name: str) -> ShardedTable:
-        """Open a message table; NotFoundError where a shard has none of this name."""
+        """Open a message table; NotFoundError if a shard has none of this name."""
         return ShardedTable.open(name, self._shards)
 
     def tables(self) -> list[str]:
-        """Name every message table that a shard has, in alphabetical order."""
+        """Return the names of all message tables of any shard, in alphabetical order."""
         return sorted({name for shard in self._shards for name in shard.database.tables()})
 
     def create_topic(self, name: str, **options: Any) -> NoReturn:  # noqa: ARG002  # as the databases' own
-        """Refuse: a topic is in one database."""
+        """Raise InvalidArgumentError: a topic is in one database."""
         raise _no_topics(name)
 
     def topic(self, name: str) -> NoReturn:
-        """Refuse: a topic is in one database."""
+        """Raise InvalidArgumentError: a topic is in one database."""
         raise _no_topics(name)
 
     def topics(self) -> list[str]:
-        """Name no topic."""
+        """Return no topics."""
         return []
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         for shard in self._shards:
             shard.close()
 
@@ -117,7 +117,7 @@ class ShardedDatabase(Closing):
                 shard.note_away(error)
                 errors.append(error)
         if len(errors) == len(self._shards):
-            raise UnavailableError(f"every shard is away: {'; '.join(map(str, errors))}") from errors[0]
+            raise UnavailableError(f"every shard is unavailable: {'; '.join(map(str, errors))}") from errors[0]
 
     def __repr__(self) -> str:
         return f"<ShardedDatabase {', '.join(self.shards)}>"
@@ -132,6 +132,6 @@ def _has(shard: Shard, name: str) -> bool:
 
 def _no_topics(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"topic: {quoted(name)} cannot be in a sharded database, because a topic's positions are counted in one"
-        " database; connect to that one alone: connect(url)"
+        f"cannot open topic {quoted(name)} in a sharded database: its positions are counted in one database. Connect to"
+        " that database alone: connect(url)"
     )

@@ -1,4 +1,4 @@
-"""Putting messages into a sharded table: each on the shard of its id."""
+"""Put messages into a sharded table: each on the shard of its id."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ _Row = dict[str, Any]
 
 
 class _DrawnIds:
-    """The ids that are drawn for one call."""
-
     def __init__(self, given: Iterable[MessageId]) -> None:
         self._taken = set(given)
         self.drawn: set[int] = set()
@@ -46,17 +44,17 @@ def put_over_shards(
     shards: Sequence[Shard],
     open_table: Callable[[Shard], MessageTable],
 ) -> PutIds:
-    """Put messages, in one transaction a shard, all at once.
+    """Put messages in one transaction per shard, in parallel.
 
     Parameters
     ----------
     context
-        The table on any of the shards, against which the messages are checked.
+        The table on any shard, against which the messages are checked.
 
     Raises
     ------
     PartlyPutError
-        Where shards were away.
+        If shards were unavailable.
     """
     prepared = prepare_rows(context, messages)
     if prepared.keys:
@@ -93,7 +91,7 @@ def put_with(
     connection: Any,
     elsewhere: Callable[[MessageId, Shard], InvalidArgumentError],
 ) -> PutIds:
-    """Put messages in the caller's transaction on one shard, to which all of them have to belong."""
+    """Put messages in the caller's transaction on one shard, which all of them must belong to."""
     rows = [dict(message) for message in messages]
     if any(row.get("unique") is not None for row in rows):
         raise _no_keys(table.name)
@@ -122,15 +120,15 @@ def put_with(
 
 def _no_keys(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"unique: {name!r} is spread over shards by its ids, and no shard knows the keys of the others; give the"
-        " message an id of your own, which is unique, or use a table in one database"
+        f"unique must be omitted for {name!r}, which is sharded by id: no shard knows the keys of the others. Give the"
+        " message a unique id of your own, or use a table in one database"
     )
 
 
 def _put_on(
     open_table: Callable[[Shard], MessageTable], shard: Shard, rows: list[_Row], ids: _DrawnIds
 ) -> list[MessageId]:
-    """Put one shard's messages; return the ids that were there before."""
+    """Put one shard's messages; return the ids that existed before."""
     context = open_table(shard).context
     tries = 0
 
@@ -139,8 +137,8 @@ def _put_on(
         tries += 1
         found = put_rows(context, own, PreparedRows(rows, [], fresh=False)).existing
         taken = {message_id for message_id in found if message_id in ids.drawn}
-        # A message that a first try finds under an id drawn for it is another writer's. What a later try finds is its
-        # own: the earlier try committed, although its answer was lost.
+        # If the first try finds a message under an id drawn for it, that is another writer's. If a later try does, it
+        # is its own: the earlier try committed, although its answer was lost.
         while taken and tries == 1:
             again = [row for row in rows if row["id"] in taken]
             for row in again:
@@ -155,6 +153,6 @@ def _partly(failures: Mapping[Shard, UnavailableError], missing: list[MessageId]
     away = "; ".join(f"{shard.name}: {error}" for shard, error in failures.items())
     named = ", ".join(map(repr, missing[:10])) + (" …" if len(missing) > 10 else "")  # noqa: PLR2004  # a line's worth
     return (
-        f"put: {len(missing)} of {count} messages are not in ({named}), because shards are away ({away});"
-        " put them again when they are back, under the ids of this error"
+        f"{len(missing)} of {count} messages were not put ({named}), because shards are unavailable ({away})."
+        " Put them again later, under the ids of this error"
     )

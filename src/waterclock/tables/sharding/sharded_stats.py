@@ -1,4 +1,4 @@
-"""Counting a sharded table's messages: every shard's figures, and their sum."""
+"""Statistics of a sharded table: those of every shard, and their sum."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ONE_OF_THEM = ("oldest_age", "failure")
 
 @dataclass(frozen=True, slots=True)
 class ShardedStats(TableStats):
-    """The figures of `TableStats` over all shards that answered: sums, the greatest age, and one shard's failure.
+    """`TableStats` over all shards that answered: sums, the greatest age, and one shard's failure.
 
     Attributes
     ----------
     by_shard
-        Each shard's own.
+        Statistics by shard.
     away
-        The shards that are not counted, each with the reason.
+        Reasons by shard that is unavailable and not counted.
     """
 
     by_shard: Mapping[str, TableStats] = field(default_factory=dict[str, TableStats])
@@ -28,7 +28,7 @@ class ShardedStats(TableStats):
 
     @classmethod
     def add_up(cls, by_shard: Mapping[str, TableStats], away: Mapping[str, str]) -> ShardedStats:
-        """Add the figures of the shards that answered."""
+        """Add up the statistics of the shards that answered."""
         totals: dict[str, Any] = {}
         for one in fields(TableStats):
             figures = [getattr(stats, one.name) for stats in by_shard.values()]

@@ -1,4 +1,4 @@
-"""Reading several shards in turn, each in a thread of its own, so that one that hangs holds up no other."""
+"""Read several shards in turn, each in a thread of its own, so that one that hangs blocks no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.sharding.shard import Shard
 
 PATIENCE = 2.0
-"""Seconds for which reading waits for a shard that is busy or away, before it counts as away."""
+"""Seconds that reading waits for a shard that is busy or does not answer before it counts as unavailable."""
 
 _SECOND = 1_000_000_000
 
@@ -27,9 +27,9 @@ OpenTable = Callable[[Shard], MessageTable]
 
 
 class ShardedSubscription(Closing):
-    """Iterates over the deliveries of several shards, taking one from each in turn. Close it, or use it in ``with``.
+    """An iterator over the deliveries of several shards in turn. Close it, or use it in ``with``.
 
-    A shard that is away is tried again, with pauses that double up to half a minute, and is read again when it is back.
+    An unavailable shard is retried with pauses that double up to half a minute.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class ShardedSubscription(Closing):
             reader.start()
 
     def stop(self) -> None:
-        """End the iteration after the current delivery; other threads may call it.
+        """End the iteration after the current delivery; safe to call from other threads.
 
-        A signal handler of the thread that iterates may, too: the lock is one that its owner can take again.
+        Safe in signal handlers of the iterating thread, too: the lock is reentrant.
         """
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give back what was not handed out, at once and without counting an attempt."""
+        """Give back all messages that were not handed out, at once and without counting an attempt."""
         self.stop()
         for reader in self._readers:
             reader.stop()
@@ -63,7 +63,7 @@ class ShardedSubscription(Closing):
             reader.finish()
 
     def next_within(self, duration: int) -> Delivery | None:
-        """Return the next delivery; None where none comes within the duration (ns), or the subscription is stopped."""
+        """Return the next delivery; None if none comes within the duration (ns) or the subscription is stopped."""
         return self._next(moments.monotonic() + duration / _SECOND)
 
     def __iter__(self) -> Self:
@@ -82,13 +82,13 @@ class ShardedSubscription(Closing):
                 if reader is None:
                     return None
                 delivery = reader.take()
-            # It may have waited here for longer than its lease lasts.
+            # It may have waited here longer than its lease.
             with suppress(UnavailableError):
                 if reader.is_held(delivery):
                     return delivery
 
     def _ready_reader(self, until: float | None) -> _ShardReader | None:
-        """Wait for a reader that offers something, and give the next one in turn; None where there is none in time."""
+        """Wait for a reader with a delivery, and return the next in turn; None if none comes in time."""
         while not self._stopped:
             turn = self._readers[self._turn :] + self._readers[: self._turn]
             for reader in turn:
@@ -109,7 +109,7 @@ class ShardedSubscription(Closing):
 
 
 class _ShardReader:
-    """Reads one shard, and offers one delivery at a time."""
+    """Read one shard, and offer one delivery at a time."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _ShardReader:
         self._stop = threading.Event()
         self._current: TableSubscription | None = None
         self._away = False
-        # A daemon, because one that waits for a host that never answers must not keep the process alive.
+        # A daemon thread, because one that waits for a dead host must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"waterclock-shard{shard.name}", daemon=True)
         self.offered: Delivery | None = None
         self._offered_at = 0.0
@@ -135,7 +135,6 @@ class _ShardReader:
         moments.start(self._thread)
 
     def stop(self) -> None:
-        """Tell the thread to end."""
         self._stop.set()
         with self._changed:
             current = self._current
@@ -144,23 +143,23 @@ class _ShardReader:
             current.stop()
 
     def finish(self) -> None:
-        """Wait until the thread has given back what it has; one whose shard is away has nothing to give back to."""
+        """Wait until the thread has given back its messages, unless its shard is unavailable."""
         while self._thread.is_alive() and not self._away:
             moments.join(self._thread, 0.05)
 
     def take(self) -> Delivery:
-        """Take what is offered; the caller holds the lock."""
+        """Take the offered delivery; the caller holds the lock."""
         delivery, self.offered = self.offered, None
         assert delivery is not None  # noqa: S101  # the caller has looked
         self._changed.notify_all()
         return delivery
 
     def is_held(self, delivery: Delivery) -> bool:
-        """Say whether the delivery is ours still."""
+        """Return whether the delivery is still ours."""
         if moments.monotonic() - self._offered_at > LOOK_EVERY:
             discard([delivery], extended=False)
         now = self._shard.backend.now()
-        # Another thread may have noted the shard as away while the subscription, which waits for it, saw no failure.
+        # Another thread may have found the shard unavailable while the waiting subscription saw no failure.
         self._shard.note_back()
         return not delivery.lost and delivery.lease_until > now
 
@@ -213,12 +212,12 @@ class _ShardReader:
 def receive_from(
     shards: Iterable[Shard], open_table: OpenTable, limit: int, consumer: str | None, **which: Any
 ) -> list[Delivery]:
-    """Claim up to ``limit`` messages that are due, from one shard after the other, without waiting.
+    """Claim up to ``limit`` due messages from one shard after the other, without waiting.
 
     Raises
     ------
     UnavailableError
-        Where every shard is away.
+        If every shard is unavailable.
     """
     found: list[Delivery] = []
     reasons: list[str] = []
@@ -240,5 +239,5 @@ def receive_from(
             shard.note_back()
             answered = True
     if not answered:
-        raise UnavailableError(f"receive: every shard is away ({'; '.join(reasons)})")
+        raise UnavailableError(f"cannot receive: every shard is unavailable ({'; '.join(reasons)})")
     return found

@@ -1,4 +1,4 @@
-"""A message table that is spread over several databases by its ids."""
+"""A message table spread over several databases by message id."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _Part = TypeVar("_Part")
 
 
 class TablePart:
-    """A sharded table on one shard, which may be away.
+    """A sharded table on one shard, which may be unavailable.
 
     Attributes
     ----------
     url
-        The shard's database.
+        URL of the shard's database.
     """
 
     def __init__(self, shard: Shard, open_table: Callable[[Shard], MessageTable]) -> None:
@@ -49,9 +49,9 @@ class TablePart:
         self.url = shard.url
 
     def open(self) -> MessageTable:
-        """Open it; UnavailableError where the shard is away, or was found so lately and is left alone for now."""
+        """Open it; UnavailableError if the shard is unavailable, or was recently and is left alone."""
         if self._shard.rest:
-            raise UnavailableError(f"shard {self._shard.name} is away: {self._shard.reason}")
+            raise UnavailableError(f"shard {self._shard.name} is unavailable: {self._shard.reason}")
         try:
             table = self._open_table(self._shard)
         except UnavailableError as error:
@@ -62,9 +62,9 @@ class TablePart:
 
 
 class ShardedTable:
-    """A message table on several databases: each message is in one, which its id decides. Safe to share.
+    """A message table on several databases; a message's id decides which one it is in. Thread-safe.
 
-    It does what `MessageTable` does; what it does on several shards is no single transaction.
+    It works like `MessageTable`, but an operation on several shards is not one transaction.
     """
 
     def __init__(self, name: str, shards: Sequence[Shard]) -> None:
@@ -75,16 +75,16 @@ class ShardedTable:
 
     @classmethod
     def open(cls, name: str, shards: Sequence[Shard]) -> ShardedTable:
-        """Open the table on the shards that are there; those that are away follow when they are back.
+        """Open the table on the available shards; the others follow once they are available.
 
         Raises
         ------
         NotFoundError
-            Where a shard has no message table of this name.
+            If a shard has no message table of this name.
         SchemaError
-            Where a shard's table holds another key range: its URL is that of another shard.
+            If a shard's table holds another key range: its URL is that of another shard.
         UnavailableError
-            Where every shard is away.
+            If every shard is unavailable.
         """
         table = cls(name, shards)
         found, failures = table._on(table._shards, lambda _: None)
@@ -101,25 +101,25 @@ class ShardedTable:
 
     @property
     def context(self) -> TableContext:
-        """What is known of the table on a shard that is there; UnavailableError where none is."""
+        """Return the context of the table on an available shard; UnavailableError if there is none."""
         return self._any().context
 
     @property
     def options(self) -> TableOptions:
-        """The table's options, which are the same on every shard but for the key range."""
+        """The table's options, the same on every shard except for the key range."""
         return self._any().options
 
     @property
     def shards(self) -> list[str]:
-        """The shards' names, which are their key ranges, in order."""
+        """Names of the shards, which are their key ranges, in order."""
         return [shard.name for shard in self._shards]
 
     def parts(self, shard: str | None = None, key_range: str | None = None) -> list[TablePart]:
-        """Give the table on each shard, or on those that are named as in `subscribe`, for who reads each by itself."""
+        """Return the table on each shard, or on those named as in `subscribe`, to read each separately."""
         return [TablePart(one, self._table) for one in self._chosen(shard, key_range)]
 
     def shard_of(self, id: MessageId) -> str:  # noqa: A002  # the column's name, which the interface has too
-        """Name the shard on which the message with this id is, or would be."""
+        """Return the name of the shard that has, or would have, the message with this id."""
         return self._shard_of(check_id(self._any().context, id)).name
 
     def put(
@@ -135,13 +135,13 @@ class ShardedTable:
         connection: Any = None,
         **columns: Any,
     ) -> MessageId:
-        """Put a message on the shard of its id; as `MessageTable.put`, but a bigint that is not given is drawn here.
+        """Put a message on the shard of its id, as `MessageTable.put`; an omitted bigint id is drawn here.
 
         Parameters
         ----------
         connection
-            As in `MessageTable.put`. It has to be a connection to the shard of the id; where no id is given, one is
-            drawn that belongs there.
+            As in `MessageTable.put`. It must be to the shard of the id; if no id is given, one is drawn that belongs
+            there.
         """
         message: dict[str, Any] = {
             "payload": payload,
@@ -158,14 +158,14 @@ class ShardedTable:
         return self.put_many([message], connection=connection)[0]
 
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
-        """Put many messages, in one transaction a shard; return their ids in their order.
+        """Put many messages in one transaction per shard; return their ids in order.
 
         Raises
         ------
         PartlyPutError
-            Where shards were away: it knows which messages are in. Putting all again under its ids is safe.
+            If shards were unavailable. It names the messages that were put; putting all again under its ids is safe.
         InvalidArgumentError
-            For a message that cannot be meant, before any is put; for a ``connection`` to another shard.
+            For an invalid message, before any is put; for a ``connection`` to another shard.
         """
         if connection is None:
             return put_over_shards(self._any().context, rows, self._shards, self._table)
@@ -182,9 +182,9 @@ class ShardedTable:
         priority: int = 0,
         **rule: Any,
     ) -> None:
-        """Put a message again and again, as `MessageTable.schedule`, by the clock of the shard where the schedule is.
+        """Put a message repeatedly, as `MessageTable.schedule`, by the clock of the schedule's shard.
 
-        Its name decides which that is, and there are its messages: a tick is one transaction in one database.
+        The schedule's name decides the shard, which also gets its messages: a tick is one transaction in one database.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ class ShardedTable:
 
     @property
     def schedules(self) -> MessageSchedules:
-        """The schedules of all shards, as `MessageTable.schedules`; UnavailableError where one it takes is away."""
+        """The schedules of all shards, as `MessageTable.schedules`; UnavailableError if a needed one is down."""
         return MessageSchedules(
             lambda name: self._table(self._shard_of(name)).context,
             lambda: [self._table(shard).context for shard in self._shards],
@@ -207,7 +207,7 @@ class ShardedTable:
         return self._table(self._shard_of(check_name(name))).unschedule(name)
 
     def tick(self) -> int:
-        """Put what the schedules of all shards have due, as `MessageTable.tick`."""
+        """Put the due messages of all shards' schedules, as `MessageTable.tick`."""
         return sum(self._all(MessageTable.tick, "tick"))
 
     def receive(
@@ -217,19 +217,19 @@ class ShardedTable:
         consumer: str | None = None,
         **which: Any,
     ) -> list[Delivery]:
-        """Take messages that are due, from one shard after the other; each call begins with the next shard.
+        """Take due messages from one shard after the other; each call begins with the next shard.
 
         Parameters
         ----------
         limit, wait, consumer
             As in `MessageTable.receive`.
         which
-            Its ``where``, ``order`` and ``parameters``; an order holds on each shard by itself.
+            Its ``where``, ``order`` and ``parameters``; an order applies to each shard separately.
 
         Raises
         ------
         UnavailableError
-            Where every shard is away.
+            If every shard is unavailable.
         """
         count = self.options.batch_size if limit is None else limit
         found = receive_from(self._in_turn(), self._table, count, consumer, **which)
@@ -255,18 +255,19 @@ class ShardedTable:
         Parameters
         ----------
         consumer, limit
-            As in `MessageTable.subscribe`; the limit and the table's ``cache_size`` hold for each shard.
+            As in `MessageTable.subscribe`; the limit and the table's ``cache_size`` apply to each shard.
         shard
             Read this shard alone.
         key_range
-            Read this range alone, which has to be exactly that of a shard, or of neighbouring ones together.
+            Read this range alone, which must be exactly that of a shard or of several neighbouring ones.
         how
-            The other arguments of `MessageTable.subscribe`, for each shard: an order or a rate holds on each by itself.
+            The other arguments of `MessageTable.subscribe`, for each shard: an order or a rate applies to each
+            separately.
 
         Returns
         -------
         Subscription | ShardedSubscription
-            One that reads all these shards in turn. A shard that is away does not stop the others.
+            One that reads all these shards in turn. An unavailable shard does not stop the others.
         """
         shards = self._chosen(shard, key_range)
         if len(shards) == 1:
@@ -287,7 +288,7 @@ class ShardedTable:
         return sum(self._each(self._split(given), lambda table, part: table.reschedule(part, at, epoch), "reschedule"))
 
     def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
-        """Give deliveries back, as `MessageTable.nack`; return how many were still ours."""
+        """Give deliveries back, as `MessageTable.nack`; return how many were still leased."""
         return sum(
             self._each(
                 self._split(many("deliveries", deliveries, "deliveries")),
@@ -297,7 +298,7 @@ class ShardedTable:
         )
 
     def extend(self, deliveries: Iterable[Delivery], duration: Duration) -> int:
-        """Keep deliveries for ``duration`` from now on, as `MessageTable.extend`; return how many are still ours."""
+        """Extend leases, as `MessageTable.extend`; return how many deliveries are still leased."""
         return sum(
             self._each(
                 self._split(many("deliveries", deliveries, "deliveries")),
@@ -307,7 +308,7 @@ class ShardedTable:
         )
 
     def retry(self, ids: MessageId | Iterable[MessageId] | None = None) -> int:
-        """Send messages now that are to be sent later, as `MessageTable.retry`, on every shard."""
+        """Send delayed messages now, as `MessageTable.retry`, on every shard."""
         if ids is None:
             return sum(self._all(MessageTable.retry, "retry"))
         given = one_or_many(ids)
@@ -329,12 +330,12 @@ class ShardedTable:
         return self._table(home).cancel(given, reason, connection=connection)
 
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
-        """Bring dead letters back, as `MessageTable.redrive`: in the order that they had on their shard.
+        """Redrive dead letters, as `MessageTable.redrive`, in the order that they had on their shard.
 
         Parameters
         ----------
         limit
-            How many at the most, from all shards together; one shard is emptied before the next.
+            Maximum count, over all shards; one shard is emptied before the next.
         """
         if limit is None and ids is None:
             return sum(self._all(MessageTable.redrive, "redrive"))
@@ -349,7 +350,7 @@ class ShardedTable:
         return total
 
     def dead_letters(self, limit: int = 100) -> list[dict[str, Any]]:
-        """Read the dead letters of all shards, those that died last first, as `MessageTable.dead_letters`."""
+        """Read the dead letters of all shards, latest first, as `MessageTable.dead_letters`."""
         found = self._all(lambda table: table.dead_letters(limit), "dead_letters")
         return sorted((one for part in found for one in part), key=lambda one: one[DIED], reverse=True)[:limit]
 
@@ -359,19 +360,19 @@ class ShardedTable:
 
     @property
     def groups(self) -> NoReturn:
-        """None: the messages of a group have to be in one database.
+        """Not available: the messages of a group must be in one database.
 
         Raises
         ------
         InvalidArgumentError
-            Always, as `MessageTable.groups` does where a table has none.
+            Always, as `MessageTable.groups` does for a table without groups.
         """
         raise InvalidArgumentError(
-            f"groups: {self.name!r} is spread over shards by its ids, and has no groups; use a table in one database"
+            f"message table {self.name!r} has no groups, because it is sharded by id; use a table in one database"
         )
 
     def stats(self) -> ShardedStats:
-        """Count the messages over all shards; a shard that is away is named, and the others are counted."""
+        """Count the messages over all shards; unavailable shards are named and not counted."""
 
         def count(table: MessageTable) -> TableStats:
             return table.stats()
@@ -385,8 +386,8 @@ class ShardedTable:
     def peek(self, limit: int = 10, group: str | None = None) -> list[Peeked]:
         """Look at messages without taking them, as `MessageTable.peek`, on all shards together.
 
-        Those of one shard are in the order in which its consumers would get them, and those of all so merged: due ones
-        first, by priority, then by when they are due.
+        Messages of one shard are in the order in which its consumers would get them. The shards are merged: due ones
+        first, by priority, then by due time.
         """
         count = check_count(limit)
         now = self._any().context.backend.now()
@@ -394,11 +395,11 @@ class ShardedTable:
         return list(merge(*found, key=lambda one: _turn_of(one, now)))[:count]
 
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
-        """Say why a message is not out; NotFoundError where there is none with this id."""
+        """Explain why a message is not sent; NotFoundError if missing."""
         return self._table(self._shard_of(check_id(self._any().context, id))).explain(id)
 
     def alter(self, **options: Unpack[OptionChanges]) -> None:
-        """Change options on every shard; where one is away, run it again when it is back."""
+        """Change options on every shard; if one is unavailable, run it again later."""
         self._all(lambda table: table.alter(**options), "alter")
 
     def pause(self, until: Time | None = None) -> None:
@@ -407,7 +408,7 @@ class ShardedTable:
 
     @property
     def paused_until(self) -> int | None:
-        """When the pause ends on the shard where it lasts longest, ns; None: no shard is paused."""
+        """When the longest pause of any shard ends, ns; None: no shard is paused."""
         ends = self._all(_pause_of, "paused_until")
         return max((end for end in ends if end is not None), default=None)
 
@@ -435,7 +436,8 @@ class ShardedTable:
         if table.options.key_range != shard.name:
             raise SchemaError(
                 f"message table {self.name!r} on shard {shard.name} ({shard.backend.name}) holds the"
-                f" key range {table.options.key_range}; were shards' URLs swapped, or was another keyspace's given?"
+                f" key range {table.options.key_range}; were the URLs of shards swapped, or does the URL belong to"
+                " another keyspace?"
             )
         return self._tables.setdefault(shard.name, table)
 
@@ -460,7 +462,7 @@ class ShardedTable:
         return by_shard
 
     def _home_of_all(self, by_shard: Mapping[Shard, list[Any]], connection: Any) -> Shard:
-        """Give the shard that a connection is to; InvalidArgumentError where a message belongs to another one."""
+        """Return the shard that a connection is to; InvalidArgumentError if a message belongs to another one."""
         home = home_of(connection, [shard for shard in self._shards if not shard.rest], self._table)
         for shard, part in by_shard.items():
             if shard is not home:
@@ -470,8 +472,8 @@ class ShardedTable:
     def _elsewhere(self, message_id: MessageId, home: Shard) -> InvalidArgumentError:
         where = self._shard_of(message_id)
         return InvalidArgumentError(
-            f"connection: it is to shard {home.name}, and message {quoted(message_id)} of {self.name!r} belongs to"
-            f" shard {where.name}; use a connection to that shard, because one transaction spans one database"
+            f"connection must be to shard {where.name}, which message {quoted(message_id)} of {self.name!r} belongs to,"
+            f" got one to shard {home.name}"
         )
 
     def _each(self, by_shard: Mapping[Shard, _Part], work: Callable[[MessageTable, _Part], _T], verb: str) -> list[_T]:
@@ -496,7 +498,7 @@ class ShardedTable:
 
 
 def _turn_of(one: Peeked, now: int) -> tuple[int, int, int]:
-    """Say where a message stands among those of other shards at ``now``, ns."""
+    """Return a message's rank among those of other shards at ``now``, ns."""
     if one.due_at <= now:
         return 0, -one.priority, one.due_at
     return 1, one.due_at, -one.priority
@@ -507,7 +509,7 @@ def _pause_of(table: MessageTable) -> int | None:
 
 
 def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[Shard, WaterclockError]]:
-    """Do something on several shards at once; return the results, and the errors."""
+    """Run a function on several shards at once; return the results and the errors."""
     done: dict[Shard, _T] = {}
     failures: dict[Shard, WaterclockError] = {}
     with ThreadPoolExecutor(max(1, len(jobs))) as pool:
@@ -521,11 +523,13 @@ def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[
 
 
 def _refuse(failures: Mapping[Shard, WaterclockError], verb: str, done: Mapping[Shard, object]) -> None:
-    """Raise what went wrong on some shards; an error that waiting does not mend comes first."""
+    """Raise the errors of some shards; one that waiting does not cure comes first."""
     first = min(failures.values(), key=lambda error: isinstance(error, UnavailableError))
     others = "" if not done else f"; done on {', '.join(shard.name for shard in done)}"
     if isinstance(first, UnavailableError):
         away = "; ".join(f"{shard.name}: {error}" for shard, error in failures.items())
-        raise UnavailableError(f"{verb}: shards are away ({away}){others}; run it again when they are back") from first
+        raise UnavailableError(
+            f"cannot {verb} on every shard: shards are unavailable ({away}){others}. Run it again later"
+        ) from first
     first.add_note(f"{verb}: on shards {', '.join(shard.name for shard in failures)}{others}")
     raise first

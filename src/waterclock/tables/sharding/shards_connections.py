@@ -1,4 +1,4 @@
-"""Finding out to which shard a caller's connection is: a transaction spans one database."""
+"""Find the shard that a caller's connection is to: a transaction spans one database."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from waterclock.tables.sharding.shard import Shard
 
 
 def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shard], MessageTable]) -> Shard:
-    """Find the shard to which a connection is, by the table's row in the catalogue, under any name of the host.
+    """Find the shard of a connection by the table's row in the catalogue, whatever the host is called.
 
     Raises
     ------
     InvalidArgumentError
-        Where it is to none of them.
+        If it is to none of them.
     """
     for shard in shards:
         if not _may_be_of(connection, shard):
@@ -36,8 +36,8 @@ def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shar
             if found is not None and found == _identity(ours, context.name):
                 return shard
     raise InvalidArgumentError(
-        f"connection: {quoted(connection)} is to no shard of this table; begin the transaction on the shard of the"
-        " message: db.shard(name).backend.engine"
+        f"connection must be to a shard of this table, got {quoted(connection)}. Begin the transaction on the shard of"
+        " the message: db.shard(name).backend.engine"
     )
 
 

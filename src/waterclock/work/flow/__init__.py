@@ -1,1 +1,1 @@
-"""A delivery's way through a worker: fetched, dispatched, its outcome written."""
+"""The path of a delivery through a worker: fetched, dispatched, its outcome written."""

@@ -1,8 +1,8 @@
-"""Lanes: what was claimed and waits for a slot.
+"""The dispatch queue: claimed messages that wait for a slot, in lanes.
 
-A lane holds one message, or those of one group, which are handled one after another. A worker claims no more than its
-free slots can begin, and where its handlers are quick, what all of them do in a moment: so that claims are few, and
-nothing waits claimed for long.
+A lane holds one message, or those of one group, which are handled one after another. A worker claims no more messages
+than its free slots can start. If its handlers are fast, it also claims as many as all of them handle in a moment, so
+that claims are few and claimed messages never wait long.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ if TYPE_CHECKING:
     from waterclock.tables.consumers.delivery import Delivery
     from waterclock.work.flow.fetcher import Intake
 
-_MOMENT = 50_000_000  # ns that what is claimed ahead may take
+_MOMENT = 50_000_000  # ns of work that is claimed ahead
 _MOST_AHEAD = 500  # messages
-_MOST_UNRECORDED = 2000  # messages that are handled, and of which the database does not know it yet
+_MOST_UNRECORDED = 2000  # handled messages whose outcome is not written yet
 _LONG = 1_000_000_000  # ns
-_NEWEST = 0.1  # how much the newest handler counts in the mean
+_NEWEST = 0.1  # weight of the newest handler in the mean
 
 LONGEST_WAIT = 100_000_000
-"""After this long what waits for a slot is given back, ns, where no slot has become free lately."""
+"""After this long, messages that wait for a slot are given back if no slot has become free lately, ns."""
 
 _LONGEST_WAIT_IN_FLOW = 1_000_000_000
-"""After this long it is given back though slots become free."""
+"""After this long, they are given back even if slots become free."""
 
 
 class Handling:
-    """One message on its way through a worker.
+    """A message in a worker.
 
     Attributes
     ----------
     delivery
         The message.
     intake
-        Where it came from.
+        The fetcher of its table.
     claimed_at
-        When it was claimed, ns that pass.
+        When it was claimed, monotonic ns.
     ready_at
-        Since when it could begin, ns that pass.
+        Since when it could begin, monotonic ns.
     began_at
-        When its handler was called, ns that pass; 0 before.
+        When its handler was called, monotonic ns; 0 before.
     waits_for_loop
-        Whether it has a slot, and the event loop has not come to it yet: the time of its handler has not begun.
+        Whether it has a slot but the event loop has not started its handler, whose time limit has not begun.
     asked
         Whether the handler was asked to stop.
     ended
         Whether the handler has ended.
     cancel
-        Cancels the handler, where that is possible.
+        Cancels the handler, if possible.
     lane
-        Where it waits, and the others of its group behind it.
+        The lane in which it waits, before the others of its group.
     """
 
     __slots__ = (
@@ -87,23 +87,23 @@ class Handling:
         self._decided = threading.Lock()
 
     def decide(self) -> bool:
-        """Say whether the caller is the first to say what becomes of the message: only one may."""
+        """Return whether the caller is the first to decide the message's outcome: only one may."""
         return self._decided.acquire(blocking=False)
 
     @property
     def decided(self) -> bool:
-        """Whether it is said what becomes of it."""
+        """Return whether its outcome is decided."""
         return self._decided.locked()
 
 
 class DispatchQueue:
-    """Messages that are handled one after another.
+    """A lane: messages that are handled one after another.
 
     Attributes
     ----------
     waits_for
-        The message whose ack the database must have before the next one begins. Where attempts are counted, those
-        behind a message of their group that is not acked are taken for not begun.
+        The message whose ack must be stored before the next one begins. With ``max_attempts``, messages behind an
+        unacked one of their group count as not begun.
     """
 
     __slots__ = ("key", "waiting", "waits_for")
@@ -115,14 +115,14 @@ class DispatchQueue:
 
 
 class _Held:
-    """A group of which messages go back: claims that began before the database had them are not to be handled.
+    """A group whose messages are going back: messages of claims that began before that must not be handled.
 
     Attributes
     ----------
     by
-        What goes back, and the database does not know of it yet.
+        Messages that are going back and are not yet written.
     since
-        When it last heard of one, ns that pass.
+        When the last one was written, monotonic ns.
     """
 
     __slots__ = ("by", "since")
@@ -132,7 +132,7 @@ class _Held:
         self.since = 0
 
     def keeps(self, begun: int) -> bool:
-        """Say whether what a claim gave that began then goes back, too."""
+        """Return whether messages of a claim that began then go back, too."""
         return bool(self.by) or self.since >= begun
 
 
@@ -141,7 +141,7 @@ def _place(one: Handling) -> tuple[int, str | None]:
 
 
 class Lanes:
-    """All lanes of a worker, and its slots. Safe to share between threads.
+    """All lanes of a worker, and its slots. Thread-safe.
 
     Parameters
     ----------
@@ -170,17 +170,17 @@ class Lanes:
         self.when_waiting: Callable[[], object] | None = None
 
     def change_slots(self, by: int) -> None:
-        """Have so many slots more, or less."""
+        """Add or remove slots."""
         with self._lock:
             self._slots += by
             self._has_room.notify_all()
 
     def pause(self) -> None:
-        """Have no room for messages until `go_on`: what they would wait for does not come."""
+        """Accept no messages until `go_on`, because a resource that they need is not available."""
         self._paused = True
 
     def go_on(self) -> None:
-        """Have room again."""
+        """Accept messages again."""
         if self._paused:
             with self._lock:
                 self._paused = False
@@ -188,25 +188,25 @@ class Lanes:
 
     @property
     def running(self) -> list[Handling]:
-        """What is being handled."""
+        """Return the messages that are being handled."""
         with self._lock:
             return list(self._running)
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for a slot."""
+        """Return whether messages wait for a slot."""
         return bool(self._ready)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for messages."""
+        """Return whether there is no room for messages."""
         with self._lock:
             return self._room() <= 0
 
     def reserve(self, most: int, *, ahead: bool = True) -> int:
-        """Wait until there is room for messages; return for how many, at most ``most``. 0: the worker stops.
+        """Wait until there is room for messages; return for how many, at most ``most``; 0: the worker stops.
 
-        Callers get room in the order in which they asked, so that one table does not keep others from it.
+        Callers get room in the order of their calls, so that one table does not starve others.
 
         Parameters
         ----------
@@ -229,7 +229,7 @@ class Lanes:
         if self._paused:
             return 0
         taken = len(self._running) + len(self._ready) + self._reserved
-        # The next message of these lanes counts as begun as soon as the ack before it is stored: it needs a slot then.
+        # The next message of these lanes starts as soon as the ack before it is stored: it needs a slot then.
         most = self._slots + (self._ahead() if ahead else -self._waiting_for_acks)
         return min(most - taken, _MOST_UNRECORDED - self._unrecorded)
 
@@ -237,22 +237,22 @@ class Lanes:
         return min(_MOST_AHEAD, self._slots * _MOMENT // max(self._mean, 1))
 
     def _has_enough(self, ahead: bool) -> bool:
-        # A free slot is reason enough to claim; without one, half of what is claimed ahead is to be handled first.
+        # Claim for a free slot; without one, first handle half of the messages that were claimed ahead.
         room = self._room(ahead=ahead)
         return room > 0 and (not ahead or len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
 
     def add(self, intake: Intake, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
-        """Take in what was claimed in reserved room, and free that.
+        """Add claimed messages, and release the reserved room.
 
         Parameters
         ----------
         begun
-            When the claim began, ns that pass.
+            When the claim began, monotonic ns.
 
         Returns
         -------
         list
-            What came too late: the worker stops, or what was before it in its group goes back, and it goes, too.
+            Messages to give back: the worker stops, or an earlier message of their group goes back.
         """
         now = moments.monotonic_ns()
         with self._lock:
@@ -287,7 +287,7 @@ class Lanes:
         else:
             key = _place(one)
             found = self._groups.get(key)
-            if found is not None:  # it is ready, or one of it is being handled
+            if found is not None:  # it is ready, or one of its messages is being handled
                 one.lane = found
                 found.waiting.append(one)
                 return
@@ -297,13 +297,13 @@ class Lanes:
         self._ready.append(lane)
 
     def next(self) -> Handling | None:
-        """Wait for a message to handle; None: there are no more, as the worker stops."""
+        """Wait for a message to handle; None: the worker stops."""
         with self._lock:
             moments.wait_for(self._has_work, lambda: self._ready or self._closed)
             return self._begin()
 
     def next_now(self) -> Handling | None:
-        """Give a message to handle, if one waits and a slot is free."""
+        """Return a message to handle, if one waits and a slot is free."""
         with self._lock:
             return self._begin() if self._ready and len(self._running) < self._slots else None
 
@@ -318,7 +318,7 @@ class Lanes:
         return one
 
     def end(self, one: Handling, *, goes_on: bool) -> list[Handling]:
-        """Free a slot; give what is in the same lane and is not to be handled now, where it does not go on."""
+        """Free a slot; return messages of the same lane that must go back, if the lane does not go on."""
         now = moments.monotonic_ns()
         dropped: list[Handling] = []
         ready = False
@@ -351,7 +351,7 @@ class Lanes:
         self._has_work.notify()
 
     def recorded(self, handlings: Sequence[Handling]) -> None:
-        """Note that the database knows what became of messages that were handled."""
+        """Note that the outcomes of messages are written."""
         now = moments.monotonic_ns()
         with self._lock:
             self._unrecorded -= len(handlings)
@@ -374,7 +374,7 @@ class Lanes:
             self._go_on_after(handlings)
 
     def not_given_back(self, handlings: Sequence[Handling]) -> None:
-        """Handle nothing that follows in groups of messages that could not be given back, until they are."""
+        """Handle no later messages of groups whose messages could not be given back, until they are."""
         with self._lock:
             for one in handlings:
                 if one.delivery.leased.position is not None:
@@ -384,7 +384,7 @@ class Lanes:
         self._held.setdefault(_place(one), _Held()).by.add(one)
 
     def _go_on_after(self, handlings: Sequence[Handling]) -> None:
-        """Let claims that begin from now on bring what follows in groups that went back with one of these."""
+        """Let later claims bring the next messages of groups that went back with one of these."""
         now = moments.monotonic_ns()
         for one in handlings if self._held else ():
             held = self._held.get(_place(one))
@@ -393,13 +393,13 @@ class Lanes:
                 held.since = now
 
     def take_back(self) -> list[Handling]:
-        """Take back what has waited for a slot for too long: another worker may have one.
+        """Take back messages that have waited too long for a slot: another worker may have one.
 
-        What follows it in its group is not handled before `given_back`.
+        Later messages of their groups are not handled before `given_back`.
         """
         now = moments.monotonic_ns()
         with self._lock:
-            # Where messages are begun all the time, the turn of those that wait comes soon.
+            # If messages start all the time, waiting ones get their turn soon.
             before = now - (LONGEST_WAIT if now - self._began_at > _MOMENT else _LONGEST_WAIT_IN_FLOW)
             late = [lane for lane in self._ready if lane.waiting[0].ready_at <= before]
             if not late:
@@ -409,16 +409,16 @@ class Lanes:
                 if lane.key is not None:
                     del self._groups[lane.key]
                     self._hold(lane.waiting[0])
-            self._mean = _LONG  # handlers are not as quick as they were
+            self._mean = _LONG  # handlers have become slower
             return [one for lane in late for one in lane.waiting]
 
     def close(self) -> list[Handling]:
-        """Begin nothing more; give what was not begun."""
+        """Start nothing more; return the messages that were not started."""
         with self._lock:
             self._closed = True
             late = [one for lane in self._ready for one in lane.waiting]
             self._ready.clear()
-            # What waits behind a message that is being handled goes back, too.
+            # Messages that wait behind one being handled go back, too.
             for lane in self._groups.values():
                 late += [one for one in lane.waiting if one not in late]
                 lane.waiting.clear()
@@ -427,6 +427,6 @@ class Lanes:
         return late
 
     def facts(self) -> dict[str, Any]:
-        """Give how many slots there are, how many are taken, and how many messages wait for one."""
+        """Return the numbers of slots, of used slots, and of waiting messages."""
         with self._lock:
             return {"slots": self._slots, "running": len(self._running), "waiting": len(self._ready)}

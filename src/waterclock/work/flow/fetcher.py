@@ -1,4 +1,4 @@
-"""The intake of one table: claims messages for free slots, and waits where there is nothing to do."""
+"""The fetcher of one table: claims messages for free slots, and waits if there is nothing to do."""
 
 from __future__ import annotations
 
@@ -27,36 +27,37 @@ if TYPE_CHECKING:
 
 _SECOND = 1_000_000_000
 _SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
-_AT_ONCE = 500  # messages that one claim takes at the most
+_AT_ONCE = 500  # maximum messages of one claim
 
 _APART, _LONGEST_APART = 2 * _SECOND, 60 * _SECOND
-"""With ``max_attempts``: ns between the beginnings of messages whose last lease ran out, and how long one waits for its
-turn at most. One of them may end the process whenever it is handled, and must not take the same others along again."""
+"""With ``max_attempts``: ns between the starts of messages whose last lease ran out, and the maximum wait for a turn.
+One of them may kill the process whenever it is handled, and must not take the same others along again.
+"""
 
 UNKNOWN_FOR = "5s"
-"""For how long a message of a kind that is not known is left to others, where a claim cannot pass over it."""
+"""For how long a message of an unknown kind is left to other workers, if a claim cannot skip it."""
 
 _log = logging.getLogger(__name__)
 
 
 class Intake:
-    """Takes one table's messages into the lanes of a worker.
+    """Feeds one table's messages into the lanes of a worker.
 
     Attributes
     ----------
     table
         The table.
     handlers
-        What handles its messages.
+        The handlers of its messages.
     subscription
-        What claims them.
+        The subscription that claims them.
     recorder
-        What tells its database what became of them.
+        The writer of their outcomes.
 
     Parameters
     ----------
     here
-        Whether this process handles the messages, so that a handler that ends it ends them all.
+        Whether this process handles the messages, so that a handler that kills it affects them all.
     """
 
     def __init__(
@@ -87,20 +88,20 @@ class Intake:
 
     @property
     def patience(self) -> float:
-        """For how many seconds it waits for an answer: a claim that takes longer has little of its lease left."""
+        """Return the seconds that it waits for an answer: a slower claim has little of its lease left."""
         lease = self.table.context.options.ack_wait / _SECOND
         return min(max(lease / 3, _SHORTEST_PATIENCE), _LONGEST_PATIENCE)
 
     def start(self) -> None:
-        """Begin to claim."""
+        """Start claiming."""
         moments.start(self._thread)
 
     def stop(self) -> None:
-        """Claim no more. What a claim under way brings is given back at once."""
+        """Stop claiming. Messages of a running claim are given back at once."""
         self.subscription.stop()
 
     def join(self, seconds: float) -> bool:
-        """Wait for the end of a claim under way; say whether there is none."""
+        """Wait for a running claim; return whether there is none."""
         if self._thread.ident is not None:
             moments.join(self._thread, seconds)
         return not self._thread.is_alive()
@@ -116,17 +117,17 @@ class Intake:
 
     @property
     def _counts(self) -> bool:
-        """Whether a message dies after so many claims: then none is claimed before a slot is free for it."""
+        """Return whether a message dies after so many claims: then none is claimed before a slot is free for it."""
         return self.table.context.options.max_attempts is not None
 
     def _is_there(self) -> bool:
-        """Wait for a database that is away before there is room: other tables may be in others."""
+        """Wait for an unavailable database before reserving room, which other tables may use."""
         with answers_within(self.patience):
             self.subscription.wait_until_back()
         return True
 
     def _wait(self) -> None:
-        """Wait for something to do: while nothing happens, a look costs less than a claim would."""
+        """Wait for something to do: while idle, a check costs less than a claim."""
         until = moments.monotonic() + self.subscription.claims_every
         while not self.subscription.wait() and moments.monotonic() < until:
             pass
@@ -144,14 +145,14 @@ class Intake:
         finally:
             late = self._lanes.add(self, ours, room, begun)
         self.give_back(late)
-        # Where one comes now and then, the next one is waited for at once.
+        # If messages come now and then, wait for the next one at once.
         if found and (self._found_before or self._lanes.is_full):
             self.subscription.need_no_notifications()
         self._found_before = bool(found)
         return bool(found)
 
     def _to_handle(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Put off messages that are not to be handled now, and with them those behind them in their groups."""
+        """Put off messages that must not be handled now, with those behind them in their groups."""
         ours: list[Delivery] = []
         passed: set[str | None] = set()
         for each in found:
@@ -171,7 +172,7 @@ class Intake:
         return ours
 
     def _delay(self, one: Delivery) -> Duration:
-        """Return how long a message is left to others, or to later, without counting an attempt."""
+        """Return how long a message is left to other workers, or for later, without counting an attempt."""
         if self.handlers.kinds is not None and self.handlers.find(one) is None:
             return UNKNOWN_FOR
         if not (one.unanswered and self._counts and self._here):
@@ -182,22 +183,22 @@ class Intake:
         return begins - now
 
     def check(self, one: Handling) -> None:
-        """See whether a message is still ours that has waited behind others of its group for long."""
+        """Check whether a message is still ours after a long wait behind others of its group."""
         with suppress(WaterclockError):  # its ack will find out
             discard([one.delivery], extended=True)
 
     def give_back(self, handlings: Sequence[Handling]) -> None:
-        """Give messages back, due at once and uncounted.
+        """Give messages back, due at once, without counting an attempt.
 
-        What cannot be given back now is so before the next claim, which may bring what follows it in its group. Where
-        there is none any more, it returns when its lease ends.
+        If that fails, it is retried before the next claim, which may bring later messages of their groups. If there is
+        no other claim, they return when their leases end.
         """
         if not handlings:
             return
         try:
             self.subscription.give_back([one.delivery for one in handlings])
         except WaterclockError as error:
-            _log.warning("cannot give %d messages of %r back now: %s", len(handlings), self.table.name, error)
+            _log.warning("cannot give back %d messages of %r now: %s", len(handlings), self.table.name, error)
             self._lanes.not_given_back(handlings)
             self._left.append(handlings)
         else:
@@ -210,6 +211,6 @@ class Intake:
             self.give_back(self._left.popleft())
 
     def release(self, handlings: Sequence[Handling]) -> None:
-        """Extend the leases of messages no more."""
+        """Stop extending the leases of messages."""
         for one in handlings:
             self._heartbeat.release(one.delivery)

@@ -1,4 +1,4 @@
-"""Recording: says to the database what became of messages that were handled, many at once where many are."""
+"""Write the outcomes of handled messages to the database, many at once under load."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from waterclock.work.ground.tracebacks import warn_with_traceback
 _MILLISECOND = 1_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s
 _TRIES_FOR = 300.0
-"""Seconds after which an outcome that cannot be written is given up, so that its message is sent again: a worker has
-one recorder a database, and the outcomes behind this one must not wait forever."""
+"""Seconds after which an outcome that cannot be written is dropped, so that its message is sent again. A worker has one
+writer per database, and later outcomes must not wait forever.
+"""
 _log = logging.getLogger(__name__)
 
 Handled = tuple[Handling, Outcome, Sequence[Handling]]
-"""What was handled, what is to become of it, and what waited behind it in its group and goes back with it."""
+"""A handled message, its outcome, and the messages behind it in its group that go back with it."""
 
 
 class Recorder:
-    """One thread that records for a worker. What it cannot write yet it tries again; heartbeats keep the lease."""
+    """A thread that writes outcomes for a worker. It retries failed writes; heartbeats keep the leases."""
 
     def __init__(self, lanes: Lanes, counter: WorkCounts) -> None:
         self._lanes = lanes
@@ -49,17 +50,16 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="waterclock-work-record", daemon=True)
 
     def start(self) -> None:
-        """Begin to record."""
         moments.start(self._thread)
 
     def put(self, handling: Handling, outcome: Outcome, dropped: Sequence[Handling] = ()) -> None:
-        """Have the database learn what became of a message, and of those that go back with it."""
+        """Queue the outcome of a message, and of those that go back with it."""
         with self._changed:
             self._handled.append((handling, outcome, dropped))
             self._changed.notify()
 
     def close(self, seconds: float) -> bool:
-        """Record what there is, in so many seconds at the most; say whether that is done."""
+        """Write all queued outcomes, in at most so many seconds; return whether that is done."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -71,7 +71,7 @@ class Recorder:
         while handled := self._next():
             self._record(handled)
             self._lanes.recorded([each[0] for each in handled])
-            del handled  # so that it is not kept while this waits
+            del handled  # do not hold a reference while waiting
 
     def _next(self) -> list[Handled]:
         with self._changed:
@@ -97,10 +97,10 @@ class Recorder:
             self._apart(intake, each)
         intake.release([each[0] for each in ours])
         if others or intake.table.context.options.groups:
-            intake.subscription.nudge()  # a group may go on, and what goes back may be due soon
+            intake.subscription.nudge()  # its group may proceed, and messages that went back may be due soon
 
     def _ack(self, intake: Intake, handled: Sequence[Handled]) -> None:
-        # What was acked in a transaction of the handler's is left to that.
+        # Messages acked in a handler's transaction are left to it.
         deliveries = [one.delivery for one, _, _ in handled if not (one.delivery.over or one.delivery.undecided)]
         try:
             if deliveries:
@@ -116,7 +116,7 @@ class Recorder:
         self._note_acked(intake, handled)
 
     def _ack_apart(self, intake: Intake, handled: Sequence[Handled], error: WaterclockError) -> None:
-        """Ack messages one by one, so that one whose ack is refused keeps no other."""
+        """Ack messages one by one, so that one that fails does not affect others."""
         if len(handled) > 1:
             for each in handled:
                 self._ack(intake, [each])
@@ -152,12 +152,12 @@ class Recorder:
     def _give_up(self, intake: Intake, one: Handling, outcome: Outcome) -> None:
         delivery, name = one.delivery, intake.table.name
         if delivery.over or delivery.undecided:
-            # The handler has done it itself.
+            # The handler has ended the delivery itself.
             if outcome.verb == "back_off":
                 warn_with_traceback(
                     _log,
                     outcome.traceback,
-                    "message %r of %r failed, after its handler had ended its delivery: %s",
+                    "message %r of %r failed after its handler had ended the delivery: %s",
                     delivery.id,
                     name,
                     in_a_line(outcome.why),
@@ -184,9 +184,9 @@ class Recorder:
         delivery.nack(delay, error=outcome.last_error)
         self._counter.note("failed")
         if dies:
-            then = "it is a dead letter now"
+            then = "it is now a dead letter"
         elif options.max_attempts is not None and delivery.epoch >= options.max_attempts:
-            then = "no attempt is left"
+            then = "no attempts left"
         else:
             then = f"next try in {format_duration(delay // _MILLISECOND * _MILLISECOND)}"
         warn_with_traceback(
@@ -201,7 +201,7 @@ class Recorder:
         )
 
     def _try(self, work: Callable[[], object]) -> None:
-        """Do it, and try again while the database is away, for `_TRIES_FOR` at most; heartbeats keep leases."""
+        """Retry while the database is unavailable, for at most `_TRIES_FOR`; heartbeats keep the leases."""
         pause, until = _FIRST_PAUSE, moments.monotonic() + _TRIES_FOR
         while True:
             try:
@@ -209,18 +209,18 @@ class Recorder:
             except UnavailableError as error:
                 if self._closing or moments.monotonic() > until:
                     raise
-                _log.warning("cannot say yet what became of messages: %s", error)
+                _log.warning("cannot write the outcomes of messages yet: %s", error)
             else:
                 return
             moments.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _say_lost(self, error: WaterclockError, message_id: object) -> None:
-        _log.warning("message %r was handled in vain: %s", message_id, error)
+        _log.warning("message %r was handled, but its outcome is lost: %s", message_id, error)
 
     def _say_unrecorded(self, intake: Intake, count: int, error: BaseException) -> None:
         _log.error(
-            "what became of %d messages of %r is not written, so they are sent again: %s",
+            "the outcomes of %d messages of %r were not written, so they are sent again: %s",
             count,
             intake.table.name,
             error,

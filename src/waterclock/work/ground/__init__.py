@@ -1,1 +1,1 @@
-"""What every part of a worker uses: handlers, outcomes, counts, sources."""
+"""Shared by all parts of a worker: handlers, outcomes, counts, sources."""

@@ -1,4 +1,4 @@
-"""What a worker has done so far, counted for logs and metrics."""
+"""Counters of a worker, for logs and metrics."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass, fields
 
 @dataclass
 class Counts:
-    """How many messages a worker has done what with. Those of one worker are changed under its `WorkCounts`'s lock.
+    """The number of messages by outcome. A running worker's are changed under the lock of its `WorkCounts`.
 
     Attributes
     ----------
     done
         Handled and acked.
     failed
-        Given back with their back-off, or dead, because of their handler.
+        Given back with their back-off, or dead, because their handler raised.
     snoozed
-        Given back for later, uncounted, because their handler wished it.
+        Given back for later without counting an attempt, because their handler raised `Snooze`.
     dead
-        Moved to the dead-letter table because their handler wished it.
+        Moved to the dead-letter table because their handler raised `DeadLetter`.
     discarded
-        Acked unhandled, because their handler wished it.
+        Acked unhandled, because their handler raised `Discard`.
     timed_out
-        Of those that failed, whose handler took too long.
+        Failed because their handler took too long; included in ``failed``.
     lost
-        Handled in vain: another consumer has them, or they were acked elsewhere.
+        Handled, but the lease was lost: another consumer has them, or they were acked elsewhere.
     given_back
-        Given back unhandled, or unfinished as the worker stopped; uncounted.
+        Given back unhandled or unfinished when the worker stopped, without counting an attempt.
     stuck
-        Handlers that went on after their time was up, and whose slot was replaced.
+        Handlers that still ran after their time limit, and whose slot was replaced.
     replaced
-        Processes that died, or were ended, and were replaced.
+        Processes that died or were killed, and were replaced.
     """
 
     done: int = 0
@@ -47,18 +47,16 @@ class Counts:
 
 
 class WorkCounts:
-    """Counts for one worker. Safe to share between threads."""
+    """Counters of one worker. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
 
     def note(self, what: str, count: int = 1) -> None:
-        """Count so many more."""
         with self._lock:
             setattr(self._counts, what, getattr(self._counts, what) + count)
 
     def now(self) -> Counts:
-        """Give the counts as they are."""
         with self._lock:
             return Counts(**{each.name: getattr(self._counts, each.name) for each in fields(Counts)})

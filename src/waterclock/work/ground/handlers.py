@@ -1,6 +1,6 @@
 """Handlers: functions that a worker calls with messages, each for the messages of a kind or for all of them.
 
-A kind is what the header ``kind`` of a message says. The parameters of a handler say what it gets.
+A message's kind is its header ``kind``. The parameters of a handler decide what it gets.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ Entered = AbstractContextManager[Given] | AbstractAsyncContextManager[Given]
 
 
 class BoundHandler:
-    """A function with what it wants of a delivery.
+    """A function and the arguments that it takes.
 
     Attributes
     ----------
     name
-        How logs call it.
+        Its name in logs.
     is_async
-        Whether calling it gives a coroutine.
+        Whether calling it returns a coroutine.
     """
 
     def __init__(self, function: Handler) -> None:
         if not callable(function):
-            raise InvalidArgumentError(f"handler: {quoted(function)} cannot be called; give a function")
+            raise InvalidArgumentError(f"handler must be a function, got {quoted(function)}")
         self.name: str = getattr(function, "__qualname__", None) or type(function).__name__
         self.is_async = _is_async(function)
         self._function = function
         self._wants = _wants(function, self.name)
 
     def __call__(self, delivery: Delivery) -> Any:
-        """Call the function; of an asynchronous one this gives the coroutine.
+        """Call the function; an asynchronous one returns a coroutine.
 
         Raises
         ------
         DeadLetter
-            Where the payload is not of the type that the function takes.
+            If the payload is not of the type that the function takes.
         """
         try:
             given = [delivery if kind is Delivery else read_payload(kind, delivery.payload) for kind in self._wants]
@@ -68,13 +68,13 @@ class Handlers:
     Attributes
     ----------
     kinds
-        The kinds that they know, in order; None: all messages.
+        The kinds that they handle, in order; None: all messages.
     """
 
     def __init__(self, given: Given) -> None:
         if isinstance(given, Mapping):
             if not given or not all(isinstance(kind, str) for kind in given):
-                raise InvalidArgumentError(f"handler: {quoted(given)} is no dict of functions by kind; name the kinds")
+                raise InvalidArgumentError(f"handler must be a dict of functions by kind, got {quoted(given)}")
             self._every, self._by_kind = None, {kind: BoundHandler(each) for kind, each in given.items()}
         else:
             self._every, self._by_kind = BoundHandler(given), {}
@@ -82,18 +82,18 @@ class Handlers:
 
     @property
     def all(self) -> list[BoundHandler]:
-        """Every one of them."""
+        """Return every handler."""
         return [*self._by_kind.values(), *([] if self._every is None else [self._every])]
 
     def find(self, delivery: Delivery) -> BoundHandler | None:
-        """Give the handler for a message; None where its kind is not known."""
+        """Return the handler for a message; None if its kind is unknown."""
         if self._every is not None:
             return self._every
         return self._by_kind.get(delivery.headers.get(KIND, ""))
 
 
 def is_factory(given: object) -> bool:
-    """Say whether something gives handlers for a while: a context manager, or a function decorated as one."""
+    """Return whether an object is a factory of handlers: a context manager, or a function decorated as one."""
     if isinstance(given, AbstractContextManager | AbstractAsyncContextManager):
         return True
     inner = inspect.unwrap(given) if callable(given) else given
@@ -101,29 +101,29 @@ def is_factory(given: object) -> bool:
 
 
 def entered(factory: Any) -> Entered:
-    """Give the context manager of a factory.
+    """Return the context manager of a factory.
 
     Raises
     ------
     InvalidArgumentError
-        Where it is none: a generator that takes a message, or that is not decorated.
+        If it is not one: a generator that takes a message, or that is not decorated.
     """
     if isinstance(factory, AbstractContextManager | AbstractAsyncContextManager):
         return factory
     name = getattr(factory, "__qualname__", "it")
-    remedy = "a handler returns; what yields handlers takes no arguments and has contextlib's decorator contextmanager"
+    remedy = "a handler returns; a factory yields, has no arguments and is a contextlib.contextmanager"
     if any(
         each.default is each.empty and each.kind in _BY_PLACE for each in inspect.signature(factory).parameters.values()
     ):
-        raise InvalidArgumentError(f"handler: {name} yields, and takes arguments; {remedy}")
+        raise InvalidArgumentError(f"handler {name} must not both yield and take arguments: {remedy}")
     made = factory()
     if not isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
-        raise InvalidArgumentError(f"handler: {name} yields, and is no context manager; {remedy}")
+        raise InvalidArgumentError(f"handler {name} must not yield unless it is a context manager: {remedy}")
     return made
 
 
 def handlers_of(given: Any, loop: asyncio.Runner, stack: ExitStack) -> Handlers:
-    """Give handlers, also those of a factory, which is entered until the stack is left; in a loop where it is async."""
+    """Return handlers; a factory is entered until the stack is closed, in the loop if it is async."""
     if not is_factory(given):
         return Handlers(given)
     manager = entered(given)
@@ -135,19 +135,21 @@ def handlers_of(given: Any, loop: asyncio.Runner, stack: ExitStack) -> Handlers:
 
 
 def _wants(function: Handler, name: str) -> list[Any]:
-    """Read from a function's parameters what it takes: the delivery, the payload as some type, or both."""
+    """Return the parameters that a function takes: the delivery, the payload as some type, or both."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some that are built in do not say
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return [Delivery]
     needed = [each for each in parameters if each.kind in _BY_PLACE and each.default is each.empty]
     hints = _hints(function)
     if not any(each.kind in (*_BY_PLACE, inspect.Parameter.VAR_POSITIONAL) for each in parameters):
-        raise InvalidArgumentError(f"handler: {name} takes no argument; give it one, the delivery")
+        raise InvalidArgumentError(
+            f"handler {name} must take the delivery or the payload, got a function without arguments"
+        )
     wants = [_want(hints.get(each.name, each.annotation), name) for each in needed] or [Delivery]
     if len(wants) > 2 or wants.count(Delivery) == 2:  # noqa: PLR2004  # the delivery and the payload
         raise InvalidArgumentError(
-            f"handler: {name} takes {len(wants)} arguments; give it the delivery, the payload as a type, or both"
+            f"handler {name} must take the delivery, the payload as a type, or both, got {len(wants)} arguments"
         )
     return wants
 
@@ -155,23 +157,23 @@ def _wants(function: Handler, name: str) -> list[Any]:
 def _want(annotation: Any, name: str) -> Any:
     if annotation in (inspect.Parameter.empty, Any, object, Delivery):
         return Delivery
-    if isinstance(annotation, str):  # its name is not there at run time
+    if isinstance(annotation, str):  # its name does not exist at run time
         if annotation.rpartition(".")[2] == "Delivery":
             return Delivery
-        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, which its module does not import")
+        raise InvalidArgumentError(f"handler {name} takes {quoted(annotation)}, which its module does not import")
     try:
         why = why_unreadable(annotation)
     except NameError as error:
-        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, of which {error}") from None
+        raise InvalidArgumentError(f"handler {name} takes {quoted(annotation)}: {error}") from None
     except TypeError:  # such as a list of types
-        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}, which is no type") from None
+        raise InvalidArgumentError(f"handler {name} takes {quoted(annotation)}, which is not a type") from None
     if why is not None:
         raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}; {why}")
     return annotation
 
 
 def _hints(function: Handler) -> dict[str, Any]:
-    """Read what the parameters are annotated with, as far as their names are there at run time."""
+    """Return the annotations of parameters whose names exist at run time."""
     inner: Any = function
     while hasattr(inner, "func"):  # a functools.partial
         inner = inner.func
@@ -180,7 +182,7 @@ def _hints(function: Handler) -> dict[str, Any]:
     known = getattr(inspect.unwrap(inner), "__globals__", {})
     found: dict[str, Any] = {}
     for name, annotation in getattr(inner, "__annotations__", {}).items():
-        # One by one: a name that is missing, as of what it returns, is no reason to know none of the others.
+        # One by one: a missing name, such as that of the return type, must not hide the others.
         one = types.SimpleNamespace(__annotations__={name: annotation}, __globals__=known)
         with suppress(NameError, TypeError):
             found |= typing.get_type_hints(one)  # without what Annotated adds, which may not be hashable

@@ -1,4 +1,4 @@
-"""What becomes of a message once its handler has ended: what a handler can raise, and what a worker makes of it."""
+"""Outcomes of messages: the exceptions that a handler can raise, and what a worker does then."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from waterclock.work.ground.tracebacks import frames_of, traceback_of
 
 
 def _text_of(why: object) -> str:
-    """Give a reason as a text; often it is the exception that a handler caught."""
+    """Return a reason as text; often it is an exception that a handler caught."""
     if isinstance(why, str):
         return why
     return said_of(why) if isinstance(why, BaseException) else quoted(why)
 
 
 class HandlerSays(Exception):  # noqa: N818  # none of them is an error: a handler says what is to become of its message
-    """Base of what a handler raises to say what is to become of its message."""
+    """Base of the exceptions by which a handler decides its message's outcome."""
 
 
 class Retry(HandlerSays):
-    """Send the message again after a while; by default after its back-off. It counts as an attempt.
+    """Send the message again later, by default after its back-off. Counts an attempt.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Retry(HandlerSays):
 
 
 class Snooze(HandlerSays):
-    """Send the message again after ``delay``, as if it had not been sent now: neither attempts nor back-off move."""
+    """Send the message again after ``delay`` without counting an attempt; its back-off does not change."""
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(delay)
@@ -47,7 +47,7 @@ class Snooze(HandlerSays):
 
 
 class DeadLetter(HandlerSays):
-    """Move the message to the table's dead-letter table, for the reason ``why``. Where it has none, it backs off."""
+    """Move the message to the table's dead-letter table, for the reason ``why``. Without one, it backs off."""
 
     def __init__(self, why: object) -> None:
         super().__init__(why)
@@ -55,7 +55,7 @@ class DeadLetter(HandlerSays):
 
 
 class Discard(HandlerSays):
-    """Ack the message though it was not handled; ``why`` goes into the log."""
+    """Ack the message without handling it; ``why`` is logged."""
 
     def __init__(self, why: object) -> None:
         super().__init__(why)
@@ -67,18 +67,18 @@ Verb = Literal["ack", "back_off", "snooze", "dead_letter", "discard", "give_back
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is to become of a message.
+    """The outcome of a message.
 
     Attributes
     ----------
     verb
-        What is done.
+        The operation.
     delay
-        After how long it is sent again, ns; None: by the table's back-off.
+        After how long it is sent again, ns; None: the table's back-off.
     why
-        What is said of it: an error, or a reason.
+        The error or reason.
     frames, traceback
-        Where the handler failed: the last frames, and the whole traceback; None if it did not.
+        If the handler failed, the last frames, and the whole traceback; otherwise None.
     """
 
     verb: Verb
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def last_error(self) -> str | None:
-        """The text for the message's row."""
+        """Return the text for the message's row."""
         return self.why if self.frames is None else f"{self.why} ({self.frames})"
 
 
@@ -97,14 +97,14 @@ ACK = Outcome("ack")
 """The handler returned."""
 
 SKIP = Outcome("skip")
-"""It was not handled, since it is not ours any more."""
+"""It was not handled, because its lease is lost."""
 
 GIVE_BACK = Outcome("give_back")
-"""The handler was asked to end, so it is no fault of its own, and no attempt."""
+"""The handler was asked to stop, so it has not failed, and no attempt counts."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """Give what a handler's exception means."""
+    """Return the outcome for a handler's exception."""
     match error:
         case Retry():
             return Outcome("back_off", error.after, error.why or "the handler asked for another try")

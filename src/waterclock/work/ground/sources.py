@@ -1,4 +1,4 @@
-"""What a worker takes messages of: tables, each with its handler, in one database or in several."""
+"""The sources of a worker's messages: tables, each with its handler, in one or several databases."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ AnyTable = MessageTable | ShardedTable
 
 
 class MessageSource:
-    """A table that a worker takes messages of, in one database.
+    """A table in one database from which a worker takes messages.
 
     Attributes
     ----------
     name, handler
-        The table's, and what handles its messages.
+        Name of the table, and its handler.
     url
-        Its database.
+        URL of its database.
     """
 
     def __init__(self, table: MessageTable | TablePart, name: str, handler: Any) -> None:
@@ -37,16 +37,16 @@ class MessageSource:
 
     @property
     def is_shard(self) -> bool:
-        """Whether others of the table's databases may be there where this one is away."""
+        """Return whether other databases of the table may be available when this one is not."""
         return isinstance(self._table, TablePart)
 
     def open(self) -> MessageTable:
-        """Open it; UnavailableError where its shard is away, or was found so lately."""
+        """Open it; UnavailableError if its shard is unavailable, or was recently."""
         return self._table.open() if isinstance(self._table, TablePart) else self._table
 
 
 def sources_of(table: AnyTable, handler: Any, shard: str | None, key_range: str | None) -> list[MessageSource]:
-    """Give the tables of databases that a table is: one, or those of its shards in the part that is wanted."""
+    """Return a table's sources: one, or one for each of its shards in the requested part."""
     if isinstance(table, ShardedTable):
         return [MessageSource(part, table.name, handler) for part in table.parts(shard, key_range)]
     check_unsharded(table.name, table.options.key_range, shard, key_range)
@@ -54,23 +54,23 @@ def sources_of(table: AnyTable, handler: Any, shard: str | None, key_range: str 
 
 
 def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
-    """Check what a worker was given, and give each table with its handler.
+    """Validate a worker's arguments, and return each table with its handler.
 
     Raises
     ------
     InvalidArgumentError
-        For what is no message table, and for a table without a handler.
+        For an object that is no message table, and for a table without a handler.
     """
     given = dict(table) if isinstance(table, Mapping) else {table: handler}
     if isinstance(table, Mapping) and handler is not None:
-        raise InvalidArgumentError("handler: each table has one of its own, so give none beside them")
+        raise InvalidArgumentError("handler must be omitted: each table has its own")
     if not given:
-        raise InvalidArgumentError("table: there is none; give one")
+        raise InvalidArgumentError("table is missing; give at least one")
     for each, its_handler in given.items():
         if not isinstance(each, AnyTable):
-            raise InvalidArgumentError(f"table: {quoted(each)} is no message table")
+            raise InvalidArgumentError(f"table must be a message table, got {quoted(each)}")
         if its_handler is None:
-            raise InvalidArgumentError(f"handler: table {each.name!r} has none; give a function")
+            raise InvalidArgumentError(f"handler is missing for table {each.name!r}; give a function")
         if not is_factory(its_handler):
             Handlers(its_handler)
     return list(given.items())

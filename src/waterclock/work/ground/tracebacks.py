@@ -1,4 +1,4 @@
-"""What is kept of where a handler failed: its last frames in the message's row, its traceback in the log."""
+"""Records of where a handler failed: its last frames in the message's row, its traceback in the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 _FRAMES = 3
-"""Innermost frames that a row keeps: a handler, what it calls, and the library's function that raised."""
+"""Innermost frames that a row keeps: a handler, the function it calls, and the library's function that raised."""
 
 _FRAME = 120
 """Characters of one frame in a row; the names of a file and a function are rarely longer."""

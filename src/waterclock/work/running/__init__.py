@@ -1,1 +1,1 @@
-"""The loops, threads and processes of a worker."""
+"""Threads, processes and the event loop of a worker."""

@@ -1,4 +1,4 @@
-"""Calls the handler of one message, in a thread or in the event loop, and says what becomes of the message."""
+"""Call the handler of one message, in a thread or in the event loop, and report the outcome."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SECOND = 1_000_000_000
 
 
 class Caller:
-    """Calls handlers, and tells the recorder of each message's table what they said.
+    """Calls handlers, and passes their outcomes to the outcome writer of each message's table.
 
     Parameters
     ----------
     around
         A context manager, given each delivery, in which its handler is called.
     timeout
-        How long a handler may take, ns; None: any time.
+        How long a handler may take, ns; None: unlimited.
     ended
-        Is called after each handler that has ended.
+        Called after each handler that has ended.
 
     Attributes
     ----------
     loop
-        Where asynchronous handlers run.
+        The event loop of asynchronous handlers.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Caller:
             return self.loop
 
     def call(self, one: Handling) -> bool:
-        """Handle a message in the calling thread; say whether the thread keeps its slot."""
+        """Handle a message in the calling thread; return whether the thread keeps its slot."""
         try:
             if _is_old(one):
                 one.intake.check(one)
@@ -90,18 +90,19 @@ class Caller:
         return self.finish(one, outcome)
 
     def _run_if_coroutine(self, given: Any, one: Handling) -> None:
-        """Run what an ordinary decorator around an ``async def`` gives: as a function it looks like any other."""
+        """Run the coroutine of a plain function that wraps an ``async def``: it looks like any other function."""
         if inspect.isawaitable(given):
             self.open_loop().submit(lambda: self._within_timeout(_awaited(given, one.delivery)), one)
 
     def _enter_around(self, one: Handling, stack: ExitStack) -> None:
         manager = self._around(one.delivery) if self._around is not None else None
         if not isinstance(manager, AbstractContextManager):
-            raise InvalidArgumentError(f"around: {quoted(manager)} is no context manager, and the handler is no async")
+            raise InvalidArgumentError(
+                f"around must be a context manager, got {quoted(manager)}, which is async or none"
+            )
         stack.enter_context(manager)
 
     async def wait_for(self, one: Handling) -> None:
-        """Handle a message in the event loop."""
         try:
             if _is_old(one):
                 await asyncio.to_thread(one.intake.check, one)
@@ -143,24 +144,24 @@ class Caller:
         return outcome_of(error)
 
     def is_late(self, one: Handling, by: int = 0) -> bool:
-        """Tell whether the handler of a message has taken longer than it may, by so many ns."""
+        """Return whether a message's handler has exceeded its time limit by so many ns."""
         if self._timeout is None or one.waits_for_loop:
             return False
         return moments.monotonic_ns() - one.began_at >= self._timeout + by
 
     def timed_out(self) -> Outcome:
-        """Say what becomes of a message whose handler takes too long."""
+        """Return the outcome of a message whose handler takes too long."""
         return Outcome(
             "back_off", why=f"TimeoutError: the handler took longer than {format_duration(self._timeout or 0)}"
         )
 
     def finish(self, one: Handling, outcome: Outcome) -> bool:
-        """End a message whose handler has ended; say whether it was still its handler's."""
+        """Finish a message whose handler has ended; return whether the handler still owned it."""
         one.ended = True
-        one.delivery.when_cancelled(None)  # which knows this, and would be kept by it
+        one.delivery.when_cancelled(None)  # break the reference cycle
         one.cancel = None
         if not one.decide():
-            return False  # its time was up, and the message is not its own any more
+            return False  # its time was up, and the message is no longer its own
         dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
         one.intake.recorder.put(one, outcome, dropped)
         self._ended()
@@ -173,7 +174,7 @@ async def _awaited(given: Any, delivery: Delivery) -> None:
 
 
 def cancel(one: Handling) -> None:
-    """Cancel a handler, where that is possible."""
+    """Cancel a handler, if possible."""
     how = one.cancel  # its handler may end at any time
     if how is not None:
         how()
@@ -184,7 +185,7 @@ def _is_old(one: Handling) -> bool:
 
 
 def _unbegun(one: Handling) -> Outcome | None:
-    """Say what becomes of a message that is not to be handled any more; None where it is."""
+    """Return the outcome of a message that must not be handled any more; None if it must be."""
     delivery = one.delivery
     if delivery.lost or delivery.over:
         return SKIP

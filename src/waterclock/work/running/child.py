@@ -1,7 +1,7 @@
-"""What runs in a child process of a worker: handlers, one message at a time, as the parent sends them.
+"""The child process of a worker: runs handlers, one message at a time, as the parent sends them.
 
-The parent claims, keeps leases and acks; a child only handles. So what happens to a child happens to one message, and a
-handler that keeps its interpreter busy keeps no heartbeat from beating.
+The parent claims, extends leases and acks; a child only handles. So if a child dies, one message is affected, and a
+handler that holds the GIL does not stop the heartbeat.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from waterclock.work.running.grouped_process import lead_group
 _PR_SET_PDEATHSIG = 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LEFT_TO_PARENT = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-"""Signals that a child ignores, each with what processes that it forks do at one."""
+"""Signals that a child ignores, each with the default for processes that it forks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class HandledTable:
     Attributes
     ----------
     url
-        Its database.
+        URL of its database.
     name
-        The table.
+        Name of the table.
     handler
-        What handles its messages, as the worker was given it.
+        The handler, as the worker was given it.
     """
 
     url: str
@@ -58,34 +58,34 @@ class HandledTable:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A child can handle messages: of these kinds of each table, None: of all."""
+    """The child can handle messages: of these kinds for each table, None: of all."""
 
     kinds: Sequence[tuple[str, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A child cannot begin, and why."""
+    """The child cannot start, and why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child has handled a message.
+    """The child has handled a message.
 
     Attributes
     ----------
     process, claim_id, seq
-        The child's process id, and which message it was: the parent takes no other answer for its own.
+        The child's process id, and the message: the parent accepts no other answer.
     outcome
-        What is to become of it.
+        The outcome.
     over
-        Whether the handler has acked it itself, or given it back.
+        Whether the handler itself has acked it or given it back.
     undecided
-        Whether it was acked in a transaction of the handler's, which decides.
+        Whether it was acked in the handler's transaction, which decides.
     memory
-        Bytes of memory that the child takes.
+        Memory used by the child, bytes.
     """
 
     process: int
@@ -98,14 +98,14 @@ class Ended:
 
 
 class Home:
-    """A table's database as a child sees it: opened when a handler first asks something of it."""
+    """A table's database in a child: opened when a handler first needs it."""
 
     def __init__(self, table: HandledTable) -> None:
         self._table = table
         self._found: tuple[TableContext, CallerConnections] | None = None
 
     def open(self) -> tuple[TableContext, CallerConnections]:
-        """Give the table's context, and what lends callers' connections."""
+        """Return the table's context, and the wrapper of callers' connections."""
         if self._found is None:
             database = connect(self._table.url)
             context = database.table(self._table.name).context
@@ -114,7 +114,7 @@ class Home:
 
 
 class DeliveryInChild(Delivery):
-    """A delivery whose lease its parent keeps. It asks the database only where the handler does something with it."""
+    """A delivery whose lease the parent keeps. It uses the database only when the handler calls it."""
 
     __slots__ = ("_home",)
 
@@ -124,7 +124,7 @@ class DeliveryInChild(Delivery):
 
     @property
     def context(self) -> TableContext:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What is known of its table."""
+        """Return the context of its table."""
         return self._home.open()[0]
 
     @property
@@ -135,11 +135,11 @@ class DeliveryInChild(Delivery):
 def serve(
     pipe: Connection, parent: int, tables: Sequence[HandledTable], around: Callable[[Delivery], Any] | None
 ) -> None:
-    """Handle what comes through the pipe until it is closed."""
+    """Handle messages from the pipe until it is closed."""
     lead_group()
     _leave_signals_to_parent()
     _end_with(parent)
-    multiprocessing.current_process().daemon = False  # a daemonic process may not have children of its own
+    multiprocessing.current_process().daemon = False  # a daemonic process must not have children of its own
     with asyncio.Runner() as loop, ExitStack() as stack:
         try:
             child = _Child(pipe, tables, around, loop, stack)
@@ -163,7 +163,7 @@ class _Child:
         self._around = around
         self._loop = loop
         self._homes = [Home(each) for each in tables]
-        # What several tables have, and the shards of one, is entered once.
+        # Handlers that several tables share, or the shards of one, are entered once.
         found = {id(each.handler): each.handler for each in tables}
         known = {key: handlers_of(given, loop, stack) for key, given in found.items()}
         self._handlers = [known[id(each.handler)] for each in tables]
@@ -185,7 +185,7 @@ class _Child:
             )
 
     def _listen(self) -> None:
-        """Hear the parent also while a handler runs."""
+        """Listen to the parent even while a handler runs."""
         while True:
             try:
                 said = self._pipe.recv()
@@ -209,7 +209,7 @@ class _Child:
                         stack.enter_context(self._around(delivery))
                     with ending_forks(delivery.id):
                         given = handler(delivery)
-                        if inspect.isawaitable(given):  # an ordinary decorator is around an ``async def``
+                        if inspect.isawaitable(given):  # a plain decorator wraps an ``async def``
                             self._loop.run(self._await(given, delivery))
         except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no process
             return GIVE_BACK if delivery.cancelled and not isinstance(error, HandlerSays) else outcome_of(error)
@@ -234,17 +234,17 @@ class _Child:
 
 
 def _leave_signals_to_parent() -> None:
-    """Ignore the signals of a terminal, or of what ends a service: the parent decides when a child ends.
+    """Ignore the signals of a terminal or service manager: the parent decides when a child ends.
 
-    Processes that a handler starts get the defaults back. With ``SIG_IGN``, which both fork and exec inherit, nothing
-    but SIGKILL would end them, and `multiprocessing.Pool` would wait forever for its workers.
+    Processes that a handler starts get the defaults back. With ``SIG_IGN``, which fork and exec inherit, only SIGKILL
+    would end them, and `multiprocessing.Pool` would wait forever for its workers.
     """
     for number in _LEFT_TO_PARENT:
         signal.signal(number, _ignore)
         signal.siginterrupt(number, False)
     mask = threading.local()
 
-    def block() -> None:  # or a signal could come between the fork and the defaults, and be ignored
+    def block() -> None:  # a signal between the fork and the defaults would be ignored
         mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
 
     def unblock() -> None:
@@ -264,7 +264,7 @@ def _ignore(_number: int, _frame: object) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the system end this process with its parent, also where a handler never lets its interpreter go."""
+    """Make the system kill this process with its parent, even if a handler never releases the GIL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""The event loop in which a worker runs asynchronous handlers: in a thread of its own, or the application's."""
+"""The event loop of a worker's asynchronous handlers: in a thread of its own, or the application's."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from waterclock._support import moments
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 
-_BLOCKED_FOR = 1_000_000_000  # ns after which what waits for the loop is left to other workers
-_LEAVES = 1.0  # s for tasks that were cancelled
+_BLOCKED_FOR = 1_000_000_000  # ns after which messages that wait for the loop are left to other workers
+_LEAVES = 1.0  # s for cancelled tasks
 _LOOK_EVERY = 0.05  # s
 _log = logging.getLogger(__name__)
 
 
 class EventLoop:
-    """A loop that runs until it is closed, and all that was entered in it.
+    """A loop that runs until it is closed, with the context managers entered in it.
 
     Parameters
     ----------
     lanes
-        Where messages come from, once it pulls.
+        The lanes from which it takes messages once started.
     handle
         Handles one message.
     loop
@@ -63,7 +63,7 @@ class EventLoop:
     def submit(self, handle: Callable[[], Coroutine[Any, Any, object]], handling: Handling) -> None:
         """Run one handler in the loop for a thread that waits for it."""
         handling.waits_for_loop = True
-        raised: list[BaseException] = []  # a future that has the error is in a cycle, and keeps what the error knows
+        raised: list[BaseException] = []  # a future with the error would form a cycle that keeps the error's references
 
         async def run() -> None:
             try:
@@ -78,18 +78,18 @@ class EventLoop:
             raise raised.pop()
 
     def enter(self, manager: Any, is_stopping: Callable[[], bool]) -> Any:
-        """Enter an asynchronous context manager, which is left when the loop is closed; None where it is to stop."""
+        """Enter an asynchronous context manager until the loop is closed; return None if it must stop."""
         entering = asyncio.run_coroutine_threadsafe(self._stack.enter_async_context(manager), self._loop)
         while not is_stopping():
             with suppress(TimeoutError):
                 return entering.result(_LOOK_EVERY)
-            if entering.done():  # the error is its own
+            if entering.done():  # the error is the manager's own
                 return entering.result()
         entering.cancel()
         return None
 
     def start(self) -> None:
-        """Begin to take messages from the lanes."""
+        """Start taking messages from the lanes."""
         self._pulls = True
         self._lanes.when_ready = self._call_pull
         self._call_pull()
@@ -112,7 +112,7 @@ class EventLoop:
         with self._beginning:
             handling.waits_for_loop = False
             if handling.decided:
-                return  # it went back meanwhile
+                return  # it was given back meanwhile
         handling.began_at = moments.monotonic_ns()
         await handle()
 
@@ -121,7 +121,7 @@ class EventLoop:
         self._pull()
 
     def watch(self) -> bool:
-        """Say whether a handler has kept the loop from going on for long; called often, from another thread."""
+        """Return whether a handler has blocked the loop for long; called often, from another thread."""
         now = moments.monotonic_ns()
         if self._answered:
             self._answered, self._said_blocked, self._asked_at = False, False, now
@@ -134,7 +134,7 @@ class EventLoop:
             self._say_blocked()
         if self._pulls:
             self._lanes.pause()
-            if self._answered:  # meanwhile, and so it saw no pause
+            if self._answered:  # it answered meanwhile
                 self._lanes.go_on()
         return True
 
@@ -143,13 +143,13 @@ class EventLoop:
         handling = None if task is None else self._tasks.get(task)
         which = "a task" if handling is None else f"the handler of message {handling.delivery.id!r}"
         _log.warning(
-            "%s blocks the event loop, so no other handler goes on, and what has not begun is left to other workers;"
-            " await instead, or use asyncio.to_thread",
+            "%s blocks the event loop, so no other handler can proceed, and messages that have not begun are left to"
+            " other workers. Use await, or asyncio.to_thread",
             which,
         )
 
     def take_back(self, running: Sequence[Handling]) -> list[Handling]:
-        """Take back what has waited for the loop for so long that it is left to other workers."""
+        """Take back messages that have waited for the loop so long that they are left to other workers."""
         before = moments.monotonic_ns() - _BLOCKED_FOR
         with self._beginning:
             return [one for one in running if one.waits_for_loop and one.began_at <= before and one.decide()]
@@ -159,7 +159,7 @@ class EventLoop:
         self._lanes.go_on()
 
     def close(self, seconds: float) -> None:
-        """Leave what was entered, and end the loop, within so many seconds at the most."""
+        """Exit all context managers, and end the loop, within so many seconds."""
         self._loop.call_soon_threadsafe(self._begin_to_end)
         moments.wait(self._ended, seconds)
 
@@ -177,7 +177,7 @@ class EventLoop:
         try:
             await self._stack.aclose()
         except Exception:  # noqa: BLE001  # the worker ends all the same
-            _log.exception("what the handlers' factory does at its end failed")
+            _log.exception("the cleanup of the handlers' factory failed")
         if self._is_ours:
             self._loop.stop()
         else:

@@ -1,4 +1,4 @@
-"""Ends copies of this process that a handler forked, when they come back from the handler."""
+"""End copies of this process that a handler forked, when they return from the handler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _end(message_id: Any, error: BaseException | None) -> None:
     code = error.code if isinstance(error, SystemExit) else _FAILED
     if not isinstance(error, SystemExit):
         _log.error(
-            "a fork of the handler of message %r came back from it and was ended; end it with os._exit, or use"
+            "a fork made by the handler of message %r returned from it and was ended. End forks with os._exit, or use"
             " multiprocessing",
             message_id,
             exc_info=error,

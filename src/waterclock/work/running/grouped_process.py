@@ -27,8 +27,8 @@ class GroupedProcess(SpawnProcess):
 class _GroupPopen(Popen):
     """Kills the group before it reaps the child.
 
-    Until then the child, ended or not, keeps its process id from every other process, and so from every other group.
-    Multiprocessing reaps also the children of others whenever it starts one, so this is where the group must be killed.
+    Until then no other process, and so no other group, can get the child's process id. Whenever multiprocessing starts
+    a child it also reaps others, so the group must be killed here.
     """
 
     def __init__(self, process_obj: Any) -> None:
@@ -53,11 +53,13 @@ class _GroupPopen(Popen):
             return super().poll(os.WNOHANG)
 
     def _look(self, flag: int) -> Any:
-        """Look how the child ended, and leave it to be reaped; None: it runs, or it is not ours any more."""
+        """Check how the child ended without reaping it; None: it runs, or was reaped elsewhere."""
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flag)
         return None
 
     def _kill_group(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # it leads no group yet, or a member is another user's
+        with suppress(
+            ProcessLookupError, PermissionError
+        ):  # it leads no group yet, or a member belongs to another user
             os.killpg(self.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Child processes in which a worker calls handlers, one message in each at a time; one that dies is replaced."""
+"""Child processes in which a worker calls handlers, one message each at a time; dead ones are replaced."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from waterclock.work.running.child import Broken, Ended, HandledTable, Ready, se
 from waterclock.work.running.grouped_process import GroupedProcess
 
 _SECOND = 1_000_000_000
-_TRIES = 3  # of starting a process, before the worker ends
+_TRIES = 3  # tries to start a process before the worker ends
 _FIRST_PAUSE = 0.2  # s
-_LEAVES = 5.0  # s that a process has to leave what it entered
+_LEAVES = 5.0  # s that a process has to exit its context managers
 _LOOK_EVERY = 0.5  # s
 _LOOK_FOR_END = 1.0  # s
 
@@ -46,7 +46,7 @@ class _Process:
             self._process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InvalidArgumentError(
-                f"handler: processes import it by its name, so it has to stand in a module: {error}"
+                f"handler must be defined in a module, so that processes can import it by name: {error}"
             ) from error
         except OSError:
             self.pipe.close()
@@ -60,12 +60,12 @@ class _Process:
             self.pipe.send(words)
 
     def answer_for(self, delivery: Delivery) -> Ended | None:
-        """Take what came through the pipe; None if it is not this process's answer for this message."""
+        """Receive an answer; None if it is not this process's answer for this message."""
         said = self.pipe.recv()
         leased = delivery.leased
         if (said.process, said.claim_id, said.seq) == (self._process.pid, leased.claim_id, leased.seq):
             return said
-        _log.error("an answer for another message came from a handler's process and was dropped")
+        _log.error("dropped an answer for another message from a handler's process")
         return None
 
     def kill(self) -> None:
@@ -75,14 +75,14 @@ class _Process:
         return self._process.is_alive()
 
     def end(self) -> None:
-        """Have it leave what it entered, or else kill it."""
+        """Let it exit its context managers, or kill it."""
         with suppress(OSError):
             self.say(None)
         self._process.join(_LEAVES)
         self.bury()
 
     def bury(self) -> str:
-        """Make sure that it has ended; say how it ended."""
+        """Make sure that it has ended; return how it ended."""
         self._process.kill()
         self._process.join()
         code = self._process.exitcode or 0
@@ -93,14 +93,14 @@ class _Process:
 class Processes:
     """Call handlers in child processes.
 
-    Each has a thread here, which starts it: the system ends a child with the thread that started it.
+    Each has a thread that starts it: the system kills a child with the thread that started it.
 
     Parameters
     ----------
     finish
-        Takes what becomes of a message.
+        Called with the outcome of a message.
     failed
-        Takes why the worker cannot go on.
+        Called with the reason if the worker cannot go on.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Processes:
         ]
 
     def start(self, is_stopping: Callable[[], bool]) -> Sequence[tuple[str, ...] | None] | None:
-        """Start them; give the kinds that they know of each table, None where the worker is to stop meanwhile."""
+        """Start them; return the kinds that they handle for each table, None if the worker stops meanwhile."""
         for thread in self._threads:
             moments.start(thread)
         with self._changed:
@@ -146,11 +146,11 @@ class Processes:
             return self._kinds
 
     def begin(self, intake: Intake, number: int) -> None:
-        """Handle what comes from an intake, which is that of the table of this number."""
+        """Handle messages from a fetcher, which is that of the table of this number."""
         self._intakes[intake] = number
 
     def close(self, seconds: float) -> None:
-        """End all of them: those that handle nothing leave what they entered, the others are killed."""
+        """End all of them: idle ones exit their context managers, the others are killed."""
         self._stopping = True
         until = moments.monotonic() + seconds / 2
         for thread in self._threads:
@@ -166,7 +166,7 @@ class Processes:
             process = self._started()
             while process is not None and (one := self._lanes.next()) is not None:
                 process = self._handle(process, one)
-                del one  # so that it is not kept while this waits
+                del one  # do not hold a reference while waiting
             if process is not None:
                 self._forget(process)
                 process.end()
@@ -176,7 +176,7 @@ class Processes:
                 self._changed.notify_all()
 
     def _started(self) -> _Process | None:
-        """Start a process, and wait until it can handle messages; None where the worker stops meanwhile."""
+        """Start a process, and wait until it is ready; None if the worker stops meanwhile."""
         pause = _FIRST_PAUSE
         for last in (*[False] * (_TRIES - 1), True):
             process: _Process | None = None
@@ -203,9 +203,9 @@ class Processes:
                 process.bury()
             if self._stopping:
                 return None
-            _log.warning("a process for handlers cannot be started: %s", said.why)
+            _log.warning("cannot start a process for handlers: %s", said.why)
             if last:
-                raise UnavailableError(f"no process for handlers can be started: {said.why}")
+                raise UnavailableError(f"cannot start a process for handlers: {said.why}")
             moments.sleep(pause)
             pause *= 2
         return None
@@ -215,7 +215,7 @@ class Processes:
             self._processes.discard(process)
 
     def _handle(self, process: _Process, one: Handling) -> _Process | None:
-        """Have a process handle a message; give the one that is there afterwards."""
+        """Let a process handle a message; return the process that exists afterwards."""
         ended: Ended | None = None
         why = ""
         late = False
@@ -247,14 +247,14 @@ class Processes:
         return None if self._stopping else self._started()
 
     def _poll(self, process: _Process, one: Handling) -> bool:
-        """Wait for its answer, or its end; False: the time is over."""
+        """Wait for its answer or its end; False: the time is over."""
         while True:
             left = _LOOK_FOR_END
             if self._timeout is not None:
                 left = min(left, (one.began_at + self._timeout - moments.monotonic_ns()) / _SECOND)
             if process.pipe.poll(max(0.0, left)):
                 return True
-            # Its pipe does not end with it where a process that it started has it open, too.
+            # Its pipe stays open if a process that it started has inherited it.
             if not process.is_alive() and not process.pipe.poll(0):
                 raise EOFError
             if left < _LOOK_FOR_END:

@@ -12,7 +12,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stops(Protocol):
-    """Stops; ``again`` where it was asked to before."""
+    """A function that stops a worker; ``again`` if it was asked to before."""
 
     def __call__(self, *, again: bool) -> None:
         """Stop."""
@@ -21,7 +21,7 @@ class Stops(Protocol):
 
 @contextmanager
 def stopping_at_signals(stop: Stops) -> Generator[None]:
-    """Have SIGINT and SIGTERM call ``stop`` until the block ends; elsewhere than in the main thread nothing changes."""
+    """Call ``stop`` at SIGINT and SIGTERM until the block ends; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Looks after handlers that run: those whose time is over, or whose message is lost, and what waits for a slot."""
+"""Supervise running handlers: those past their time limit, those with a lost lease, and waiting messages."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from waterclock.work.running.calling import Caller, cancel
 from waterclock.work.running.processes import Processes
 from waterclock.work.running.threads import Threads
 
-_STUCK_AFTER = 5_000_000_000  # ns after its timeout an asynchronous handler that was cancelled is given up
+_STUCK_AFTER = 5_000_000_000  # ns after its timeout, a cancelled asynchronous handler is abandoned
 
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Looks after what a worker handles.
+    """Supervises the messages that a worker handles.
 
     Attributes
     ----------
     threads, processes
-        What calls the handlers, where it is not the event loop.
+        The callers of handlers, other than the event loop.
     given_up
-        Messages whose handlers went on when the worker took them back.
+        Messages whose handlers still ran when the worker took them back.
     """
 
     def __init__(self, lanes: Lanes, counter: WorkCounts, caller: Caller) -> None:
@@ -39,7 +39,7 @@ class Watch:
         self.given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
 
     def look(self) -> None:
-        """Look once."""
+        """Check once."""
         give_back(self._lanes.take_back())
         running = self._lanes.running
         if self._caller.loop is not None and running and self._caller.loop.watch():
@@ -47,15 +47,13 @@ class Watch:
                 self._pass_on(one)
         for one in running:
             if one.delivery.lost and not one.asked:
-                _log.warning(
-                    "message %r is handled, and not ours any more; its handler is asked to end", one.delivery.id
-                )
+                _log.warning("the lease of message %r is lost; its running handler is asked to stop", one.delivery.id)
                 self.ask(one)
             if self.processes is None and self._caller.is_late(one, _STUCK_AFTER if self.threads is None else 0):
                 self._give_up(one)
 
     def _give_up(self, one: Handling) -> None:
-        """Take its slot from a handler that goes on after its time."""
+        """Take its slot from a handler that still runs after its time limit."""
         handler = one.intake.handlers.find(one.delivery)
         if (
             self.threads is not None
@@ -69,7 +67,9 @@ class Watch:
         self._counter.note("timed_out")
         self._counter.note("stuck")
         self.given_up.add(one)
-        _log.warning("the handler of message %r goes on after its time; another takes its slot", one.delivery.id)
+        _log.warning(
+            "the handler of message %r still runs after its time limit; another takes its slot", one.delivery.id
+        )
         self.ask(one)
         dropped = self._lanes.end(one, goes_on=False)
         one.intake.recorder.put(one, self._caller.timed_out(), dropped)
@@ -77,7 +77,7 @@ class Watch:
             self.threads.replace()
 
     def _pass_on(self, one: Handling) -> None:
-        """Leave a message to other workers that has a slot, and whose handler has not begun."""
+        """Leave a message with a slot whose handler has not begun to other workers."""
         dropped = self._lanes.end(one, goes_on=False)
         one.intake.recorder.put(one, GIVE_BACK, dropped)
         if self.threads is not None:
@@ -85,7 +85,7 @@ class Watch:
             self.threads.replace()
 
     def ask(self, one: Handling) -> None:
-        """Ask the handler of a message to end."""
+        """Ask the handler of a message to stop."""
         one.asked = True
         one.delivery.cancel()
         if self.processes is not None:
@@ -93,7 +93,7 @@ class Watch:
 
 
 def give_back(handlings: Iterable[Handling]) -> None:
-    """Give messages back to their tables, due at once and uncounted."""
+    """Give messages back to their tables, due at once, without counting an attempt."""
     by_intake: dict[Intake, list[Handling]] = {}
     for one in handlings:
         by_intake.setdefault(one.intake, []).append(one)

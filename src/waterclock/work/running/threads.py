@@ -1,4 +1,4 @@
-"""Threads in which a worker calls handlers, one for each slot."""
+"""Threads in which a worker calls handlers, one per slot."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from waterclock.work.flow.dispatch_queue import Handling, Lanes
 
 
 class Threads:
-    """Call handlers in threads, as many at a time as there are slots.
+    """Call handlers in threads, one per slot.
 
-    They end with the process, also where a handler never ends: no process stays for its sake.
+    They end with the process even if a handler never returns, so they cannot keep the process alive.
 
     Parameters
     ----------
     handle
-        Handles one message; says whether the thread keeps its slot.
+        Handles one message; returns whether the thread keeps its slot.
     """
 
     def __init__(self, lanes: Lanes, slots: int, handle: Callable[[Handling], bool]) -> None:
@@ -26,12 +26,12 @@ class Threads:
         self._handle = handle
 
     def start(self) -> None:
-        """Begin to handle."""
+        """Start handling."""
         for _ in range(self._slots):
             self._start_one()
 
     def replace(self) -> None:
-        """Give the slot of a thread that is stuck in a handler to a new one."""
+        """Give the slot of a stuck thread to a new one."""
         self._start_one()
 
     def _start_one(self) -> None:
@@ -40,5 +40,5 @@ class Threads:
     def _run(self) -> None:
         while (handling := self._lanes.next()) is not None:
             if not self._handle(handling):
-                return  # another thread has the slot meanwhile
-            del handling  # so that it is not kept while this waits
+                return  # another thread has the slot now
+            del handling  # do not hold a reference while waiting

@@ -24,5 +24,5 @@ def upgrade() -> None:
         for index in table.indexes:
             index.create(connection, checkfirst=True)
     if connection.dialect.name == "postgresql":
-        # The data is compressed already; trying again makes an append three times as slow.
+        # The data is already compressed; compressing it again makes an append three times as slow.
         op.execute("ALTER TABLE waterclock_entries ALTER COLUMN data SET STORAGE EXTERNAL")

@@ -1,7 +1,6 @@
-"""Giving a MariaDB table what a message table has.
+"""Turn a MariaDB table into a message table.
 
-DDL commits by itself there. What changes the table is one statement, which MariaDB does whole or not at all; what comes
-before and after it can be done again.
+DDL commits implicitly there. One atomic statement changes the table; the steps before and after it can be repeated.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def adopt(connection: sa.Connection, rows: sa.Table, id_type: IdType, present: C
         if greatest is not None and greatest > 0:
             named = sa.literal_column(quote(sequence.name))
             connection.execute(sa.select(sa.func.setval(named, greatest)))
-        # A table numbers one column by AUTO_INCREMENT, and that is seq.
+        # A table has only one AUTO_INCREMENT column, and that is seq.
         changes.append(f"MODIFY COLUMN id BIGINT NOT NULL DEFAULT NEXTVAL({quote(sequence.name)})")
     elif id_type == "uuid":
         changes.append("ALTER COLUMN id SET DEFAULT (UUID())")
@@ -63,14 +62,14 @@ def _check_collations(connection: sa.Connection, name: str, columns: Collection[
         )
     ):
         if kind == "char" or not collation.endswith("_nopad_bin"):
-            how = "drops spaces at the end" if kind == "char" else f"compares by {collation}"
+            how = "drops trailing spaces" if kind == "char" else f"compares by {collation}"
             wanted = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin" + " NOT NULL" * (column == "id")
             raise SchemaError(
-                f"message table {name!r}: the column {column!r} {how}, where different texts may be equal; run"
+                f"cannot adopt {name!r}: column {column!r} {how}, so different texts may compare equal. Run"
                 f" {type_remedy(name, column, wanted)}"
             )
 
 
 def type_remedy(table: str, column: str, wanted: str) -> str:
-    """Say how a column gets another type."""
+    """Return the statement that changes a column's type."""
     return f"ALTER TABLE `{table}` MODIFY COLUMN {column} {wanted}"

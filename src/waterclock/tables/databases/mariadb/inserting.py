@@ -1,4 +1,4 @@
-"""MariaDB's insert of many messages: rows of one statement, ids that are known left out."""
+"""Bulk insert on MariaDB: many rows per statement, without ids that exist."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 
 _DUPLICATE = 1062
-# The driver cuts what is longer than about a million bytes into several statements, of which one could fail alone. A
-# character is at most four bytes, and may be escaped.
+# The driver splits statements longer than about a million bytes, of which one could fail alone. A character has at most
+# four bytes, and may be escaped.
 _CHARACTERS_OF_A_STATEMENT = 100_000
 _ROWS_OF_A_STATEMENT = 1000
 
 
 def insert_new(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
-    """Insert messages whose ids are new, and return those ids.
+    """Insert messages with new ids, and return those ids.
 
-    Neither IGNORE nor ON DUPLICATE KEY UPDATE says exactly which were new, and IGNORE also bends values that do not
-    fit. So ids that are known are left out. An insert that meets an id put meanwhile looks again.
+    Neither IGNORE nor ON DUPLICATE KEY UPDATE returns exactly the new ones, and IGNORE also changes values that do not
+    fit. So existing ids are left out. If an insert finds an id that was put meanwhile, it checks again.
     """
     inserted: set[Any] = set()
     for messages in _statements(new, now):
@@ -45,7 +45,7 @@ def _insert(
             if error.orig is None or error.orig.args[0] != _DUPLICATE:
                 raise
             found = _known(connection, rows, unknown) & unknown.keys()
-            if not found:  # it is another unique column that has the value already, or the same by another comparison
+            if not found:  # another unique column has the value, or this one by another comparison
                 raise
             known |= found
         else:
@@ -54,27 +54,27 @@ def _insert(
 
 
 def _known(connection: SqlConnection, rows: sa.Table, messages: dict[Any, dict[str, Any]]) -> set[Any]:
-    # A locking read sees what is committed, also where a transaction of the caller's has an older snapshot.
+    # A locking read sees all commits, even if the caller's transaction has an older snapshot.
     statement = _looking_up(rows)
     return set(connection.scalars(statement, {"ids": sorted(messages)}))
 
 
 @built_once(maxsize=256)
 def _looking_up(rows: sa.Table) -> sa.Select[Any]:
-    # The ids are as the driver has them, so that they are compared as they were sent.
+    # The ids are in the driver's form, so that they are compared as they were sent.
     bare = sa.table(rows.name, sa.column("id"))
     return sa.select(bare.c.id).where(bare.c.id.in_(sa.bindparam("ids", expanding=True))).with_for_update(read=True)
 
 
 @built_once(maxsize=256)
 def _insert_text(rows: sa.Table, names: tuple[str, ...], dialect: sa.Dialect) -> str:
-    # The driver joins rows into one statement only where it sees nothing but placeholders.
+    # The driver joins rows into one statement only if all values are placeholders.
     return str(sa.insert(sa.table(rows.name, *(sa.column(name) for name in names))).compile(dialect=dialect))
 
 
 def _statements(new: NewRows, now: sa.ColumnElement[int]) -> Iterator[dict[Any, dict[str, Any]]]:
-    """Cut messages into what one statement takes: rows by id, of an id that comes twice the first one."""
-    # Where the clock is the database's, its triggers and defaults read it.
+    """Split messages into statements: rows by id; of a repeated id the first."""
+    # If the database's clock counts, its triggers and defaults read it.
     time = now.effective_value if isinstance(now, sa.BindParameter) else None
     names = tuple(new.columns)
     some: dict[Any, dict[str, Any]] = {}

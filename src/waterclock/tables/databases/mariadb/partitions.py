@@ -1,7 +1,6 @@
-"""MariaDB's partitions of a message table: by the day of the ack, which is 0 while there is none.
+"""Partitions of a message table on MariaDB: by the day of the ack, 0 if not acked.
 
-Keys that are unique have to have the day in them, so that of ids is unique among messages that are not acked; a trigger
-looks among the acked ones.
+Unique keys must contain the day, so ids are unique among unacked messages only; a trigger checks the acked ones.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ class MariadbDays:
     Parameters
     ----------
     create
-        Makes the table as it is without partitions.
+        Creates the table without partitions.
     """
 
     def __init__(self, create: Callable[..., None]) -> None:
         self._create = create
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table with its partitions but for those of the days."""
+        """Create the SQL table with its partitions, except those of days."""
         self._create(connection, rows, id_type, grouped=grouped, free=free)
         quote = connection.dialect.identifier_preparer.quote
         context = {"table": quote(rows.name), "later": _LATER, "day": DAY}
@@ -57,7 +56,7 @@ class MariadbDays:
             connection.execute(DDL(statement, context=context))
 
     def known(self, connection: sa.Connection, name: str) -> list[int]:
-        """List the days that have partitions."""
+        """Return the days that have partitions."""
         names = connection.scalars(
             sa.text(
                 "SELECT partition_name FROM information_schema.partitions"
@@ -68,12 +67,12 @@ class MariadbDays:
         return [int(one[1:]) for one in names if one[1:].isdigit()]
 
     def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
-        """Make partitions for days, which are cut off from the last one with what it has of them."""
+        """Create partitions for days, split off the last one with its rows."""
         parts = ", ".join(f"PARTITION p{day:d} VALUES LESS THAN ({day + 1:d})" for day in days)
         self._alter(connection, name, f"REORGANIZE PARTITION p_undated INTO ({parts}, {_LATER})")
 
     def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
-        """Drop a day's partition, and say what it had."""
+        """Drop a day's partition, and return its totals."""
         table = sa.table(name, sa.column("epoch", sa.BigInteger))
         counted = sa.select(sa.func.count(), sa.func.coalesce(times_sent_sql(table.c.epoch), 0)).select_from(table)
         messages, sent = connection.execute(counted.with_hint(table, f"PARTITION (p{day:d})")).one()
@@ -86,6 +85,6 @@ class MariadbDays:
         return sa.select(part.c.seq, part.c.time_acked, part.c.epoch).with_hint(part, "PARTITION (p_undated)")
 
     def _alter(self, connection: sa.Connection, name: str, change: str) -> None:
-        # A transaction that waits for a table's lock blocks all that ask for it later.
+        # A transaction that waits for a table's lock blocks all later ones.
         table = connection.dialect.identifier_preparer.quote(name)
         connection.execute(DDL(f"ALTER TABLE %(table)s WAIT 1 {change}", context={"table": table}))

@@ -1,4 +1,4 @@
-"""What message tables need of MariaDB."""
+"""The statements for message tables on MariaDB."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = sa.text(
     "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
 )
 _TAKEN_AT_ONCE = 250
-"""Messages that one statement makes ours: for each of them the server reads the ends of all."""
+"""Messages that one statement claims: for each of them the server reads the ends of all leases."""
 
 _TRIGGERS = (
     """
@@ -50,7 +50,7 @@ _TRIGGERS = (
         END IF;
     END""",
 )
-# Ours always change the claim where they change what matters to a group.
+# Our own updates always change the claim if they change anything that matters to a group.
 _GROUP_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
     BEGIN
@@ -68,8 +68,6 @@ _GROUP_TRIGGER = """
 
 
 class MariadbTables(ClaimsInSteps, TableDialect):
-    """MariaDB's statements for message tables."""
-
     one_writer = False
     deletes_wait = True
     locks_in_parts = False
@@ -80,11 +78,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
     @property
     def days(self) -> Days:
-        """Partitions by day."""
         return MariadbDays(self.create)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
-        """Let a sequence number the ids, because a table has one AUTO_INCREMENT only, and draw UUIDs."""
+        """Return a sequence for numbers, because a table has only one AUTO_INCREMENT column, and random UUIDs."""
         items: dict[IdType, list[IdItem]] = {
             "bigint": [sa.DefaultClause(sa.Sequence(f"{name}_id_seq").next_value())],
             "uuid": [sa.DefaultClause(sa.text("UUID()"))],
@@ -93,17 +90,17 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         return items[id_type]
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table, its indexes and its triggers, and the sequence that numbers its ids."""
+        """Create the SQL table, its indexes and triggers, and the sequence of its ids."""
         if id_type == "bigint":
             sa.Sequence(f"{rows.name}_id_seq").create(connection)
         super().create(connection, rows, id_type, grouped=grouped, free=free)
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the indexes and triggers of an SQL table that is there."""
-        del id_type  # the columns say it
+        """Create the indexes and triggers of an existing SQL table."""
+        del id_type  # the columns show it
         quote = connection.dialect.identifier_preparer.quote
         name = rows.name
-        # With seq before epoch, which is there for those who count, else each claim sorted what is due.
+        # With seq before epoch, which is there for counting; otherwise each claim would sort the due messages.
         due = (rows.c.time_acked, rows.c.priority, rows.c.time_next, rows.c.seq, rows.c.epoch)
         expiring = (rows.c.time_acked, rows.c.expires_at, rows.c.seq)
         indexes = [sa.Index(f"{name}_next_idx", *due), sa.Index(f"{name}_expires_idx", *expiring)]
@@ -116,28 +113,28 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             due = rows.c.group_id, rows.c.time_acked, rows.c.priority, rows.c.time_next
             indexes.append(sa.Index(f"{name}_free_idx", *due))
         for index in indexes:
-            connection.execute(CreateIndex(index, if_not_exists=True))  # an adoption may have been broken off
+            connection.execute(CreateIndex(index, if_not_exists=True))  # an adoption may have been interrupted
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
             connection.execute(DDL(statement, context={"table": quote(name), "now": self.clock, **triggers}))
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
-        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
         adopting.adopt(connection, rows, id_type, present, self.clock)
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
-        """Say how a column of the user's gets another type."""
+        """Return the statement that changes the type of a user's column."""
         return adopting.type_remedy(table, column, wanted)
 
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
-        """Remove the SQL table and the sequence of its ids; its triggers go with it."""
+        """Drop the SQL table with its triggers, and the sequence of its ids."""
         super().drop(connection, rows)
         connection.execute(DropSequence(sa.Sequence(f"{rows.name}_id_seq"), if_exists=True))
 
     def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
+        """Draw ids from the table's sequence; if they collide with given ids, advance it beyond those."""
         sequence = sa.Sequence(f"{rows.name}_id_seq")
-        # As many rows as there are ids to draw, from no table that one might have no privilege for.
+        # One row per id, from a source that needs no privilege.
         drawn = sa.select(sequence.next_value()).select_from(_SO_MANY_ROWS.bindparams(more=count - 1))
         ids = list(connection.scalars(drawn))
         if above >= ids[0]:
@@ -151,19 +148,19 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def insert_new(
         self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
-        """Insert messages whose ids are new, and return those ids."""
+        """Insert messages with new ids, and return those ids."""
         return insert_new(connection, rows, new, now)
 
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows of the catalogue whose keys are not there."""
+        """Insert rows of the catalogue whose keys are missing."""
         connection.execute(sa.insert(table).prefix_with("IGNORE"), list(rows))
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that ``column`` is in the list bound as ``name``."""
+        """Return the condition that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
-        """Update messages by their seqs. Of an outer join alone it is sure that the server begins with the pairs."""
+        """Update messages by their seqs. Only for an outer join does the server surely begin with the pairs."""
         pairs = self.pairs("pairs")
         return sa.update(pairs.outerjoin(rows, rows.c.seq == pairs.c.seq)), pairs.c.number
 
@@ -174,7 +171,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         return listed.table_valued(sa.column("seq", sa.BigInteger), sa.column("number", sa.BigInteger), name="pairs")
 
     def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
-        """Make messages that are locked ours, some at a time: an update neither skips locked rows nor returns any."""
+        """Claim locked messages, some at a time: an UPDATE neither skips locked rows nor returns any."""
         for start in range(0, len(ends), _TAKEN_AT_ONCE):
             some = ends[start : start + _TAKEN_AT_ONCE]
             by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
@@ -182,14 +179,14 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             connection.execute(_taking(rows), {**values, "by": wanted.claim_id, "who": wanted.consumer})
 
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:
-        """Ask the database's own schema."""
+        """Read the column names from the information schema."""
         return set(connection.scalars(_COLUMNS, {"name": name}))
 
 
 @built_once(maxsize=256)
 def _taking(rows: sa.Table) -> sa.Update:
-    # The ends are looked up in a value, not joined: a join may walk through the table, and so wait for rows that others
-    # have locked, where an update of one table passes them by.
+    # The ends are looked up in a value, not joined: a join may scan the table, and so wait for rows that others have
+    # locked.
     end = sa.func.json_value(sa.bindparam("ends", type_=sa.Text), sa.func.concat("$.s", rows.c.seq))
     return (
         sa.update(rows)

@@ -1,4 +1,4 @@
-"""PostgreSQL's claim in a table without groups: one statement, one round trip."""
+"""The claim in a table without groups on PostgreSQL: one statement, one round trip."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 from waterclock.tables.model.timing.backoff import Backoff
 
-# As a text, because a number so low is none of PostgreSQL's bigints before its sign is seen.
+# As text, because PostgreSQL reads so low a number before its sign, when it is too large for a bigint.
 _FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
 _LOOKED_AT = 128
-"""Messages of many priorities that a step of a claim passes over: as many as cost what a look at one level costs."""
+"""Messages of many priorities that a step of a claim skips: as many as cost as much as one lookup of a level."""
 
-_BEFORE = ("time_next", "epoch", "claim_id")  # columns whose old values a delivery needs: RETURNING gives the new ones
+_BEFORE = (
+    "time_next",
+    "epoch",
+    "claim_id",
+)  # columns whose old values a delivery needs; RETURNING returns the new ones
 
 
 def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Compare a row's key with a computed value, so that the row is looked up, for any statistics.
+    """Compare a row's key with a computed value, so that any plan looks the row up.
 
-    Those of a time when a table was empty say that it has a row. For ``=`` the planner would go through it by its key,
-    as to merge it, and compare each row with all the values; this it cannot merge.
+    Statistics from when a table was empty claim that it has one row. For ``=`` the planner would then scan it by key
+    for a merge join, and compare each row with all values. This form cannot be merged.
     """
     return key == sa.any_(postgresql.array([value]))
 
@@ -45,11 +49,10 @@ def claim_statement(
     order: tuple[sa.ColumnElement[Any], ...],
     limit: int,
 ) -> sa.Update:
-    """Build the claim.
+    """Build the statement of a claim.
 
-    It returns `columns_read`, as they were before, and behind them whether the message has expired, the place in the
-    order that was asked for and the end of the lease. The limit is written into the statement: only then does the
-    planner know how little it is about.
+    It returns the old values of `columns_read`, followed by whether the message has expired, its rank in the requested
+    order and the end of the lease. The limit is a literal: only then does the planner know how few rows are needed.
     """
     found = (
         (_in_order if order else _level_by_level)(rows, now, where, order, limit)
@@ -64,7 +67,7 @@ def claim_statement(
     expired = rows.c.expires_at <= now
     ours = key_is(rows.c.seq, found.c.seq)
     if rows.info.get(PARTITIONED):
-        ours &= not_acked(rows)  # else each day of acked messages is looked through
+        ours &= not_acked(rows)  # otherwise each day of acked messages is scanned
     return (
         sa.update(rows)
         .where(ours)
@@ -124,12 +127,11 @@ def _in_order(
 
 
 def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
-    """Walk down the priorities. Those known from earlier claims come with the mark to begin at.
+    """Walk down the priorities. Those known from earlier claims come with their cursor.
 
-    Only between them is the index asked, so that it need not step over what was acked at the head of a level.
-    The walk is lazy: a claim that has enough goes no further down. A step goes to the next level with a message that is
-    due among the first `_LOOKED_AT`, or else to the last level of those, in which nothing more can be due: a level has
-    its oldest first.
+    The index is read only between them, so that it need not step over acked messages at the head of a level. The walk
+    is lazy: a claim that has enough stops. A step goes to the next level with a due message among the first
+    `_LOOKED_AT`. If none is due, it goes to the last level of those, because a level has its oldest message first.
     """
     marks = [sa.bindparam(name, type_=Bigints()) for name in ("known", "lows")]
     given = sa.func.unnest(*marks).table_valued(sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger))
@@ -156,7 +158,7 @@ def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
     first_due, all_near = near.subquery("first_due"), near.subquery("all_near")
     nearest = sa.select(first_due.c.priority).where(first_due.c.time_next <= now).limit(sa.literal_column("1"))
     lowest = sa.select(sa.func.min(all_near.c.priority))
-    # The offset keeps it from being asked once for each place that names it.
+    # The offset keeps it from being evaluated once for each reference.
     between = (
         sa.select(sa.func.coalesce(nearest.scalar_subquery(), lowest.scalar_subquery()).label("priority"))
         .offset(sa.literal_column("0"))

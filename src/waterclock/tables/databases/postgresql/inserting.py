@@ -1,4 +1,4 @@
-"""PostgreSQL's inserts: one statement, one round trip, ids that are known left out."""
+"""Inserts on PostgreSQL: one statement, one round trip, without ids that exist."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
 
 
 def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
-    """Insert messages whose ids no other writer can have chosen: only a try whose answer was lost may have put them.
+    """Insert messages with ids that only an earlier try with a lost answer can have put.
 
-    Without ON CONFLICT, which enters every row of the index twice, first on probation.
+    Without ON CONFLICT, which inserts every index entry twice, first speculatively.
 
     Returns
     -------
     bool
-        False where an id was there: then nothing was inserted.
+        False if an id existed: then nothing was inserted.
     """
     build = _single if new.count == 1 else _many
     text, parameters, _ = build(rows, tuple(new.columns), now, connection.dialect, look=False)
@@ -46,7 +46,7 @@ def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.Colum
 
 
 def insert_unknown(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
-    """Insert messages whose ids are new, and return those ids."""
+    """Insert messages with new ids, and return those ids."""
     text, parameters, places = _many(rows, tuple(new.columns), now, alike(connection.dialect), look=True)
     values = parameters | new.columns | _clock(now)
     given = values if places is None else tuple([values[name] for name in places])
@@ -61,13 +61,13 @@ def _clock(now: sa.ColumnElement[int]) -> dict[str, Any]:
 def _many(
     rows: sa.Table, names: tuple[str, ...], now: sa.ColumnElement[int], dialect: sa.Dialect, *, look: bool
 ) -> _Text:
-    """Build the insert of these columns, each an array.
+    """Build the insert of these columns, each as an array.
 
     Returns
     -------
     tuple
-        The statement as the driver takes it, the values of the constants in it, and where the driver counts the names
-        in their order; None: it goes by names.
+        The statement in the driver's form, the values of its constants, and the names in order for a driver with
+        positional parameters; None: named parameters.
     """
     types = _types(rows, names)
     arrays = [sa.bindparam(name, type_=postgresql.ARRAY(types[name])) for name in names]
@@ -75,7 +75,7 @@ def _many(
     values = _values({name: new.c[name] for name in names}, now)
     insert = postgresql.insert(rows).from_select(list(values), sa.select(*values.values()))
     if look:
-        # Ids are unique in each partition, which makes no key of the table that could be named.
+        # Ids are unique in each partition, so the table has no key that ON CONFLICT could name.
         key = None if rows.info.get(PARTITIONED) else [rows.c.id]
         insert = insert.on_conflict_do_nothing(index_elements=key).returning(rows.c.id)
     return _text(insert, types, dialect)
@@ -85,7 +85,7 @@ def _many(
 def _single(
     rows: sa.Table, names: tuple[str, ...], now: sa.ColumnElement[int], dialect: sa.Dialect, *, look: bool
 ) -> _Text:
-    """Build the insert of one message: arrays of one take a third longer."""
+    """Build the insert of one message: arrays of one element take a third longer."""
     del look
     types = _types(rows, names)
     values = _values({name: sa.bindparam(name, type_=types[name]) for name in names}, now)

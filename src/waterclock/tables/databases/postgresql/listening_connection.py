@@ -1,12 +1,12 @@
-"""PostgreSQL: the one connection on which the waiting consumers of a process and database are notified.
+"""The one connection on which all waiting consumers of a process and database get notifications.
 
 The first consumer that waits leads: its thread also watches the connection. When a notification comes, it wakes the
-consumers that wait for that table. A leader that leaves wakes another one, which leads from then on. So there is no
-thread of ours.
+consumers that wait for that table. A leader that leaves wakes another one, which leads from then on. So no extra thread
+is needed.
 
-A table's lock *waiting* is held as long as one of its consumers waits, and from one wait to the next. Where one has
-made sure that no writer is under way that may not have seen this lock, those who join it need not ask again. So who
-waits for long asks nothing, but now and then whether the server still answers.
+A table's lock *waiting* is held as long as one of its consumers waits, and from one wait to the next. Once a consumer
+has checked that all active writers have seen this lock, consumers that join it need not check again. So a long wait
+needs no queries, except now and then whether the server still answers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.tables.databases.changes import Stop
 
 WAITING, WRITING = 0x57A70001, 0x57A70002
-"""The first halves of the locks' keys; the second is a hash of the table's name."""
+"""The first halves of the lock keys; the second is a hash of the table's name."""
 
-_PATIENCE = 5.0  # s for an answer to what waits for nothing
-_ASK_EVERY = 10.0  # s after which a server that has said nothing is asked whether it is there
+_PATIENCE = 5.0  # s for an answer that needs no wait
+_ASK_EVERY = 10.0  # s after which a silent server is checked
 
 CHANNEL = "waterclock_"
-"""What the name of a table's channel begins with."""
+"""Prefix of a table's channel."""
 
 
 class Listener(Protocol):
@@ -40,9 +40,9 @@ class Listener(Protocol):
     Attributes
     ----------
     heard
-        Whether something came since it armed, or the connection broke.
+        Whether a notification came since it armed, or the connection broke.
     alarm
-        Is nudged when it is to look at `heard`, or to lead.
+        Nudged when it must check `heard`, or lead.
     """
 
     heard: bool
@@ -50,18 +50,18 @@ class Listener(Protocol):
 
 
 class _Table:
-    """What the connection does for one table.
+    """The connection's state for one table.
 
     Attributes
     ----------
     listening
-        The consumers for which it listens. One that was forgotten without being closed does not count.
+        The consumers for which it listens. One that was dropped without being closed does not count.
     shown
-        Those of them that wait, or are about to.
+        Those that wait, or are about to.
     is_held
         Whether the lock *waiting* is held, as it is while one is shown.
     is_seen
-        Whether every writer that is under way has seen that lock.
+        Whether every active writer has seen that lock.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class _Table:
 
 
 class ListeningConnection:
-    """Listens on one connection for all who wait. Safe to share between threads, and none of a forked process's.
+    """Listens on one connection for all waiting consumers. Thread-safe; not usable after a fork.
 
     Attributes
     ----------
     process
-        Whose it is: a process that was forked must not talk into its parent's connection.
+        The owning process: a forked process must not use its parent's connection.
     """
 
     def __init__(self) -> None:
@@ -90,10 +90,10 @@ class ListeningConnection:
         self._answered_at = 0.0
 
     def arm(self, backend: Backend, name: str, one: Listener) -> bool:
-        """Listen to a table, and show that one waits; False where a writer may not have seen it."""
+        """Listen to a table and show that a consumer waits; return False if a writer may not have seen it."""
         with self._lock:
             if self._connection is not None:
-                with suppress(backend.engine.dialect.loaded_dbapi.Error):  # it broke: a new one is opened
+                with suppress(backend.engine.dialect.loaded_dbapi.Error):  # it broke: open a new one
                     return self._arm_or_drop(backend, name, one)
             return self._arm_or_drop(backend, name, one)
 
@@ -131,9 +131,9 @@ class ListeningConnection:
         return table.is_seen
 
     def wait(self, one: Listener, seconds: float, stop: Stop) -> bool:
-        """Wait until something came for one who has armed, ``stop`` ends it, or so many seconds are over.
+        """Wait for a notification after `arm`, until ``stop`` is set or so many seconds are over.
 
-        It is shown on: who waits again needs no further question, and who does not hides it.
+        The consumer stays shown as waiting: it may wait again without another check, or call `hide`.
         """
         try:
             return self._sleep(one, moments.monotonic() + seconds, stop)
@@ -168,7 +168,7 @@ class ListeningConnection:
                 return one.heard
 
     def _take_in(self) -> None:
-        """Read what has come, unless another one's question has read it already."""
+        """Read pending notifications, unless another query has read them already."""
         with self._lock:
             if self._connection is None:
                 return
@@ -187,7 +187,7 @@ class ListeningConnection:
             one.alarm.nudge()
 
     def hide(self, name: str, one: Listener) -> None:
-        """Need no notification for one who is busy now."""
+        """Need no notifications for a consumer that is busy now."""
         with self._lock:
             self._hide(name, one)
 
@@ -204,7 +204,7 @@ class ListeningConnection:
                 self._drop()
 
     def leave(self, backend: Backend, name: str, one: Listener) -> None:
-        """Listen no more for one who is closed; the connection stays for the next ones."""
+        """Stop listening for a consumer that is closed; the connection stays open for others."""
         with self._lock:
             self._hide(name, one)
             table = self._tables.get(name)
@@ -219,7 +219,7 @@ class ListeningConnection:
                     self._drop()
 
     def close(self) -> None:
-        """Give the connection back. Those who wait look again, on a new one."""
+        """Close the connection. Waiting consumers check again, on a new one."""
         with self._lock:
             self._drop()
 
@@ -238,7 +238,7 @@ class ListeningConnection:
         connection: Any = backend.driver_connection("listen to")
         self._connection = connection
         connection.autocommit = True
-        # The answer to a question brings notifications with it.
+        # The answer to a query brings notifications with it.
         connection.add_notify_handler(lambda notification: self._tell(notification.channel))
 
     def _ask(self, question: str, name: str, *locks: int) -> Any:
@@ -264,7 +264,7 @@ _connections = PerDatabaseCache[ListeningConnection](lambda _: ListeningConnecti
 
 
 def listening_connection(backend: Backend) -> ListeningConnection:
-    """Give the connection of a database in this process, which is kept until the database is closed."""
+    """Return the database's connection in this process, kept open until the database is closed."""
     backend.when_closed(_close)
     return _connections.of(backend)
 

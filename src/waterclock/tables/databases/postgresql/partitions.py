@@ -1,7 +1,7 @@
-"""PostgreSQL's partitions of a message table.
+"""Partitions of a message table on PostgreSQL.
 
-Two levels: messages that are not acked, with the unique index on ids, beside the acked ones, by day. Nothing is in the
-default partition of the days as a rule, so that adding a day looks through nothing.
+There are two levels: unacked messages with the unique index on ids, and acked ones by day. The default partition of the
+days is usually empty, so that adding a day scans nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from waterclock.tables.model.options import IdType
 
 _UNIQUE_VIOLATION = "23505"
 _ONCE = (
-    # After the insert, because only then has it waited for an ack of the same id that is being committed. For all rows
-    # of a statement together, and each looked up: a join might go through all that was acked.
+    # After the insert, because only then has it waited for a concurrent ack of the same id. For all rows of a statement
+    # together, and each looked up: a join might scan all acked messages.
     """
     CREATE FUNCTION %(once)s() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
@@ -35,7 +35,7 @@ _ONCE = (
         WHERE put.time_acked IS NULL AND (SELECT true FROM %(acked)s AS acked WHERE acked.id = put.id LIMIT 1)
         LIMIT 1;
         IF FOUND THEN
-            RAISE unique_violation USING MESSAGE = format('message %%s was acked, and is not purged yet', again);
+            RAISE unique_violation USING MESSAGE = format('message %%s was acked and is not yet purged', again);
         END IF;
         RETURN NULL;
     END $$""",
@@ -55,9 +55,9 @@ class PostgresqlDays:
     Parameters
     ----------
     now
-        The clock, as a default of columns.
+        The current time, as a default of columns.
     index, guard
-        Make the indexes of a table, and its triggers.
+        Create the indexes of a table, and its triggers.
     """
 
     def __init__(self, now: str, index: Callable[..., None], guard: Callable[..., None]) -> None:
@@ -66,9 +66,9 @@ class PostgresqlDays:
         self._guard = guard
 
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the SQL table with its partitions but for those of the days."""
+        """Create the SQL table with its partitions, except those of days."""
         parts = _parts(connection, rows.name)
-        # Nothing is unique over partitions, nor numbered by an identity, before PostgreSQL 17.
+        # Before PostgreSQL 17, nothing is unique across partitions, nor numbered by an identity.
         defaults: dict[str, Any] = {"time_scheduled": sa.text(self._now), "time_created": sa.text(self._now)}
         numbered = ("seq", "id") if id_type == "bigint" else ("seq",)
         for column in numbered:
@@ -95,7 +95,8 @@ class PostgresqlDays:
             "CREATE TABLE %(open)s PARTITION OF %(table)s FOR VALUES IN (true)",
             "CREATE TABLE %(acked)s PARTITION OF %(table)s FOR VALUES IN (false) PARTITION BY RANGE (time_acked)",
             "CREATE TABLE %(undated)s PARTITION OF %(acked)s DEFAULT",
-            # These have no key: without it, a publication of all tables makes the server refuse each DELETE there.
+            # Replica identity: these have no key, so a publication of all tables would make the server refuse each
+            # DELETE.
             "ALTER TABLE %(undated)s REPLICA IDENTITY FULL",
             "ALTER TABLE %(open)s ADD PRIMARY KEY (seq), ADD UNIQUE (id)",
             "CREATE INDEX ON %(acked)s (id)",
@@ -109,7 +110,7 @@ class PostgresqlDays:
         self._guard(connection, rows, grouped=grouped)
 
     def known(self, connection: sa.Connection, name: str) -> list[int]:
-        """List the days that have partitions."""
+        """Return the days that have partitions."""
         names = connection.scalars(
             sa.text("SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = to_regclass(:acked)"),
             {"acked": _parts(connection, name)["acked"]},
@@ -118,7 +119,7 @@ class PostgresqlDays:
         return [int(end) for end in ends if end.isdigit()]
 
     def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
-        """Make partitions for days, with what has no partition of its day yet. Attaching them lets others go on."""
+        """Create partitions for days, with rows that have none yet. Attaching them does not block others."""
         parts = _parts(connection, name)
         _hurry(connection)
         connection.execute(DDL("LOCK TABLE %(undated)s IN ACCESS EXCLUSIVE MODE", context=parts))
@@ -131,7 +132,7 @@ class PostgresqlDays:
             connection.execute(DDL(attach, context=context))
 
     def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
-        """Drop a day's partition, and say what it had."""
+        """Drop a day's partition, and return its totals."""
         part = sa.table(f"{name}_{day}", sa.column("epoch", sa.BigInteger))
         counted = sa.select(sa.func.count(), sa.func.coalesce(times_sent_sql(part.c.epoch), 0)).select_from(part)
         messages, sent = connection.execute(counted).one()
@@ -149,7 +150,7 @@ class PostgresqlDays:
 def insert_unacked(
     connection: SqlConnection, rows: sa.Table, new: NewRows, insert: Callable[[NewRows], set[Any]]
 ) -> set[Any]:
-    """Insert messages, and leave out those whose ids are known, the acked ones included."""
+    """Insert messages without those whose ids exist, including acked ones."""
     while new.count:
         try:
             with _part_of(connection):
@@ -160,7 +161,7 @@ def insert_unacked(
             ids = sa.bindparam("ids", type_=sa.ARRAY(rows.c.id.type))
             acked = sa.select(rows.c.id).where(rows.c.id == sa.any_(ids), rows.c.time_acked.is_not(None))
             known = set(connection.scalars(acked, {"ids": new.columns["id"]}))
-            if not known:  # it is another unique column that has the value already
+            if not known:  # another unique column has the value
                 raise
             kept = [index for index, message_id in enumerate(new.columns["id"]) if message_id not in known]
             new = replace(
@@ -170,7 +171,7 @@ def insert_unacked(
 
 
 def _part_of(connection: SqlConnection) -> AbstractContextManager[object]:
-    # A statement that fails spoils a transaction, unless it is undone by itself.
+    # A failed statement aborts a transaction, unless a savepoint undoes it.
     return connection.begin_nested() if isinstance(connection, sa.Connection) else nullcontext()
 
 
@@ -184,5 +185,5 @@ def _quoted(connection: sa.Connection, name: str) -> str:
 
 
 def _hurry(connection: sa.Connection) -> None:
-    # A transaction that waits for a table's lock blocks all that ask for it later.
+    # A transaction that waits for a table's lock blocks all later ones.
     connection.exec_driver_sql("SET LOCAL lock_timeout = '500ms'")

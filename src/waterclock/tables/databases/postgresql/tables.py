@@ -1,4 +1,4 @@
-"""What message tables need of PostgreSQL."""
+"""The statements for message tables on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem
 
 _KEPT = "waterclock.kept"
-"""A setting: any role may set one that has a prefix, and it ends with the transaction."""
+"""A setting: any role may set one with a prefix, and it ends with the transaction."""
 
 _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"
@@ -92,7 +92,7 @@ def _unnested(name: str, of: TypeEngine[Any]) -> Any:
 
 
 def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
-    """Give the values in the array bound as ``name`` as rows."""
+    """Return the values in the array bound as ``name`` as rows."""
     values = _unnested(name, column.type)
     return values.table_valued(sa.column("value", column.type)).render_derived("wanted")
 
@@ -100,13 +100,13 @@ def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
 def _has_key(
     table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], wanted: sa.FromClause
 ) -> sa.ColumnElement[bool]:
-    """Say that a row's key is ``value`` with one of those in the column ``value`` of ``wanted``."""
+    """Return the condition that a row's key is ``value`` and an element of the column ``value`` of ``wanted``."""
     keyed = table.alias("keyed")
     one = (
         sa.select(sa.literal_column("keyed.ctid").label("place"))
         .select_from(keyed)
         .where(keyed.c[columns[0].name] == value, keyed.c[columns[1].name] == wanted.c.value)
-        .offset(sa.literal_column("0"))  # keeps it from becoming a join
+        .offset(sa.literal_column("0"))  # prevents a join
         .lateral("one")
     )
     places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
@@ -126,8 +126,6 @@ def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
 
 
 class PostgresqlTables(TableDialect):
-    """PostgreSQL's statements for message tables."""
-
     one_writer = False
     deletes_wait = False
     locks_in_parts = True
@@ -138,11 +136,10 @@ class PostgresqlTables(TableDialect):
 
     @property
     def days(self) -> Days:
-        """Partitions by day."""
         return PostgresqlDays(_NOW, _index_unacked, _guard)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
-        """Let an identity number the ids, and draw UUIDs at random."""
+        """Return an identity for numbers, and random UUIDs."""
         del name  # only databases without identities need it
         items: dict[IdType, list[IdItem]] = {
             "bigint": [sa.Identity()],
@@ -152,23 +149,23 @@ class PostgresqlTables(TableDialect):
         return items[id_type]
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the indexes and triggers of an SQL table that is there."""
-        del id_type  # the columns say it
+        """Create the indexes and triggers of an existing SQL table."""
+        del id_type  # the columns show it
         index_acked(connection, rows)
         index_expiring(connection, rows)
         _index_unacked(connection, rows, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         _guard(connection, rows, grouped=grouped)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
-        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
         adopting.adopt(connection, rows, id_type, present, self.clock)
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
-        """Say how a column of the user's gets another type."""
+        """Return the statement that changes the type of a user's column."""
         return adopting.type_remedy(table, column, wanted)
 
     def drop(self, connection: sa.Connection, rows: sa.Table) -> None:
-        """Remove the SQL table and the functions of its triggers."""
+        """Drop the SQL table and the functions of its triggers."""
         super().drop(connection, rows)
         quote = connection.dialect.identifier_preparer.quote
         for verb in ("due", "moved", "wake", "once"):
@@ -176,11 +173,11 @@ class PostgresqlTables(TableDialect):
             connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
 
     def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Draw ids from the table's sequence; where they meet ids that were given, it is brought up to those."""
+        """Draw ids from the table's sequence; if they collide with given ids, advance it beyond those."""
         drawing = _drawing(rows, alike(connection.dialect))
         ids = list(connection.scalars(drawing, {"count": count}))
         if above >= ids[0]:
-            # Not as the greatest, for which a planner that takes the table for empty goes through it.
+            # Not as a maximum, for which a planner that believes the table empty would scan it.
             last = sa.select(rows.c.id).order_by(rows.c.id.desc()).limit(1).scalar_subquery()
             greatest = sa.func.coalesce(last, 0)
             name = sa.func.pg_get_serial_sequence(connection.dialect.identifier_preparer.quote(rows.name), "id")
@@ -191,8 +188,8 @@ class PostgresqlTables(TableDialect):
     def insert_new(
         self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
-        """Insert messages whose ids are new, and return those ids. One statement, one round trip."""
-        # In a transaction, one that fails would spoil it.
+        """Insert messages with new ids, and return those ids. One statement, one round trip."""
+        # In a transaction, a failed one would abort it.
         if new.fresh and isinstance(connection, Direct) and insert_fresh(connection, rows, new, now):
             return set(new.columns["id"])
         if rows.info.get(PARTITIONED):
@@ -200,19 +197,19 @@ class PostgresqlTables(TableDialect):
         return insert_unknown(connection, rows, new, now)
 
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows of the catalogue whose keys are not there."""
+        """Insert rows of the catalogue whose keys are missing."""
         connection.execute(postgresql.insert(table).on_conflict_do_nothing(), list(rows))
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that ``column`` is in the array bound as ``name``: one parameter for any length."""
+        """Return the condition that ``column`` is in the array bound as ``name``: one parameter of any length."""
         listed = Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
         return column == sa.any_(sa.bindparam(name, type_=listed))
 
     def computed_any_of(self, value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that a value is in the array bound as ``name``, which is hashed once.
+        """Return the condition that a value is in the array bound as ``name``, hashed once.
 
-        A plan that is kept goes through an array for each row, and a subquery at the top of a condition becomes a join,
-        which does so too where hash joins are switched off.
+        A cached plan scans an array for each row. A subquery at the top of a condition becomes a join, which scans as
+        well if hash joins are disabled.
         """
         listed = sa.select(sa.type_coerce(_unnested(name, value.type), value.type))
         return sa.func.coalesce(value.in_(listed), sa.false())
@@ -220,10 +217,10 @@ class PostgresqlTables(TableDialect):
     def any_key(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
     ) -> sa.ColumnElement[bool]:
-        """Say that a row's key is ``value`` with one of the values in the array bound as ``name``.
+        """Return the condition that a row's key is ``value`` and an element of the array bound as ``name``.
 
-        Each is looked up by itself. A planner without statistics takes ``value`` alone to be a key, and would go
-        through all rows that have it.
+        Each is looked up separately. A planner without statistics believes ``value`` alone to be selective, and would
+        scan all rows that have it.
         """
         return _has_key(table, value, columns, _listed(columns[1], name))
 
@@ -238,20 +235,20 @@ class PostgresqlTables(TableDialect):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock rows one by one.
 
-        By their keys, and not by where they are: a transaction that waited for a row that was changed finds it
-        elsewhere, and since 15.15, 16.11 and 17.7 PostgreSQL then leaves it out.
+        By key, not by physical position: a transaction that waited for a changed row finds it elsewhere, and since
+        15.15, 16.11 and 17.7 PostgreSQL then omits it.
         """
         wanted = _listed(columns[1], name)
         one = (
             sa.select(table)
             .where(columns[0] == value, columns[1] == wanted.c.value)
-            .with_for_update(skip_locked=skip_locked)  # which also keeps it from becoming a join
+            .with_for_update(skip_locked=skip_locked)  # also prevents a join
             .lateral("one")
         )
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
 
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        """Keep names in a setting of the transaction's."""
+        """Keep names in a setting of the transaction."""
         listed = sa.func.array_agg(aggregate_order_by(names.c.name, names.c.nth)).filter(which)
         text = sa.func.coalesce(sa.cast(listed, sa.Text), "{}")
         return sa.select(sa.func.set_config(_KEPT, text, sa.true()))
@@ -264,16 +261,16 @@ class PostgresqlTables(TableDialect):
     def has_name(
         self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], names: sa.FromClause
     ) -> sa.ColumnElement[bool]:
-        """Say as `any_key` does that a row's key is ``value`` with one of the rows of ``name``."""
+        """Return the condition that a row's key is ``value`` and one of the rows of ``name``, as `any_key`."""
         return _has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
 
     def value_of(self, name: sa.Column[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
-        """Look it up in an object: in a join, a planner may go through all of one for each of the other."""
+        """Look it up in an object: for a join, a planner may scan all of one for each row of the other."""
         each = sa.select(sa.func.jsonb_object_agg(values.c.name, column)).scalar_subquery()
         return sa.cast(each.op("->>", return_type=sa.Text())(name), sa.BigInteger)
 
     def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-        """Say that a row's key is a value that is computed."""
+        """Return the condition that a row's key is a computed value."""
         return key_is(key, value)
 
     def pairs(self, name: str) -> sa.FromClause:
@@ -294,17 +291,17 @@ class PostgresqlTables(TableDialect):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select rows that belong to rows of ``parents``.
 
-        Statistics of a time when all messages were acked say that no message is left. For a join the planner would then
-        begin with those that are left, and look for the parent of each.
+        Statistics from when all messages were acked claim that none remain. For a join the planner would then begin
+        with the remaining ones, and look for the parent of each.
         """
         its = sa.select(*columns).where(belongs).order_by(order).correlate(parents)
         if skip_locked:
             its = its.with_for_update(skip_locked=True)
-        each = its.offset(sa.literal_column("0")).lateral("each")  # keeps it from becoming a join
+        each = its.offset(sa.literal_column("0")).lateral("each")  # prevents a join
         return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
 
     def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
-        """Give one statement that does it, which is less to plan and to run than two."""
+        """Return one statement that does both, which is cheaper to plan and to run than two."""
         return (_both(one, another),)
 
     def claim(
@@ -315,7 +312,7 @@ class PostgresqlTables(TableDialect):
         begin: Mapping[int, int],
         now: sa.ColumnElement[int],
     ) -> list[Claimed]:
-        """Take messages in one statement."""
+        """Claim messages in one statement."""
         found = connection.execute(
             claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
             {"known": list(begin), "lows": list(begin.values()), "by": wanted.claim_id, "who": wanted.consumer},
@@ -326,24 +323,24 @@ class PostgresqlTables(TableDialect):
         return claimed
 
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:
-        """Ask the catalogue: the plan of a SELECT of all columns is good only for as long as these stay."""
+        """Read the catalogue: the plan of a SELECT of all columns is valid only while the columns stay."""
         quoted = connection.dialect.identifier_preparer.quote(name)
         return set(connection.scalars(_COLUMNS, {"quoted": quoted}))
 
     def columns_and_row(
         self, connection: SqlConnection, name: str, facts: sa.Select[*tuple[Any, ...]]
     ) -> tuple[set[str], Any]:
-        """Ask for both at once."""
+        """Read both at once."""
         quoted = connection.dialect.identifier_preparer.quote(name)
         row = connection.execute(_with_columns(facts), {"name": name, "quoted": quoted}).first()
         return (set(), None) if row is None else (set(row.column_names), row)
 
     def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
-        """Say it with strpos: instr has no place here."""
+        """Use strpos, because there is no instr."""
         return sa.func.strpos(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
 
     def changes(self, backend: Backend, name: str) -> Changes:
-        """Listen for notifications; look again and again where no session stays ours."""
+        """Listen for notifications; poll behind a pooler that changes sessions."""
         return Polling() if is_pooled(backend.url) else Listening(backend, name)
 
 
@@ -356,13 +353,13 @@ def _with_columns(facts: sa.Select[*tuple[Any, ...]]) -> sa.Select[*tuple[Any, .
 def _index_unacked(
     connection: sa.Connection, rows: sa.Table, which: sa.ColumnElement[bool] | None, *, grouped: bool, free: bool
 ) -> None:
-    # With seq, else messages that were put together, and so are due together, were sorted at each claim.
+    # With seq; otherwise messages that were put together, and so are due together, would be sorted at each claim.
     due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
     index_unacked(connection, rows, due, which, grouped=grouped, free=free)
 
 
 def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
-    """Make the triggers."""
+    """Create the triggers."""
     quote = connection.dialect.identifier_preparer.quote
     context = {
         "table": quote(rows.name),

@@ -1,26 +1,27 @@
-"""PostgreSQL: writers notify consumers that wait, and do not notify while none waits.
+"""Notifications on PostgreSQL: writers notify waiting consumers, and skip that if none waits.
 
-A NOTIFY takes a lock of the whole database cluster when it commits, so that writers who notify wait for each other.
-So they only do where a consumer waits, and find out by two advisory locks for each table:
+A NOTIFY takes a cluster-wide lock at commit, so notifying writers wait for each other. So they notify only if a
+consumer waits, which two advisory locks for each table show:
 
-- *waiting*: a consumer holds it shared while it waits, from one wait to the next, until it has got something;
+- *waiting*: a consumer holds it shared while it waits, from one wait to the next, until it gets a message;
 - *writing*: a transaction that wrote to the table without notifying holds it shared until it ends.
 
-A writer's trigger takes *writing*, and then looks whether it could have *waiting* for itself (and lets go of it at
-once). If it gets both, no consumer waits, and it does not notify. If it gets either not, it notifies.
+A writer's trigger takes *writing*, and then tries to take *waiting* exclusively, and releases it at once. If it gets
+both, no consumer waits, and it does not notify. Otherwise it notifies.
 
-A consumer first LISTENs. Then it takes *waiting*, then looks whether it could have *writing* for itself (and lets
-go of it at once), and if so looks once more for messages, and sleeps. If it does not get either, it does not sleep
-but tries again after some milliseconds. Nothing is missed:
+A consumer first LISTENs. Then it takes *waiting*, and tries to take *writing* exclusively, and releases that at once.
+If it got both, it checks once more for messages, and sleeps. Otherwise it tries again after some milliseconds. Nothing
+is missed:
 
-- A writer that looks at *waiting* after the consumer took it notifies. The consumer listens already, so it is woken
-  when the writer commits.
-- A writer that looked at *waiting* before the consumer took it had *writing* before that, and keeps it until it has
-  ended. The consumer gets *writing* only then; and what is committed shows before its locks are let go. So the
-  consumer's look, which comes after, sees it.
-- Writers hold *writing* shared, and consumers *waiting* shared: they do not disturb their like. Two that test the
-  same lock at the same moment may both fail; then a writer notifies once too often, and a consumer tries again.
-- A savepoint that is rolled back lets go of *writing*, and its rows are gone as well.
+- A writer that tries *waiting* after the consumer took it notifies. The consumer already listens, so it is woken when
+  the writer commits.
+- A writer that tried *waiting* before the consumer took it already held *writing*, and keeps it until it ends. The
+  consumer gets *writing* only then; and a commit is visible before its locks are released. So the consumer's check,
+  which comes later, sees it.
+- Writers hold *writing* shared, and consumers *waiting* shared, so writers do not block each other, nor do consumers.
+  Two that try the same lock at the same moment may both fail; then a writer notifies once too often, and a consumer
+  tries again.
+- A savepoint that is rolled back releases *writing*, and its rows are gone as well.
 - Notifications of one transaction with the same text are one.
 """
 
@@ -57,7 +58,8 @@ TRIGGERS = (
     END $$""",
     """
     CREATE TRIGGER %(wake)s AFTER INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(wake)s(%(name)s)""",
-    # For each row, because only so it can tell what is due earlier now from a claim, which is the most frequent change.
+    # For each row, because only so it can distinguish earlier due times from claims, which are the most frequent
+    # change.
     """
     CREATE TRIGGER %(wake_earlier)s AFTER UPDATE OF time_next ON %(table)s
     FOR EACH ROW WHEN (NEW.time_next < OLD.time_next OR (OLD.time_next IS NULL AND NEW.time_next IS NOT NULL))
@@ -66,7 +68,7 @@ TRIGGERS = (
 
 
 class Listening:
-    """Waits for PostgreSQL's notifications about one table, on the connection that all who wait here share."""
+    """Waits for PostgreSQL's notifications about one table, on the process's shared connection."""
 
     tells = True
 
@@ -81,12 +83,12 @@ class Listening:
         self.alarm = Stop()
 
     def arm(self) -> bool:
-        """Listen, and show that we wait; False where a writer may not have seen it.
+        """Listen, and show that this consumer waits; return False if a writer may not have seen it.
 
         Raises
         ------
         UnavailableError
-            Where the server is away.
+            If the server is unavailable.
         """
         self._armed = False
         connection = listening_connection(self._backend)
@@ -99,7 +101,7 @@ class Listening:
         return self._armed
 
     def wait(self, seconds: float, stop: Stop) -> bool:
-        """Wait for a notification; only shortly where writers may not have seen us wait."""
+        """Wait for a notification; only briefly if writers may not have seen that this consumer waits."""
         if not self._armed or self._connection is None:
             ended = stop.wait(min(seconds, self._patience))
             self._patience = min(self._patience * 2, _TRY_AGAIN_AT_THE_LATEST)
@@ -113,13 +115,13 @@ class Listening:
         self.alarm = alarm
 
     def disarm(self) -> None:
-        """Show that we do not wait any more."""
+        """Show that this consumer no longer waits."""
         if self._is_shown and self._connection is not None:
             self._is_shown = self._armed = False
             self._connection.hide(self._table, self)
 
     def close(self) -> None:
-        """Listen no more; the connection stays for the next one, until the database is closed."""
+        """Stop listening; the connection stays open for others until the database is closed."""
         connection, self._connection = self._connection, None
         self._armed = False
         if connection is not None and connection.process == os.getpid():

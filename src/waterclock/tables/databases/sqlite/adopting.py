@@ -1,7 +1,6 @@
-"""Giving an SQLite table what a message table has: a copy takes its place, all in the caller's transaction.
+"""Turn an SQLite table into a message table: a copy replaces it, in the caller's transaction.
 
-SQLite neither changes a primary key nor adds a column that numbers rows, and the row numbers that it has by itself are
-given anew by VACUUM.
+SQLite can neither change a primary key nor add a column that numbers rows, and VACUUM changes its own row numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from waterclock.errors import SchemaError
 
 
 def adopt(connection: sa.Connection, rows: sa.Table, present: Collection[str], create: Callable[[], None]) -> None:
-    """Copy the table into one that ``create`` makes, and give it back its indexes and triggers."""
+    """Copy the table into one that ``create`` makes, and restore its indexes and triggers."""
     name = rows.name
     quote = connection.dialect.identifier_preparer.quote
     _check_copyable(connection, name)
@@ -50,22 +49,22 @@ def _check_copyable(connection: sa.Connection, name: str) -> None:
         if any(key["referred_table"] == name for key in inspector.get_foreign_keys(other))
     ]
     reasons = {
-        f"a foreign key of {', '.join(referring)} refers to it": bool(referring),
+        f"{', '.join(referring)} has a foreign key to it": bool(referring),
         "it has foreign keys": bool(inspector.get_foreign_keys(name)),
         "it has CHECK constraints": bool(inspector.get_check_constraints(name)),
         "it has computed columns": any("computed" in column for column in inspector.get_columns(name)),
-        "it has UNIQUE constraints beside that of id": any(
+        "it has UNIQUE constraints other than that of id": any(
             key["column_names"] != ["id"] for key in inspector.get_unique_constraints(name)
         ),
     }
     for reason, holds in reasons.items():
         if holds:
             raise SchemaError(
-                f"message table {name!r}: SQLite can only be given a copy in its place, and a copy would lose that"
-                f" {reason}; create a message table of another name and insert the rows there"
+                f"cannot adopt {name!r}: SQLite has to copy the table, and {reason}, which the copy would lose. Create"
+                " a message table of another name and insert the rows there"
             )
 
 
 def type_remedy(table: str, column: str, wanted: str) -> str:
-    """Say how a column gets another type, which SQLite does not change."""
+    """Describe how to change a column's type, which SQLite cannot do in place."""
     return f'CREATE TABLE with {column} {wanted} under another name, INSERT … SELECT, and DROP TABLE "{table}"'

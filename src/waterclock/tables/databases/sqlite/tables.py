@@ -1,4 +1,4 @@
-"""What message tables need of SQLite. Writers take turns there, so a transaction has the table to itself."""
+"""The statements for message tables on SQLite. With one writer at a time, a transaction has the table to itself."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from waterclock.tables.model.schema import OWN_COLUMNS, IdItem
 
 _GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
-# An insert of ours names every column, so that the first trigger runs for plain SQL only. The second keeps a message
-# that lost its time_next from being lost. The third tells the groups of changes that were made past us: ours always
-# change the claim as well.
+# Our own inserts name every column, so that the first trigger runs for plain SQL only. The second keeps a message that
+# lost its time_next from being lost. The third marks groups of changes by plain SQL: our own changes always change the
+# claim as well.
 _TRIGGERS = {
     "insert": """
         CREATE TRIGGER %(trigger)s AFTER INSERT ON %(table)s
@@ -61,7 +61,7 @@ _TRIGGERS = {
 }
 _NEW_ID = {
     "bigint": "MAX(NEW.seq, COALESCE((SELECT MAX(id) FROM %(table)s), 0) + 1)",
-    "text": "RAISE(ABORT, 'id: a table with text ids needs one')",
+    "text": "RAISE(ABORT, 'id must be given in a table with text ids')",
     "uuid": (
         "lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2)"
         " || '-8' || substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
@@ -71,13 +71,13 @@ _NEW_ID = {
 _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 
 
-# SQLite keeps a text or a blob in any column, and an integer of any size in an INTEGER. Claims compare these columns
-# with numbers, so one such row would end them. A payload, headers or an error of another type concern one message.
+# SQLite stores text or a blob in any column, and an integer of any size in an INTEGER. Claims compare these columns
+# with numbers, so one such row would stop them. A payload, headers or an error of another type affect one message.
 _CHECKED = frozenset(OWN_COLUMNS) - {"seq", "message", "headers", "last_error"}
 _SMALL = {"priority": 2**31, "routed": 2**15}
 _LAST_SEQ = 2**63 - 2  # behind 2^63 - 1, SQLite draws no number and calls the disk full
 
-_ROWS_OF_A_STATEMENT = 100  # the text of a statement is made once for each number of rows
+_ROWS_OF_A_STATEMENT = 100  # the statement's text is built once for each number of rows
 
 
 def _pair(name: str) -> list[sa.ColumnElement[int]]:
@@ -108,8 +108,6 @@ def _has_its_type(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
 
 
 class SqliteTables(ClaimsInSteps, TableDialect):
-    """SQLite's statements for message tables."""
-
     one_writer = True
     deletes_wait = False
     locks_in_parts = True  # a writer has locked everything
@@ -125,7 +123,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         return []
 
     def create_bare(self, connection: sa.Connection, rows: sa.Table) -> None:
-        """Make the SQL table, with constraints that refuse what the servers refuse by the types of the columns."""
+        """Create the SQL table, with constraints that refuse the values that the servers refuse by column types."""
         for column in rows.columns:
             if column.name in _CHECKED:
                 check = sa.CheckConstraint(_has_its_type(column), f"{rows.name}_{column.name}_type")
@@ -134,7 +132,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         super().create_bare(connection, rows)
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
-        """Make the indexes and triggers of an SQL table that is there."""
+        """Create the indexes and triggers of an existing SQL table."""
         name = rows.name
         index_acked(connection, rows)
         index_expiring(connection, rows)
@@ -153,33 +151,33 @@ class SqliteTables(ClaimsInSteps, TableDialect):
                 connection.execute(DDL(statement, context=context))
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
-        """Give an SQL table of the user's what `create` makes but for `equip`; ``present`` are the columns it has."""
+        """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
         del id_type  # the trigger that numbers them knows it
         adopting.adopt(connection, rows, present, lambda: self.create_bare(connection, rows))
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
-        """Say how a column of the user's gets another type."""
+        """Describe how to change the type of a user's column."""
         return adopting.type_remedy(table, column, wanted)
 
     def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
-        """Give ``count`` ids greater than ``above`` and than any there was; the write lock keeps others from them.
+        """Return ``count`` ids above ``above`` and above all former ones; the write lock reserves them.
 
         Raises
         ------
         InvalidArgumentError
-            Where a caller has used up the numbers, by an id of its own.
+            If an id of the caller's own has used up the numbers.
         """
-        # Changes nothing, but takes the write lock, which a transaction of the caller's may not have yet.
+        # Changes nothing, but takes the write lock, which a caller's transaction may not have yet.
         connection.execute(_locking(rows))
         found = connection.execute(_greatest_id(rows), {"above": above}).one()
         greatest: int = found.greatest
         if greatest + count > _GREATEST_ID:
             raise InvalidArgumentError(
-                f"id: {count} are to be drawn for {rows.name!r}, where {greatest} is taken and {_GREATEST_ID} is the"
-                " greatest that there can be; put with ids of your own, or delete the row that has so great an id"
+                f"cannot draw {count} ids for {rows.name!r}: id {greatest} is taken and the largest possible is"
+                f" {_GREATEST_ID}. Put with ids of your own, or delete the row with that id"
             )
-        # Behind an id of a caller's own: else what is drawn now would be drawn again, once it is gone. Not up to the
-        # end of the numbers, since the counter moves for ids of callers' own, too.
+        # After the caller's own ids: otherwise a drawn id could be drawn again once its message is gone. Not up to the
+        # maximum, because the counter also advances for callers' own ids.
         if found.counted < greatest < _GREATEST_ID // 2:
             connection.execute(_counting(rows), {"to": greatest})
         return range(greatest + 1, greatest + 1 + count)
@@ -187,10 +185,10 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     def insert_new(
         self, connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]
     ) -> set[Any]:
-        """Insert messages whose ids are new, and return those ids.
+        """Insert messages with new ids, and return those ids.
 
-        Many rows go to a statement: for each statement on a table with triggers SQLite keeps a journal, which costs
-        four times as much as a row.
+        Many rows per statement: SQLite keeps a journal for each statement on a table with triggers, which costs four
+        times as much as a row.
         """
         time = now.effective_value if isinstance(now, sa.BindParameter) else 0
         times = [time] * new.count
@@ -207,15 +205,15 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         return inserted
 
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows of the catalogue whose keys are not there."""
+        """Insert rows of the catalogue whose keys are missing."""
         connection.execute(sqlite.insert(table).on_conflict_do_nothing(), list(rows))
 
     def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-        """Give the smaller of two values, which must not be NULL."""
+        """Return the smaller of two values, which must not be NULL."""
         return sa.func.min(one, another, type_=sa.BigInteger)
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """Say that ``column`` is in the JSON array bound as ``name``: one parameter for any length."""
+        """Return the condition that ``column`` is in the JSON array bound as ``name``: one parameter of any length."""
         listed = sa.func.json_each(sa.bindparam(name, type_=JsonList())).table_valued("value")
         return column.in_(sa.select(listed.c.value))
 
@@ -225,17 +223,17 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         return sa.select(seq.label("seq"), number.label("number")).subquery("pairs")
 
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:
-        """Ask the schema, which every connection has read."""
+        """Read the schema, which every connection has in memory."""
         column = sa.column("name")
         return set(connection.scalars(sa.select(column).select_from(sa.func.pragma_table_xinfo(name))))
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
-        """Say that a text is like a pattern, with GLOB: LIKE ignores case here."""
+        """Match a pattern with GLOB, because LIKE ignores case here."""
         globbed = "".join(_GLOB.get(sign, sign) for sign in pattern)
         return column.op("GLOB", is_comparison=True, return_type=sa.Boolean())(sa.literal(globbed, sa.String()))
 
     def changes(self, backend: Backend, name: str) -> SqliteChanges:
-        """Watch the data version and the log, which are the whole file's."""
+        """Watch the data version and the log, which belong to the whole file."""
         del name
         return SqliteChanges(backend)
 

@@ -1,10 +1,9 @@
-"""SQLite: consumers that wait watch the data version, and on Linux the kernel says when to look.
+"""Waiting on SQLite: consumers watch the data version, and on Linux inotify tells them when to read it.
 
-The data version moves with every commit of another connection. Reading it costs some microseconds, but a consumer that
-waits for hours should not read it five hundred times a second. A commit appends to the file's write-ahead log, and
-inotify tells of that a moment before the commit shows; so a consumer then looks several times shortly after each other.
-Where the kernel cannot tell (another system, a folder of the network, a database in memory) the version is read at
-intervals.
+The data version changes with every commit of another connection. Reading it takes some microseconds, but a consumer
+that waits for hours should not read it five hundred times a second. A commit appends to the write-ahead log, which
+inotify reports a moment before the commit is visible, so a consumer then reads the version several times in short
+order. Without inotify (another system, a network folder, a database in memory) the version is read at intervals.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ if TYPE_CHECKING:
 GLANCE_EVERY = 0.002  # s
 GLANCE_EVERY_WITH_INOTIFY = 0.1  # s; inotify misses what other machines write
 _GLANCE_SHORTLY = 0.0002  # s
-_SHOWS_WITHIN = 0.02  # s from the write to the commit that follows it; a sync takes up to ten milliseconds
+_SHOWS_WITHIN = 0.02  # s from the write to the visible commit; a sync takes up to ten milliseconds
 
 
 class SqliteChanges:
-    """Looks at SQLite's data version when its log was written to."""
+    """Reads SQLite's data version when its log was written."""
 
     tells = True
 
     def __init__(self, backend: Backend) -> None:
-        # The driver's own connection, because one of SQLAlchemy's would begin a transaction, which sees no changes;
-        # and none of the pool's, because a subscription keeps it for as long as it lives.
+        # The driver's own connection: SQLAlchemy would begin a transaction, which sees no changes. Not from the pool: a
+        # subscription keeps it for its lifetime.
         self._backend = backend
         self._connection: Any = None
         self._opened = 0
@@ -45,12 +44,11 @@ class SqliteChanges:
         prepare_for_forks(self)
 
     def arm(self) -> bool:
-        """Compare with the version that is seen now: what was committed before, the look that follows sees."""
+        """Remember the current version: the following check sees earlier commits."""
         self._seen = self._version()
         return True
 
     def wait(self, seconds: float, stop: Stop) -> bool:
-        """Return when another connection has committed."""
         until = moments.monotonic() + seconds
         while not self._changed():
             if (left := until - moments.monotonic()) <= 0:
@@ -70,22 +68,21 @@ class SqliteChanges:
         """Nothing to do: a commit to any table ends the wait for each."""
 
     def disarm(self) -> None:
-        """Nothing to do: no writer notifies."""
+        """Do nothing: no writer notifies."""
 
     def close(self) -> None:
-        """Give the connection back."""
         if self._log is not None:
             self._log.close()
         with self._looking:
             self._close()
 
     def before_fork(self) -> None:
-        """Close the connection, and keep the thread that looks from opening it again until the fork is over."""
+        """Close the connection, and keep the polling thread from reopening it until the fork is over."""
         self._looking.acquire()
         self._close()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Go on with a new one, where there is a next look."""
+        """Reopen the connection at the next read."""
         if in_child:
             self._looking = threading.Lock()
         else:
@@ -105,7 +102,7 @@ class SqliteChanges:
         return self._seen != before
 
     def _version(self) -> tuple[int, int]:
-        """Read the version; only those of one connection can be compared, so its number goes with it."""
+        """Read the version; versions are comparable on one connection only, so its number goes with it."""
         with self._looking:
             if self._connection is None:
                 self._connection = self._backend.driver_connection("watch")
@@ -119,12 +116,12 @@ class SqliteChanges:
 
 
 class LogWatch:
-    """Linux's inotify on the folder of a database, because the log in it comes and goes.
+    """An inotify watch on the folder of a database, because the log in it comes and goes.
 
     Attributes
     ----------
     descriptor
-        Can be read when something in the folder was written to.
+        Readable when a file in the folder was written.
     """
 
     def __init__(self, folder: INotify, log: str) -> None:
@@ -134,11 +131,11 @@ class LogWatch:
 
     @classmethod
     def of(cls, database: str | None) -> LogWatch | None:
-        """Watch the log of a database file; None where the kernel cannot tell."""
+        """Watch the log of a database file; return None without inotify."""
         if not database or not Path(database).is_file():
             return None
         try:
-            # It is installed where there is an inotify, and only consumers that wait need it.
+            # Installed on systems with inotify only, and needed only by waiting consumers.
             from inotify_simple import INotify, flags  # noqa: PLC0415
         except ImportError:
             return None
@@ -147,17 +144,16 @@ class LogWatch:
         try:
             folder = INotify(nonblocking=True)
             folder.add_watch(path.parent, flags.MODIFY)
-        except (AttributeError, OSError):  # a C library without it; or the user has so many of them
+        except (AttributeError, OSError):  # a C library without it, or the user's limit of watches is reached
             if folder is not None:
                 folder.close()
             return None
         return cls(folder, f"{path.name}-wal")
 
     def written(self) -> bool:
-        """Say whether the log was written to since the last look, and forget that it was."""
-        # An event without a name says that others were lost.
+        """Return whether the log was written since the last call."""
+        # An event without a name means that others were lost.
         return any(event.name in (self._log, "") for event in self._folder.read(timeout=0))
 
     def close(self) -> None:
-        """Watch no more."""
         self._folder.close()

@@ -1,1 +1,1 @@
-"""Claiming messages for a consumer, with and without groups."""
+"""Claim messages for a consumer, with and without groups."""

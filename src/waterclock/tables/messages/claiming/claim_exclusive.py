@@ -1,4 +1,4 @@
-"""Claiming in a table with exclusive groups: a group stays with a consumer for as long as the consumer lives."""
+"""Claim in a table with exclusive groups: a group stays with a consumer while the consumer is alive."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from waterclock.tables.model.claims.epochs import uncounted_sql
 
 
 def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    """Take messages of the consumer's own groups and, as far as it has room for them, of groups that no consumer has.
+    """Claim messages of the consumer's own groups and, if it has room, of unassigned groups.
 
     Returns
     -------
     tuple
-        What was taken, and whether there are new messages that were not looked at.
+        The claimed messages, and whether there are new messages that were not examined.
     """
     claim = _ExclusiveClaim(context, connection, wanted)
     claim.take()
@@ -41,7 +41,7 @@ def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wa
 
 class _ExclusiveClaim(GroupClaim):
     def take(self) -> None:
-        """Take what is due, unless another process that is alive goes by the consumer's name."""
+        """Claim due messages, unless another live process has the consumer's name."""
         context, connection, most_groups = self._context, self._connection, self._wanted.max_groups
         top = self.route_new(None)
         if not consumers.join(context, connection, self._me, most_groups, self._now):
@@ -54,7 +54,7 @@ class _ExclusiveClaim(GroupClaim):
             self._room = consumers.room_of(context, connection, self._me, most_groups)
         most = self._wanted.limit
         if most > 1 and (top.unrouted or top.of_unassigned is not None):
-            # The first one to ask leaves some to those that wait.
+            # The first consumer to ask leaves some to those that wait.
             share = consumers.fair_share(context, connection, self._me, most, self._now)
             if share < most:
                 self._room = share if self._room is None else min(self._room, share)
@@ -80,7 +80,7 @@ class _ExclusiveClaim(GroupClaim):
         ends = dict(connection.execute(_last_ends(context), {"groups": list(sent)}).all()) if sent else {}
         by_end: dict[int, list[Any]] = {}
         for group_id, members in sent.items():
-            # No shorter than that of those that are out, so that none returns while an earlier one is still out.
+            # No shorter than the leases of those that are out, so that none returns while an earlier one is out.
             until = max(self._lease_end(members), ends.get(group_id) or 0)
             by_end.setdefault(until, []).extend(members)
             self.claimed += [Claimed(row, until) for row in members]
@@ -88,12 +88,12 @@ class _ExclusiveClaim(GroupClaim):
             connection.execute(leave_out(context), self._out_values(together, until))
 
     def _revoke_lapsed(self, chosen: list[str]) -> list[str]:
-        """Begin groups anew whose first message was not acked in time: those behind it may not overtake it.
+        """Restart groups whose first message was not acked in time: those behind it must not overtake it.
 
         Returns
         -------
         list
-            The groups but for those that cannot begin anew, because another transaction has locked a message.
+            The groups except those that cannot restart because another transaction has locked a message.
         """
         context, connection = self._context, self._connection
         lapsed = list(connection.scalars(_lapsed(context), {"groups": chosen, "now": self._now}))
@@ -110,7 +110,7 @@ class _ExclusiveClaim(GroupClaim):
 
 @built_once(maxsize=256)
 def _lapsed(context: TableContext) -> sa.Select[Any]:
-    # Looked up group by group, here and below: for a join, a planner that guesses goes through all messages.
+    # Looked up group by group, here and below: for a join, a planner without statistics reads all messages.
     rows = context.rows
     end = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.claim_id.is_not(None))
     over = end <= sa.bindparam("now", type_=sa.BigInteger)
@@ -125,7 +125,7 @@ def _revoke_behind(context: TableContext) -> sa.Update:
     return (
         sa.update(rows)
         .where(context.unacked())
-        # The epoch first: MariaDB reads what it has set in the same statement.
+        # The epoch comes first: MariaDB reads values that the same statement has set.
         .ordered_values(
             (rows.c.epoch, sa.case((has_not_begun, uncounted_sql(rows.c.epoch)), else_=rows.c.epoch)),
             (rows.c.time_next, sa.case((early, sa.bindparam("now", type_=sa.BigInteger)), else_=rows.c.time_next)),

@@ -1,6 +1,6 @@
 """Claiming messages of a table with groups: each group goes to one consumer, its first messages first.
 
-What both policies of groups share. `claiming_sequenced` and `claiming_exclusive` are the claims.
+Shared by both policies; `claim_sequenced` and `claim_exclusive` are the claims.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _Row = Any
 
 
 class GroupClaim(ABC):
-    """One claim under way: highest priority first, then oldest, and of each priority the consumer's own groups first.
+    """A running claim: by priority, then by age; in each priority the consumer's own groups first.
 
-    Where some messages are in no group, chance decides who goes first.
+    If there are also ungrouped messages, chance decides which go first.
 
     Attributes
     ----------
     claimed
-        What was taken.
+        The claimed messages.
     more
-        Whether there are messages that were not looked at.
+        Whether there are messages that were not examined.
     """
 
     def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
@@ -59,10 +59,13 @@ class GroupClaim(ABC):
         self._me = wanted.consumer or UNASSIGNED
         self._now = 0
         self._after = context.reached.now()
-        self._room: int | None = None  # for so many more groups that no consumer has; None: for any number
-        self._free: tuple[int | None, Sequence[_Row] | None] = (None, None)  # a priority, and what was locked of it
+        self._room: int | None = None  # room for unassigned groups; None: unlimited
+        self._free: tuple[int | None, Sequence[_Row] | None] = (
+            None,
+            None,
+        )  # a priority, and the groups of it that were locked
         self._seen: set[tuple[str, str, int | None]] = set()
-        self._starts: dict[str, int | None] = {}  # where messages of chosen groups begin that no consumer has
+        self._starts: dict[str, int | None] = {}  # where the unclaimed messages of chosen groups begin
         # One for all, so that groups whose messages were sent equally often go out in one statement.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
         self._expired = 0
@@ -71,26 +74,26 @@ class GroupClaim(ABC):
 
     @abstractmethod
     def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
-        """Take up to ``most`` messages from the start of groups that the transaction has locked."""
+        """Claim up to ``most`` messages from the start of groups that the transaction has locked."""
 
     def route_new(self, count: int | None) -> Look:
-        """Look at what there is, and route what is new. See `look` for ``count``."""
+        """Look for messages, and route new ones. See `look` for ``count``."""
         context, connection = self._context, self._connection
         top = look(context, connection, self._me, after=self._after, count=count)
         self._now = top.now
         if top.unrouted:
-            # Only rows are inserted when messages are put; it is the consumers who route them to their groups.
+            # Putting only inserts rows; consumers route them to their groups.
             self.more = route_new(context, connection)
             self._now = context.backend.now(connection)
         return top
 
     def take_all(self, top: Look, *, is_known: bool) -> None:
-        """Take what is due as far as there is room; note how far the look for new messages has come.
+        """Claim due messages while there is room; note how far new messages were examined.
 
         Parameters
         ----------
         top
-            What there was before new messages were routed.
+            The state before new messages were routed.
         is_known
             Whether that has not changed since.
         """
@@ -158,7 +161,7 @@ class GroupClaim(ABC):
     def _take_groups(self, level: Level, most: int) -> None:
         upto = len(self.claimed) + most
         for who in level.whose:
-            # At more only where the first ones gave little.
+            # At more groups only if the first ones gave few messages.
             per_group = self._context.reached.per_group
             while len(self.claimed) < upto and self._expired < _EXPIRED_AT_MOST:
                 count = count_of(upto - len(self.claimed), per_group)
@@ -177,7 +180,7 @@ class GroupClaim(ABC):
             return locked
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
         found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
-        # What was seen may be the consumer's own, and so not among those found: then there are more than asked for.
+        # The groups seen may be the consumer's own, and so not among those found: then there are more than asked for.
         if not self._seen:
             return list(found)
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
@@ -197,13 +200,13 @@ class GroupClaim(ABC):
         return chosen
 
     def _first_messages(self, chosen: list[str], most: int, who: str) -> dict[str, list[_Row]]:
-        """Give the first messages of groups that may go out next, by group, up to the first that another one locks."""
+        """Return the next messages of groups, by group, up to the first that is locked elsewhere."""
         context, connection = self._context, self._connection
         which = {"groups": chosen, "count": most, "who": who, "now": self._now}
-        # Their columns are read a dozen times each, which SQLAlchemy's rows are slow at.
+        # Their columns are read a dozen times each, and SQLAlchemy's rows are slow.
         found = connection.execute(_first_rows(context), which)
         rows = [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found
-        # In the order in which the groups were chosen, which a database would have to find anew.
+        # In the order in which the groups were chosen, which a database would have to sort again.
         by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
         lapsed: set[str] = set()
         for row in rows:
@@ -221,7 +224,7 @@ class GroupClaim(ABC):
                 first, *behind = by_group[name]
                 by_group[name] = [first, *(_as_not_begun(names, row) for row in behind)]
         if lapsed:
-            # Those of them that are not sent again now must not be acked by their former consumer.
+            # Those that are not sent again now must not be acked by their former consumer.
             out = lock_out(context, connection, lapsed)
             by_group |= dict.fromkeys(lapsed.difference(out.names), _NONE)
             connection.execute(_revoke_all(context), {"seqs": out.seqs})
@@ -230,7 +233,7 @@ class GroupClaim(ABC):
         return by_group
 
     def _end_before_locked(self, by_group: dict[str, list[_Row]], which: dict[str, Any]) -> None:
-        """Leave out what comes behind a message that another transaction has locked."""
+        """Drop messages behind one that another transaction has locked."""
         gaps = [
             name
             for name, members in by_group.items()
@@ -247,7 +250,7 @@ class GroupClaim(ABC):
             by_group[name] = [row for row in by_group[name] if row.position < place]
 
     def _due_first(self, by_group: dict[str, list[_Row]], most: int) -> dict[str, list[_Row]]:
-        """Choose what goes out of groups; remove what has expired, and bury what has used up its attempts."""
+        """Choose the messages of groups to send; remove expired ones, and move exhausted ones to the dead letters."""
         chosen: dict[str, list[_Row]] = {}
         buried: list[int] = []
         for group_id, members in by_group.items():
@@ -257,7 +260,7 @@ class GroupClaim(ABC):
                 self._expired += expire_first(self._context, self._connection, group_id, self._now, len(members))
             living, exhausted = self._due_prefix(members)
             if exhausted and not may_bury(self._context):
-                continue  # it holds up its group
+                continue  # it blocks its group
             buried += exhausted
             if living and most:
                 chosen[group_id] = living[:most]
@@ -267,7 +270,7 @@ class GroupClaim(ABC):
         return chosen
 
     def _lease_end(self, members: list[_Row]) -> int:
-        # The longest wait of those that go out together.
+        # The longest delay of those that go out together.
         sent = 0
         for row in members:
             sent = max(sent, row.epoch or 0)
@@ -275,13 +278,13 @@ class GroupClaim(ABC):
         return self._now + (backoff.wait(sent, self._swing) if sent else backoff.first)
 
     def _out_values(self, members: Iterable[_Row], until: int) -> dict[str, Any]:
-        """Give what `leave_out` is bound to."""
+        """Return the parameters of `leave_out`."""
         seqs = list(map(_seq, members))
         return {"seqs": seqs, "until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
 
     def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
-        """Choose what may go out, and which messages die of those that have used up their attempts."""
-        # A message that is not due yet, or not sent any more, holds those behind it, else they would overtake it.
+        """Choose the messages that may be sent, and the exhausted ones that die."""
+        # A message that is not due yet, or no longer sent, holds back those behind it, which would overtake it.
         options = self._context.options
         living: list[_Row] = []
         exhausted: list[int] = []
@@ -300,13 +303,13 @@ class GroupClaim(ABC):
 
 
 def count_of(messages: int, per_group: int) -> int:
-    """Say at how many groups to look for so many messages."""
-    # Looking at a group locks it: so at not many more than will do.
+    """Return how many groups to look at for so many messages."""
+    # Looking at a group locks it, so look at few more than needed.
     return 1 + messages * 3 // (2 * per_group)
 
 
 def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
-    """Return a message behind the first one of its group as `epoch_begun` leaves it."""
+    """Return a message behind the first of its group as `epoch_begun` leaves it."""
     if row.claim_id is None:
         return row
     before = {"epoch": before_claim(row.epoch), "claim_id": None}
@@ -314,7 +317,7 @@ def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
 
 
 _EXPIRED_AT_MOST = 1000
-"""Expired messages after which a claim looks for no more groups: the next transaction goes on."""
+"""Number of expired messages after which a claim looks for no more groups: the next transaction continues."""
 
 _NONE: list[_Row] = []
 _position = attrgetter("position")
@@ -378,7 +381,7 @@ def _first_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 def _first(
     context: TableContext, columns: Sequence[sa.Column[Any]], *, skip_locked: bool = False
 ) -> sa.Select[*tuple[Any, ...]]:
-    # Positions of a group have no gaps but for acked messages, so the first ones are found without sorting a group.
+    # Positions of a group have no gaps except for acked messages, so the first are found without sorting.
     rows = context.rows
     belongs = sa.and_(
         rows.c.group_id == groups.c.group_id,
@@ -396,14 +399,14 @@ def _first(
 
 @built_once(maxsize=256)
 def _revoke_all(context: TableContext) -> sa.Update:
-    # By their keys, here and elsewhere: by group, MariaDB would wait for any other of its messages that is locked.
+    # By key, here and elsewhere: by group, MariaDB would wait for any locked message of the group.
     revoking = sa.update(context.rows).where(context.unacked()).values(claim_id=None)
     return revoking if context.options.max_attempts is None else revoking.values(epoch=epoch_begun(context))
 
 
 @built_once(maxsize=256)
 def leave_out(context: TableContext) -> sa.Update:
-    """Give messages to a consumer."""
+    """Assign messages to a consumer."""
     rows = context.rows
     return (
         sa.update(rows)

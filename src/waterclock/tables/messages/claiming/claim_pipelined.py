@@ -1,9 +1,8 @@
-"""Claiming in a table with groups in one round trip, on a database that takes several statements at once.
+"""Claim in a table with groups in one round trip, on a database that takes several statements at once.
 
-The first statement locks groups, and keeps their names for those behind it. Each statement sees what is so when it
-begins: so the second one, which reads the messages of those groups and gives them out, sees them as they are now that
-no other transaction changes them. What is seldom is left to the claim that goes step by step: messages to bury, leases
-that have ended, consumers that come or go.
+The first statement locks groups and keeps their names for the next ones. Each statement has its own snapshot: so the
+second, which claims the messages of those groups, sees them as they are once no other transaction can change them. Rare
+cases are left to the stepwise claim: exhausted messages, lapsed leases, consumers that come or go.
 """
 
 from __future__ import annotations
@@ -32,25 +31,29 @@ from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import not_acked
 from waterclock.time import MAX_NS
 
-_BEFORE = ("time_next", "epoch", "claim_id")  # columns whose old values a delivery needs: RETURNING gives the new ones
+_BEFORE = (
+    "time_next",
+    "epoch",
+    "claim_id",
+)  # columns whose old values a delivery needs; RETURNING returns the new ones
 
 
 @dataclass(slots=True)
 class _Asking:
-    """What the next round trip asks for.
+    """Parameters of the next round trip.
 
     Attributes
     ----------
     below
-        Of which priorities.
+        Look at priorities below this one.
     after
-        From which seq on to look for new messages; None: from the very first one on.
+        Look for new messages from this seq on; None: from the first.
     per_group
-        How many messages a group is expected to give.
+        How many messages a group is expected to have.
     new
-        The seq of the first message that is to be routed before; None: none.
+        The seq of the first message that must be routed before; None: none.
     known
-        Whether it is known what is new.
+        Whether new messages have been looked for already.
     """
 
     below: int
@@ -62,18 +65,18 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class _RoundTrip:
-    """What a round trip gave.
+    """The result of a round trip.
 
     Attributes
     ----------
     top
-        What there is.
+        The look at the table.
     free
-        The groups that were locked; ``count`` were asked for.
+        The groups that were locked, of ``count`` requested.
     given
-        The messages that were given out, in their order.
+        The claimed messages, in order.
     is_new
-        Whether nothing was given out because something is new, which is to be routed before.
+        Whether nothing was claimed because new messages must be routed before.
     """
 
     top: Any
@@ -84,29 +87,29 @@ class _RoundTrip:
 
     @property
     def taken(self) -> int:
-        """How many groups gave something that no consumer had."""
+        """Return how many unassigned groups were claimed."""
         gave = {row[-2] for row in self.given}
         return sum(row.is_for_any and row.nth in gave for row in self.free)
 
     def is_odd(self, *, enough: bool) -> bool:
-        """Say that a group that was due gave nothing, though there was room for its first message."""
+        """Return whether a due group gave nothing although there was room for its first message."""
         gave = {row[-2] for row in self.given}
         last = max(gave, default=0)
         return any(row.nth not in gave and (not enough or row.nth < last) for row in self.free if row.is_chosen)
 
 
 def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    """Take messages that are due, as far as nothing out of the ordinary is met.
+    """Claim due messages until a rare case is met.
 
     Returns
     -------
     tuple
-        What was taken, and whether a claim that goes step by step has to look for the rest.
+        The claimed messages, and whether a stepwise claim must look for the rest.
     """
     reached = context.reached
     asking = _Asking(ABOVE_EVERY_PRIORITY, reached.now(), reached.per_group)
     claimed: list[Claimed] = []
-    taken = 0  # groups that no consumer had
+    taken = 0  # unassigned groups claimed
     while True:
         left = wanted.limit - len(claimed)
         seen = _ask(context, wanted, asking, claimed, taken)
@@ -126,7 +129,7 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
             return claimed, True
         if enough:
             context.marks.had_enough = True
-            # What was found new may have stayed so, because another transaction has locked it or its group.
+            # New messages may have stayed unrouted because another transaction has locked them or their groups.
             if asking.after is None and asking.new is None and seen.top.first_new is None:
                 reached.note(seen.top.newest or 0)
             return claimed, False
@@ -143,16 +146,16 @@ def _may_route(context: TableContext, seen: _RoundTrip) -> bool:
 
 
 def _joined(claimed: Sequence[Claimed], given: Sequence[Any]) -> list[Claimed]:
-    # Where this process stood still in between, what it had taken before may have come again.
+    # If this process was suspended in between, messages that it had claimed before may have come again.
     again = {row.seq for row in given}
     return [*(one for one in claimed if one.row.seq not in again), *(Claimed(row, row[-1]) for row in given)]
 
 
 def _next(context: TableContext, asking: _Asking, seen: _RoundTrip) -> _Asking | None:
-    """Say what to ask for where there was not enough; None where all was looked at."""
+    """Return the next request if there were not enough messages; None if all was examined."""
     per_group = context.reached.per_group
     if len(seen.free) == seen.count:
-        return _Asking(asking.below, asking.after, 1, known=True)  # for more of them, because they gave little
+        return _Asking(asking.below, asking.after, 1, known=True)  # more groups, because these had few messages
     if seen.top.is_more_below:
         return _Asking(seen.top.level, asking.after, per_group, known=True)
     if asking.after is not None and not asking.known and asking.new is None:
@@ -209,10 +212,10 @@ def _per_group(free: Sequence[Any], most: int) -> int:
 
 @built_once(maxsize=256)
 def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
-    """Look at what there is, lock the first groups of the highest priority, and keep the names of those that will do.
+    """Look at the table, lock the first groups of the highest priority, and keep the names of as many as needed.
 
-    The consumer's own groups come first. If something is new, no group is locked: it has to be routed before. Nor is
-    one where an owner of groups has to be noted or released.
+    The consumer's own groups come first. No group is locked if new messages must be routed before, or if an owner of
+    groups must be added or released.
     """
     me = sa.bindparam("me", type_=groups.c.assigned.type)
     owns = context.options.groups == "exclusive"
@@ -270,7 +273,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
         )
         for who in (unowned, me)
     ]
-    # Asked only where there may be more: for a while the index remembers new groups below all others.
+    # Checked only if there may be more: for a while the index holds new groups below all others.
     all_locked = sa.select(sa.func.count() < count).select_from(ranked).scalar_subquery()
     much_new = is_much_new(context, sa.select(top.c.first_new).scalar_subquery())
     return sa.select(
@@ -289,13 +292,13 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
 
 @built_once(maxsize=256)
 def _giving_out(context: TableContext) -> sa.Update:
-    """Give out the first messages of the groups whose names were kept, up to the first that is not due, or locked.
+    """Claim the first messages of the groups whose names were kept, up to the first that is not due, or locked.
 
-    None of a group of which a message has expired, or is out though its lease has ended. It returns `columns_read`, as
-    they were before, and behind them which group it was and the end of the lease.
+    Groups with an expired message or a lapsed lease are skipped. The statement returns the old values of
+    `columns_read`, followed by the group and the end of the lease.
     """
     rows, most = context.rows, sa.bindparam("most", type_=sa.BigInteger)
-    now = sa.select(context.backend.now_sql()).scalar_subquery()  # once, instead of for each message
+    now = sa.select(context.backend.now_sql()).scalar_subquery()  # once, not for each message
     kept = context.sql.kept()
     group = _first_of_group(context, kept, now)
     message = (
@@ -338,7 +341,7 @@ def _giving_out(context: TableContext) -> sa.Update:
         sa.select(judged).where(judged.c.goes).order_by(judged.c.nth, judged.c.position).limit(most).subquery("chosen")
     )
     sent = sa.func.max(sa.func.coalesce(first.c.epoch, 0)).over(partition_by=first.c.nth)
-    # No shorter than that of those that are out, so that none returns while an earlier one is still out.
+    # No shorter than the leases of those that are out, so that none returns while an earlier one is out.
     until = sa.func.greatest(now + _wait(context, sent), first.c.out_until, type_=sa.BigInteger)
     found = sa.select(first, until.label("until")).cte("found").prefix_with("MATERIALIZED")
     ends = sa.select(found.c.name, sa.func.max(found.c.until).label("until")).group_by(found.c.name).cte("ends")
@@ -360,7 +363,7 @@ def _giving_out(context: TableContext) -> sa.Update:
 
 
 def _follows(context: TableContext, ours: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Say that no message lies between one and that before it which another transaction has locked."""
+    """Return the condition that no locked message lies between a message and its predecessor."""
     between = context.rows.alias("between")
     locked = sa.exists().where(
         between.c.group_id == ours.c.name,
@@ -373,7 +376,7 @@ def _follows(context: TableContext, ours: sa.FromClause) -> sa.ColumnElement[boo
 
 
 def _first_of_group(context: TableContext, kept: sa.FromClause, now: sa.ColumnElement[int]) -> sa.FromClause:
-    """Look a group up: where its messages that no consumer has begin, and the end of the last lease of the others."""
+    """Look up where a group's unclaimed messages begin, and the end of the last lease of the others."""
     rows = context.rows
     may = [
         groups.c.table_id == context.table_id,
@@ -395,13 +398,13 @@ def _first_of_group(context: TableContext, kept: sa.FromClause, now: sa.ColumnEl
         )
         lapse = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.claim_id.is_not(None))
         may += [groups.c.drain_to.is_(None), sa.func.coalesce(lapse, MAX_NS) > now]
-    # The offset, here and below, keeps it from becoming a join.
+    # The offset, here and below, prevents a join.
     its = sa.select(groups.c.next_position, until.label("until")).where(*may).offset(sa.literal_column("0"))
     return its.lateral("its")
 
 
 def _noting(context: TableContext, ends: sa.CTE) -> dict[str, sa.Update]:
-    """Note in the groups, and of their owner, what is given out of them until when."""
+    """Update the groups and their owner with the claimed messages and their lease."""
     key = groups.c.table_id, groups.c.group_id
     theirs = sa.update(groups).where(context.sql.has_name(groups, context.table_id, key, ends))
     if context.options.groups != "exclusive":

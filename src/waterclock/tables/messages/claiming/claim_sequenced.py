@@ -1,4 +1,4 @@
-"""Claiming in a table with sequenced groups: only a group's first messages are out, to one consumer, until acked."""
+"""Claim in a table with sequenced groups: only a group's first messages are out, to one consumer, until acked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 
 
 def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    """Take messages from the start of groups of which nothing is out.
+    """Claim messages from the start of groups that have none out.
 
     Returns
     -------
     tuple
-        What was taken, and whether there are new messages that were not looked at.
+        The claimed messages, and whether there are new messages that were not examined.
     """
     claim = _SequencedClaim(context, connection, wanted)
-    # Most claims find the groups that they lock in the first look already.
+    # Most claims find the groups that they lock in the first look.
     top = claim.route_new(count_of(wanted.limit, context.reached.per_group))
     claim.take_all(top, is_known=not top.unrouted)
     return claim.claimed, claim.more
@@ -48,7 +48,7 @@ class _SequencedClaim(GroupClaim):
             values = {**self._out_values(messages, until), "groups": sorted(names)}
             run_both(context, connection, leave_out(context), _note_out(context), values)
         if len(sent) < len(chosen):
-            # Of the others the first message was deleted by plain SQL, or is exhausted.
+            # The first message of the other groups was deleted by plain SQL, or is exhausted.
             settle(context, connection, set(chosen).difference(sent))
 
 

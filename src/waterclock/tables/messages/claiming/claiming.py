@@ -1,4 +1,4 @@
-"""Claiming messages that are due: lease, back-off and epoch move in the statement or transaction that finds them."""
+"""Claim due messages: lease, back-off and epoch change in the statement or transaction that finds them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _OF_GROUPS = {"sequenced": claim_sequenced, "exclusive": claim_exclusive}
 
 
 def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    """Take messages that are due for the consumer: highest priority first, then the oldest due first.
+    """Claim due messages for the consumer: by priority, then by due time.
 
-    A claim whose answer was lost is no harm: it is a lease that runs out.
+    A claim whose answer was lost is harmless: its leases run out.
     """
     if context.options.groups is not None:
         return _claim_groups(context, wanted)
@@ -50,7 +50,7 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if begin:
         rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
         found = _claim_rows(context, rest, _NO_MARKS)
-        # Where this process stood still between the two, the second took again what the first had taken.
+        # If this process was suspended between the two, the second claim took the messages of the first again.
         again = {one.row.seq for one in found}
         claimed = [*(one for one in claimed if one.row.seq not in again), *found]
     return claimed
@@ -93,7 +93,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
                 indexed=True,
                 durable=durable,
             )
-        except ConstraintError:  # another thread signed the same consumer in just now
+        except ConstraintError:  # another thread has just registered the same consumer
             if is_again:
                 raise
             is_again = True
@@ -101,12 +101,12 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
         if isinstance(found, TakenBefore):
             return found.claimed
         claimed, more = found
-        if claimed or not more:  # what may be taken may lie behind a hundred thousand messages of a group that is out
+        if claimed or not more:  # claimable messages may lie behind a hundred thousand of a group that is out
             return claimed
 
 
 def is_idle(context: TableContext) -> bool:
-    """Ask whether certainly nothing is due, where that is quicker than to look; False where it may not be."""
+    """Return whether certainly nothing is due, if that is cheaper than a claim; False if it may be."""
     walks = context.marks.walks
     if context.options.groups is not None or not walks.should_ask():
         return False
@@ -123,7 +123,7 @@ def is_idle(context: TableContext) -> bool:
 
 @built_once(maxsize=256)
 def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
-    # In the order of the index by which messages are claimed, so that no planner goes through the table instead.
+    # In the order of the claim's index, so that no planner scans the table instead.
     return (
         sa.select(rows.c.priority)
         .where(is_waiting(rows), rows.c.time_next <= now)
@@ -133,7 +133,7 @@ def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
 
 
 def claim_within(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
-    """Take messages as `claim` does, from the very first one on, in a transaction that does more than this."""
+    """Claim from the first message on, as `claim`, in a transaction that does more than this."""
     if context.options.groups is not None:
         return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]
     return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
@@ -142,7 +142,7 @@ def claim_within(context: TableContext, connection: SqlConnection, wanted: Wante
 def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
     return context.backend.alone(
         lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
-        # A consumer does not survive a failure of the computer, but the count of attempts must, where there is a limit.
+        # Leases need not survive a crash of the computer, but the count of attempts must, if there is a limit.
         durable=context.options.max_attempts is not None,
     )
 
@@ -154,16 +154,16 @@ def next_due(
     consumer: str | None = None,
     max_groups: int | None = None,
 ) -> tuple[int | None, int]:
-    """Find when something may be due that is not out now, and what the clock says; both ns. Reads only.
+    """Return when an unleased message may be due, and the current time; both ns. Reads only.
 
-    The former is None where nothing waits, and the latter itself where something may be due already.
+    The former is None if nothing waits, and the current time if something may be due already.
 
     Parameters
     ----------
     where
-        Which messages, as in a claim; None: all.
+        A selection, as in a claim; None: all.
     consumer, max_groups
-        For whom; in a table with groups this matters.
+        The consumer; it matters in a table with groups.
     """
     now = context.backend.now_sql()
     if where is not None:

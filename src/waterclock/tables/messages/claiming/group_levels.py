@@ -1,4 +1,4 @@
-"""What a claim in a table with groups looks at first: what is new, what time it is, and which priorities there are."""
+"""The first look of a claim in a table with groups: new messages, the current time, and the priorities."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is for a consumer.
+    """The messages that there are for a consumer.
 
     Attributes
     ----------
     now
-        The clock, ns.
+        The current time, ns.
     unrouted
-        Whether there are messages that have no place in their groups yet.
+        Whether there are unrouted messages.
     of_unassigned, of_mine
-        The highest priority, below the one asked for, of groups that any consumer may have and of the consumer's own.
+        The highest priority below the requested one, of unassigned groups and of the consumer's own.
     newest
-        The seq up to which messages were looked at.
+        The seq up to which messages were examined.
     free
-        The first groups of that priority that any consumer may have and that are due, locked by the transaction; None:
-        not looked for.
+        The first due unassigned groups of that priority, locked by the transaction; None: not looked for.
     """
 
     now: int
@@ -48,7 +47,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Groups of one priority, and whose they are: the consumer's own first."""
+    """The groups of one priority: the consumer's own first, then unassigned ones."""
 
     priority: int
     whose: tuple[str, ...]
@@ -62,14 +61,14 @@ def look(
     after: int | None = None,
     count: int | None = None,
 ) -> Look:
-    """Look at everything at once, because each question would be a round trip.
+    """Look at everything in one round trip.
 
     Parameters
     ----------
     after
-        Look for new messages from this seq on; None: from the very first one on.
+        Look for new messages from this seq on; None: from the first.
     count
-        How many groups to lock, if nothing is unrouted and it is worth a round trip; None: none.
+        How many groups to lock, if nothing is unrouted and it saves a round trip; None: none.
     """
     values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED, "after": after}
     statement = looking(context, all_rows=after is None)
@@ -83,12 +82,12 @@ def look(
 
 
 def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
-    """Give the priorities one by one from the top: usually there is one, and a caller that has enough stops.
+    """Yield the priorities from the top: usually there is one, and a caller that has enough stops.
 
     Parameters
     ----------
     top
-        What is known of the highest one.
+        The look at the highest one.
     """
     below = ABOVE_EVERY_PRIORITY
     while True:
@@ -112,9 +111,9 @@ def levels(context: TableContext, connection: SqlConnection, me: str, top: Look 
 def next_group_due(
     context: TableContext, connection: SqlConnection, consumer: str | None, max_groups: int | None
 ) -> tuple[int | None, int]:
-    """Find when something may be due for a consumer, and what the clock says, both ns. Reads only.
+    """Return when something may be due for a consumer, and the current time, both ns. Reads only.
 
-    What is found first that may be due already is answer enough.
+    The first message that may be due already is answer enough.
     """
     me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
     its = {"me": me, "unassigned": UNASSIGNED}
@@ -135,7 +134,7 @@ def _due_times(
     if context.options.groups == "exclusive":
         due, is_refused = consumers.claim_due(context, top.session, top.lease_until)
         yield due
-        if is_refused:  # what is ready for the name is not for this session, which would ask for it without a pause
+        if is_refused:  # another session has the name; asking for its groups would not pause
             return
         if top.lapse is not None:
             yield top.lapse
@@ -163,9 +162,9 @@ def _due_times_by_level(context: TableContext, connection: SqlConnection, me: st
 def own_groups_due(
     context: TableContext, connection: SqlConnection, names: Sequence[str], *, limited: bool
 ) -> tuple[dict[str, tuple[int | None, bool]], int]:
-    """Find when each of these consumers has to claim, for its lease or its own groups; also what the clock says; ns.
+    """Return when each of these consumers has to claim, for its lease or its groups, and the current time; ns.
 
-    It is None for those whose groups have several priorities: `next_group_due` finds it. Reads only.
+    It is None for consumers whose groups have several priorities: see `next_group_due`. Reads only.
 
     Parameters
     ----------
@@ -175,7 +174,7 @@ def own_groups_due(
     Returns
     -------
     dict
-        By name, and with it whether the consumer may get more groups.
+        By name: the time, and whether the consumer may get more groups.
     """
     found: dict[str, tuple[int | None, bool]] = dict.fromkeys(names, (0, True))
     now = 0
@@ -193,11 +192,11 @@ def own_groups_due(
 
 
 FREE_COLUMNS = (groups.c.group_id, groups.c.assigned, groups.c.head, groups.c.next_position, groups.c.tail)
-"""What a claim needs to know of a group that is free."""
+"""The columns of a free group that a claim needs."""
 
 
 def at_level() -> tuple[sa.ColumnElement[bool], ...]:
-    """Choose the groups of the table bound as ``table_id``, of the priority ``of``, that are assigned to ``who``."""
+    """Select the groups of the table bound as ``table_id``, of the priority ``of``, assigned to ``who``."""
     return (
         groups.c.table_id == sa.bindparam("table_id"),
         groups.c.assigned == sa.bindparam("who"),
@@ -207,7 +206,7 @@ def at_level() -> tuple[sa.ColumnElement[bool], ...]:
 
 @built_once(maxsize=256)
 def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
-    """Look at everything at once, as `look` does."""
+    """Return the statement of `look`."""
 
     def greatest(who: str) -> sa.ScalarSelect[Any]:
         return (
@@ -224,12 +223,12 @@ def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, .
         )
 
     rows = context.rows
-    # In the index's order, else a planner reads through the table where few of it are unrouted.
+    # In index order; otherwise a planner scans the table if few of its messages are unrouted.
     unrouted = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
-    # Not as the greatest, for which a planner that takes the table for empty goes through it.
+    # Not as a maximum, for which a planner that believes the table empty would scan it.
     last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     if context.sql.unacked_apart and rows.info.get(PARTITIONED):
-        last = last.where(not_acked(rows))  # else each day of acked messages is looked through
+        last = last.where(not_acked(rows))  # otherwise each day of acked messages is scanned
     newest = last.scalar_subquery()
     if not all_rows:
         unrouted = unrouted.where(rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
@@ -337,7 +336,7 @@ def _ready_ends(context: TableContext, whose: str, owner: sa.ColumnElement[str])
 
 
 def is_ungrouped(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say that a message is in no group, and may be due."""
+    """Return the condition that a message is ungrouped and may be due."""
     return is_waiting(context.rows) & context.rows.c.group_id.is_(None)
 
 

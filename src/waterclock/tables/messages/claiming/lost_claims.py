@@ -1,10 +1,9 @@
-"""Claims whose answer was lost: what they took is found by their number, and handed out before what lies behind it.
+"""Claims whose answer was lost: their messages are found by claim id, and handed out before later ones.
 
-The groups of a consumer stay its own in a table with exclusive groups. So its next claim would go on behind messages
-that it has without knowing. Where a try of a claim got no answer, the next try looks for them first, and so does each
-claim of the consumer's for a while: the server may go on with what the consumer has given up. A claim that looks has
-the consumer's row before, which each claim needs: so no other one takes anything between the look and what follows. It
-waits for claims and heartbeats of this consumer alone.
+Exclusive groups stay with their consumer, whose next claim would continue behind messages that it has without knowing.
+If a try of a claim got no answer, the next try therefore looks for them first. So does each claim of the consumer for a
+while, because the server may still execute the lost one. A claim that looks has locked the consumer's row, which each
+claim needs, so no other claim comes between. It waits only for claims and heartbeats of this consumer.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ from waterclock.tables.model.claims.epochs import before_claim
 _T = TypeVar("_T")
 
 LOOKED_FOR = 900_000_000_000
-"""For how long a claim whose answer was lost is looked for, ns. The server goes on for less than a minute without the
-client; but a network that was away may bring what was sent for as long as TCP repeats it, a quarter of an hour."""
+"""For how long messages of a lost claim are looked for, ns. The server works for less than a minute without the client,
+but a network that was down may deliver packets for as long as TCP repeats them, a quarter of an hour.
+"""
 
 _unanswered = PerDatabaseCache[dict[tuple[int, str | None], list[Unanswered]]](lambda _: {})
-"""By the number of the table and the name of the consumer."""
+"""By table id and name of the consumer."""
 
 
 @contextmanager
 def numbered(context: TableContext, consumer: str | None) -> Generator[Unanswered]:
-    """Give a claim of exclusive groups its number, with those of the consumer's former ones that got no answer.
+    """Yield a claim's id, with those of the consumer's earlier claims that got no answer.
 
-    Where the block fails, this one has got none, as far as is known.
+    If the block fails, this claim counts as unanswered, too.
     """
     unanswered = Unanswered(secrets.randbits(63))
     key = context.table_id, consumer
@@ -65,7 +65,7 @@ def numbered(context: TableContext, consumer: str | None) -> Generator[Unanswere
 
 @dataclass(frozen=True, slots=True)
 class TakenBefore:
-    """What a claim took in a try whose answer was lost, or former ones did."""
+    """The messages that earlier claims, or an earlier try, took without an answer."""
 
     claimed: list[Claimed]
 
@@ -73,18 +73,18 @@ class TakenBefore:
 def trying(
     context: TableContext, wanted: Wanted, claimed: Sequence[Claimed], work: Callable[[SqlConnection], _T]
 ) -> Callable[[SqlConnection], _T | TakenBefore]:
-    """Make a claim look first for what it took before, when it is tried again, or former ones; else it goes on.
+    """Make a claim look first for messages that an earlier try or claim took.
 
     Parameters
     ----------
     claimed
-        What earlier transactions of the claim took, and what is known of.
+        The known messages of earlier transactions of the claim.
     """
     tries = count()
     unanswered = wanted.unanswered or Unanswered(wanted.claim_id)
 
     def run(own: SqlConnection) -> _T | TakenBefore:
-        # An embedded database answers, or its process is gone; but a claim before may have been broken off.
+        # An embedded database always answers while its process lives; but an earlier claim may have been interrupted.
         if next(tries) and not context.sql.one_writer:
             unanswered.doubt(moments.monotonic_ns())
         if not unanswered.since:
@@ -102,7 +102,7 @@ def _taken(
     unanswered: Unanswered,
     claimed: Iterable[Claimed],
 ) -> list[Claimed]:
-    """Find what claims have taken and what is not known of, but for groups of which a lease has ended since."""
+    """Find unknown messages that claims have taken, except in groups with a lease that has ended since."""
     me = wanted.consumer or UNASSIGNED
     connection.execute(*consumers.locking(context, me))
     now = context.backend.now(connection)
@@ -115,7 +115,7 @@ def _taken(
 
 
 def _as_before(names: list[str], row: Any, now: int) -> Claimed:
-    """Give a message as it was before it was claimed. When it was due is not known any more: not later than ``now``."""
+    """Return a message as it was before it was claimed. Its due time is no longer known: at most ``now``."""
     before = {"epoch": before_claim(row.epoch), "time_next": now, "claim_id": None}
     values = dict(zip(names, row, strict=False)) | before
     return Claimed(SimpleNamespace(**values), row.time_next, claim_id=row.claim_id)
@@ -123,7 +123,7 @@ def _as_before(names: list[str], row: Any, now: int) -> Claimed:
 
 @built_once(maxsize=256)
 def _of_claims(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Find the messages of claims in the consumer's groups: they lie between the head and what comes next."""
+    """Find the messages of claims in the consumer's groups: they lie between the head and the next position."""
     rows = context.rows
     return (
         sa.select(*columns_read(rows))

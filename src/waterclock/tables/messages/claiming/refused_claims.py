@@ -1,9 +1,9 @@
-"""Claiming past messages that the database refuses to let be claimed, such as one for which a user's trigger raises.
+"""Claim past messages that the database refuses to update, for example because a user's trigger raises.
 
-A refused claim is narrowed down to its first message, or its first group. If that is refused, too, the next tries leave
-out more and more of what comes first. If something behind can be claimed, what was refused is passed by for
-`PASSED_BY_FOR`, and what was only left out is tried soon after, a few at a time; if not, the refusal is about more than
-single messages, and nothing is noted. Claims that are refused soon after that are not narrowed down (`Narrowing`).
+A refused claim is narrowed down to its first message, or its first group. If that is refused, too, the next tries skip
+more and more of the first ones. If later ones can be claimed, the refused ones are skipped for `PASSED_BY_FOR`, and
+those that were skipped with them are tried soon after, a few at a time. If not, the refusal concerns more than single
+messages, and nothing is recorded. Claims that are refused soon after that are not narrowed down (`Narrowing`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_F
 from waterclock.tables.model.schema import is_waiting
 
 MOST_TRIES = 24
-"""Claims, or routings, that one call tries: one refused of a thousand is found in 21, and thousands of refused ones at
-the head are left out."""
+"""Claims, or routings, that one call tries: 21 find one refused message of a thousand, and skip thousands of refused
+ones at the head.
+"""
 
 TRIED_ONE_BY_ONE = 4
-"""Refused messages after which one call leaves out others with them."""
+"""Refused messages after which one call also skips others with them."""
 
 FIRST_TRIES = 12
-"""Routings, down to one of two thousand groups, after which a call takes the refusal for one of all messages."""
+"""Routings, down to one of two thousand groups, after which a call assumes that all messages are refused."""
 
 UNTRIED_FOR = 1_000_000_000
-"""Groups that were refused only together with others are passed by for at least so long, ns: meanwhile, what was routed
-is claimed without another refusal."""
+"""How long groups that were refused only together with others are skipped at least, ns: meanwhile, routed messages are
+claimed without another refusal.
+"""
 
 MOST_GROUP_TRIES = 32
-"""Claims that one call tries before it takes the refusal for one of all groups, and postpones none any more."""
+"""Claims that one call tries before it assumes that all groups are refused, and stops postponing."""
 
 MOST_POSTPONED = 4_096
 """Groups that one call postpones."""
@@ -60,24 +62,24 @@ _log = logging.getLogger(__name__)
 
 
 def excluding(context: TableContext, where: sa.ColumnElement[bool] | None) -> sa.ColumnElement[bool] | None:
-    """Add to a choice of messages that they are not passed by."""
+    """Exclude skipped messages from a selection."""
     passed = context.refused_seqs.all()
     return _excluding(context.rows, where, passed) if passed else where
 
 
 def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, claim: _Claim) -> list[Claimed]:
-    """Claim again what the database refused with ``error``, past the messages of which it is so.
+    """Claim again after the database refused with ``error``, skipping the messages that it refuses.
 
     Raises
     ------
     RefusedError, InvalidArgumentError
-        If it lets none of those behind be claimed either.
+        If no later message can be claimed either.
     """
     if isinstance(error, ForbiddenError):  # a missing privilege concerns all messages
         raise error
     if context.dead is not None:
         with context.backend.snapshot() as connection:
-            if not context.sql.column_names(connection, context.dead.name):  # the caller looks at the table again
+            if not context.sql.column_names(connection, context.dead.name):  # the caller reloads the table
                 raise error
     if not context.narrowing.may_begin():
         raise error
@@ -87,12 +89,12 @@ def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, cl
 
 
 def claim_refused_again(context: TableContext, wanted: Wanted, claim: _Claim) -> list[Claimed]:
-    """Claim some of what was passed by for long enough, once and in a tenth of the time at most.
+    """Retry some messages that were skipped for long enough, once and in at most a tenth of the time.
 
     Parameters
     ----------
     wanted
-        Its choice does not leave out what is passed by.
+        Its selection does not exclude skipped messages.
     """
     passed = context.refused_seqs
     some = passed.due(wanted.limit) if context.probing.may_begin() else []
@@ -139,7 +141,7 @@ def _past_rows(context: TableContext, wanted: Wanted, claim: _Claim, error: Wate
                 refused += due
                 if skip >= len(found):
                     break
-                # By chance, so that no message is left out each time.
+                # Random, so that no message is left out each time.
                 skip = 2 * skip + random.randint(0, skip) + (len(refused) >= TRIED_ONE_BY_ONE)  # noqa: S311  # no secret
             most = max(1, len(due) // 2)
             continue
@@ -171,7 +173,7 @@ def _these(seq: sa.ColumnElement[int], seqs: Sequence[int]) -> sa.ColumnElement[
 
 @built_once(maxsize=64)
 def _excluding(rows: sa.Table, where: sa.ColumnElement[bool] | None, seqs: frozenset[int]) -> sa.ColumnElement[bool]:
-    # As one text, which takes no time to compile: there may be thousands.
+    # As one text, which needs no compilation: there may be thousands.
     listed = sa.literal_column(f"({', '.join(map(str, sorted(seqs)))})")
     others = rows.c.seq.op("NOT IN", is_comparison=True, return_type=sa.Boolean())(listed)
     return others if where is None else where & others
@@ -203,28 +205,28 @@ def _past_groups(context: TableContext, wanted: Wanted, claim: _Claim, error: Wa
 
 
 class _Postponed:
-    """The first groups that are due, postponed because the database refused claims of them: ever more with each.
+    """The first due groups, postponed because the database refused claims of them: more with each refusal.
 
     Attributes
     ----------
     refused
-        Those of them with which a refused claim began.
+        Those with which a refused claim began.
     """
 
     def __init__(self, context: TableContext, me: str) -> None:
         self._context = context
         self._me = me
         self._names: list[str] = []
-        self._last: list[str] = []  # what was added last, without what was given back of it
+        self._last: list[str] = []  # the groups added last, without those given back
         self._count = 1
         self._grows = True
         self.refused: set[str] = set()
 
     def add(self) -> bool:
-        """Postpone the first groups; return False if there is none, or too many were postponed."""
+        """Postpone the first groups; return False if there are none, or too many were postponed."""
         if len(self._names) >= MOST_POSTPONED:
             return False
-        # Looked up now, since a claim that heals groups may have changed which ones are the first.
+        # Looked up now, because a claim that repairs groups may have changed which are first.
         with self._context.backend.snapshot(indexed=True) as connection:
             first = list(connection.scalars(_first_groups(self._context, self._me).limit(self._count)))
         if not first:
@@ -240,7 +242,7 @@ class _Postponed:
         return True
 
     def halve(self) -> bool:
-        """Put back half of what was added last. Return False if that was only one, which was refused."""
+        """Restore half of the groups added last. Return False if that was only one, which was refused."""
         half = len(self._last) // 2
         if not half:
             return False
@@ -251,7 +253,7 @@ class _Postponed:
         return True
 
     def undo(self) -> None:
-        """Put all of them back."""
+        """Restore all of them."""
         if self._names:
             self._settle(self._names)
 
@@ -262,7 +264,7 @@ class _Postponed:
 
 
 def _pass_by_unrouted(context: TableContext) -> None:
-    """Route new messages to their groups, except for groups in which the database refuses that."""
+    """Route new messages, except those of groups for which the database refuses it."""
     began = moments.monotonic_ns()
     with context.backend.snapshot(indexed=True) as connection:
         names = unrouted_groups(context, connection)
@@ -271,7 +273,7 @@ def _pass_by_unrouted(context: TableContext) -> None:
         context.backend.transact(lambda own: route_these(context, own, some), indexed=True)
         return len(some)
 
-    # Where many are refused, those put last are the likeliest not to be.
+    # If many are refused, the groups added last are least likely to be.
     routed, refusal, *_ = pass_by_refused(names, route_some, FIRST_TRIES, last_first=True)
     if refusal is None:
         return
@@ -291,13 +293,13 @@ def _pass_by_unrouted(context: TableContext) -> None:
 
 
 def _turned(names: Sequence[str]) -> list[str]:
-    """Begin somewhere by chance, so that a group among those that are refused is not left out each time."""
+    """Begin at a random group, so that the same one is not left out each time."""
     begin = random.randrange(len(names)) if names else 0  # noqa: S311  # no secret
     return [*names[begin:], *names[:begin]]
 
 
 def _first_groups(context: TableContext, me: str) -> sa.Select[Any]:
-    """Find the groups with which a claim begins."""
+    """Return the groups with which a claim begins."""
     return (
         sa.select(groups.c.group_id)
         .where(
@@ -310,8 +312,8 @@ def _first_groups(context: TableContext, me: str) -> sa.Select[Any]:
 
 
 def _postponing(context: TableContext, names: Sequence[str]) -> tuple[sa.Update, list[dict[str, Any]]]:
-    # A change of the group, or a look that finds that this contradicts its messages, makes it due again before. Several
-    # become due one by one, by chance: a group that is not refused then meets none before it that is.
+    # A change of the group, or a check that finds a contradiction with its messages, makes it due earlier. Groups
+    # become due one by one at random times, so that an accepted one does not always follow refused ones.
     now, wait = context.backend.now_sql(), sa.bindparam("wait", type_=sa.BigInteger)
     its = (groups.c.table_id == context.table_id) & (groups.c.group_id == sa.bindparam("name"))
     statement = sa.update(groups).where(its, groups.c.ready_at <= now).values(ready_at=now + wait)
@@ -330,7 +332,7 @@ def _some(refused: Sequence[object]) -> str:
 
 
 def _reason(what: str, error: WaterclockError) -> str:
-    return f"{what} are passed by for up to {PASSED_BY_FOR // 1_000_000_000} s: {error}"
+    return f"{what} are skipped for up to {PASSED_BY_FOR // 1_000_000_000} s: {error}"
 
 
 def _report(context: TableContext, what: str, error: WaterclockError) -> None:

@@ -1,1 +1,1 @@
-"""What ends or prolongs a lease: ack, extend, cancel, expire, dead-letter."""
+"""Operations that end or extend a lease: ack, extend, cancel, expire, dead-letter."""

@@ -1,4 +1,4 @@
-"""Ending deliveries: acking, backing off and giving back.
+"""End deliveries: ack, back off and give back.
 
 In a table without groups each is one statement, so that it can commit in the same round trip.
 """
@@ -39,41 +39,43 @@ _T = TypeVar("_T")
 _Row = sa.Row[*tuple[Any, ...]]
 
 Taken = tuple[int, int]
-"""Which row, and the number of the claim that took it."""
+"""The row, and the id of the claim that took it."""
 
 
 FARTHEST = MAX_NS // 2
-"""For how long a message is held or put off at the most, ns, a century and a half: added to the clock it fits a bigint,
-for whose overflow SQLite stores a fraction and the servers refuse the statement."""
+"""Maximum duration of a lease or delay, ns, a century and a half: added to the clock it fits a bigint. On overflow
+SQLite would store a fraction and the servers refuse the statement.
+"""
 
 _CLAIMS_AT_ONCE = 500
-"""Messages of several claims that one statement acks, because each is two parameters, of which PostgreSQL takes 65,535
-and SQLite 32,766."""
+"""Maximum messages of several claims that one statement acks: each takes two parameters, of which PostgreSQL allows
+65,535 and SQLite 32,766.
+"""
 
 
 def run(context: TableContext, work: Callable[[SqlConnection], _T], *, several: bool = False) -> _T:
-    """Run a function of this file in a transaction of our own.
+    """Run a function of this file in our own transaction.
 
     Parameters
     ----------
     several
-        Whether it is several statements also without groups; else what follows the first only looks, so that each may
-        commit by itself.
+        Whether it has several statements even without groups. Otherwise those after the first only read, so each may
+        commit separately.
     """
     whole = several or context.options.groups
     return context.backend.transact(work, indexed=True) if whole else context.backend.alone(work)
 
 
 def is_of_one_claim(leased: Sequence[Leased]) -> bool:
-    """Say whether one claim took these, no more than a statement names."""
+    """Return whether one claim took these messages, and one statement can name them all."""
     return len({one.claim_id for one in leased}) <= 1 and len(leased) <= NAMED_AT_ONCE
 
 
 def back_off_all(context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]) -> list[bool]:
-    """Give messages back, each to be sent again after a delay of its own, ns; say of which the lease was ours.
+    """Give messages back, each after a delay of its own, ns; return whether each lease was still ours.
 
-    The first one of a group takes those behind it along, as `back_off` does, which counts no attempt of theirs. Nothing
-    may follow in the transaction, which may be committed.
+    In a group the messages behind the first go back with it, as in `back_off`, without counting an attempt. Nothing may
+    follow in the transaction, which may be committed.
     """
     held = [one for one, _ in delays]
     locking = locking_rows(context), {"seqs": [one.seq for one in held]}
@@ -90,7 +92,7 @@ def back_off_all(context: TableContext, connection: SqlConnection, delays: Seque
 
 
 def is_one_update(context: TableContext, leased: Sequence[Leased]) -> bool:
-    """Say whether giving these back, or holding them, is one statement: an update that says which it changed."""
+    """Return whether giving back, or extending, is one UPDATE that returns the changed rows."""
     one_claim = len({one.claim_id for one in leased}) == 1
     return one_claim and not context.options.groups and context.backend.engine.dialect.update_returning
 
@@ -98,7 +100,7 @@ def is_one_update(context: TableContext, leased: Sequence[Leased]) -> bool:
 def back_off_at_once(
     context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]
 ) -> list[bool]:
-    """Give messages back as `back_off_all` does, where that `is_one_update`."""
+    """Give messages back as `back_off_all`, if that `is_one_update`."""
     pairs = [(one.seq, min(delay, FARTHEST)) for one, delay in delays]
     of = {"pairs": pairs, "by": delays[0][0].claim_id}
     changed = set(connection.scalars(_backing_off_pairs(context), of))
@@ -114,7 +116,7 @@ def _backing_off_pairs(context: TableContext) -> sa.Update:
 
 
 def _firsts(leased: Iterable[Leased]) -> set[Leased]:
-    """Choose those of messages before which none of these is in their groups; what is in no group has none."""
+    """Return those messages before which none of the others is in their groups; ungrouped ones have none."""
     firsts: dict[Any, Leased] = {}
     for one in leased:
         place = one.seq if one.position is None else one.group_id or UNGROUPED
@@ -123,12 +125,12 @@ def _firsts(leased: Iterable[Leased]) -> set[Leased]:
 
 
 def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
-    """Ack messages by id, also those that a consumer has; return how many were not acked before.
+    """Ack messages by id, leased or not; return how many were not acked before.
 
     Raises
     ------
     OrderError
-        Where an earlier message of the group is not acked.
+        If an earlier message of the group is not acked.
     """
     if not context.options.groups:
         return _ack_ids_of_rows(context, connection, ids)
@@ -142,7 +144,7 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterabl
     Raises
     ------
     OrderError
-        Where an earlier message of the group is not acked.
+        If an earlier message of the group is not acked.
     """
     if not context.options.groups:
         return _ack_leased_rows(context, connection, list(leased))
@@ -150,41 +152,41 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterabl
 
 
 def check_sight(context: TableContext, connection: SqlConnection, lost: Collection[Leased]) -> None:
-    """Make sure that messages whose lease seems lost to a transaction of the caller's are so to others, too.
+    """Check that leases which seem lost in a caller's transaction are really lost.
 
     Raises
     ------
     UnavailableError
-        Where the transaction sees a state from before they were claimed or put.
+        If the transaction began before the messages were claimed or put.
     sqlalchemy.exc.DBAPIError
-        Where it does, and the database itself says so.
+        If so, and the database itself reports it.
     """
     if not lost or not context.backend.dialect.keeps_to_a_snapshot(connection):
         return
     seqs = [one.seq for one in lost]
-    lock_seqs(context, connection, seqs)  # PostgreSQL refuses to lock what was changed since
+    lock_seqs(context, connection, seqs)  # PostgreSQL refuses to lock rows that changed since
     seen = unacked(context, connection, seqs).keys() | _claims_acked(context, connection, list(lost)).keys()
     with context.backend.snapshot() as present:
         rows = unacked(context, present, seqs)
     for one in lost:
         if one.seq not in seen and one.seq in rows and rows[one.seq].claim_id == one.claim_id:
             raise UnavailableError(
-                f"ack: message {one.id!r} of {context.name!r} was put after the transaction in which it is to be acked"
-                " began to read, which therefore does not see it; roll it back, and ack in one that begins later"
+                f"cannot ack message {one.id!r} of {context.name!r}: the transaction began before the message was put,"
+                " so it does not see it. Roll back, and ack in a new transaction"
             )
 
 
 def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
-    """Tell which messages are acked by the claims that took them. Reads only."""
+    """Return the messages that are acked by the claims that took them. Reads only."""
     if not context.options.groups:
         return _rows_acked_by(context, connection, leased)
     return group_acking.acked_by(context, connection, leased)
 
 
 def back_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int, error: str | None) -> bool:
-    """Give a message back to be sent again after ``delay`` ns; False where the lease was lost.
+    """Give a message back to be sent again after ``delay`` ns; return False if the lease was lost.
 
-    In a group those behind it go back as well, at once and without counting an attempt: they may not overtake it.
+    In a group those behind it go back at once, without counting an attempt: they must not overtake it.
     """
     lock_groups_of(context, connection, [leased])
     changed = _back_off_row(context, connection, (leased.seq, leased.claim_id), delay, error)
@@ -195,10 +197,10 @@ def back_off(context: TableContext, connection: SqlConnection, leased: Leased, d
 
 
 def put_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int) -> bool:
-    """Give a message back to be sent after ``delay`` ns; False where the lease was lost.
+    """Give a message back to be sent after ``delay`` ns; return False if the lease was lost.
 
-    It is as if it had not been sent now: neither its attempts nor its back-off move. In a group those behind it go back
-    as well, as in `back_off`.
+    It counts as not sent: neither its attempts nor its back-off change. In a group those behind it go back as well, as
+    in `back_off`.
     """
     lock_groups_of(context, connection, [leased])
     parameters = {"of": leased.seq, "by": leased.claim_id, "delay": min(delay, FARTHEST)}
@@ -210,7 +212,7 @@ def put_off(context: TableContext, connection: SqlConnection, leased: Leased, de
 
 
 def give_back(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> None:
-    """Return messages whose handling has not begun, as if they had never been sent. Those whose lease is lost stay."""
+    """Return messages that were not started, as if never sent. Messages whose lease is lost stay."""
     rows = context.rows
     ours = sorted(leased, key=attrgetter("seq"))
     if not ours:
@@ -222,7 +224,7 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
         .values(time_next=sa.bindparam("due"), epoch=uncounted_sql(rows.c.epoch), claim_id=None),
         [{"of": one.seq, "by": one.claim_id, "due": one.due} for one in ours],
     )
-    context.marks.forget()  # they are due before what came after them
+    context.marks.forget()  # they are due before later messages
     if context.options.groups:
         settle(context, connection, [one.group_id or UNGROUPED for one in ours])
 
@@ -230,12 +232,12 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
 def leave_behind(
     context: TableContext, connection: SqlConnection, unstarted: Sequence[Leased], started: Sequence[Leased]
 ) -> set[Leased]:
-    """Return messages of a consumer that leaves, and let those back off that it has begun to handle.
+    """Give back a leaving consumer's messages; those that it has begun to handle back off.
 
     Returns
     -------
     set
-        Those that another transaction keeps, which stay.
+        Those that another transaction has locked, which stay.
     """
     ours, kept = lock_free(context, connection, [*unstarted, *started])
     still = set(ours)
@@ -247,12 +249,12 @@ def leave_behind(
 
 
 def unacked(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> dict[int, _Row]:
-    """Look at those of these rows that are not acked: claim_id, epoch, time_next and expires_at, by seq."""
+    """Return claim_id, epoch, time_next and expires_at of the unacked rows, by seq."""
     return {row.seq: row for row in connection.execute(_unacked(context), {"seqs": list(seqs)})}
 
 
 def cancelled(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
-    """Tell which messages were cancelled that consumers have. Reads only."""
+    """Return the leased messages that were cancelled. Reads only."""
     claims = connection.execute(_cancelled(context), {"seqs": [one.seq for one in leased]}).all()
     found = {(row.seq, row.claim_id) for row in claims}
     return {one for one in leased if (one.seq, one.claim_id) in found}
@@ -265,9 +267,9 @@ def _cancelled(context: TableContext) -> sa.Select[Any, Any]:
 
 
 def reschedule(context: TableContext, connection: SqlConnection, ids: Sequence[Any], at: int, epoch: int | None) -> int:
-    """Set when messages are sent next (ns), and their epoch; return how many. Those that are out lose their lease.
+    """Set when messages are sent next (ns), and their epoch; return how many. Leased ones lose their lease.
 
-    Those that were cancelled lose it, too; they are not counted, since they are not sent again.
+    Cancelled ones lose it, too, but are not counted, because they are not sent again.
     """
     rows = context.rows
     known, _ = lock_ids(context, connection, ids)
@@ -297,7 +299,7 @@ def _unacked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 def _ack_ids_of_rows(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
-    """Ack messages by id; return how many were not acked before. A consumer that has one finds its lease lost.
+    """Ack messages by id; return how many were not acked before. Consumers that have one lose the lease.
 
     Nothing may follow in the transaction, which may be committed.
     """
@@ -309,8 +311,8 @@ def _ack_ids_of_rows(context: TableContext, connection: SqlConnection, ids: Sequ
 def _ack_leased_rows(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> Acked:
     """Ack messages that a consumer holds.
 
-    The claim's number stays on the row as ``acked_by``. So where the answer to an ack was lost, and the delivery tries
-    again, its ack differs from every other.
+    The claim's id stays on the row as ``acked_by``. So a delivery whose answer was lost recognizes its own ack when it
+    retries.
     """
     is_one_claim = len({one.claim_id for one in leased}) <= 1
     changed = 0
@@ -335,7 +337,7 @@ def _ack_leased_rows(context: TableContext, connection: SqlConnection, leased: S
 
 
 def _rows_acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> set[Leased]:
-    """Tell which messages are acked by the claims that took them. Reads only."""
+    """Return the messages that are acked by the claims that took them. Reads only."""
     ours: set[Leased] = set()
     for some in pieces(leased):
         claims = _claims_acked(context, connection, some)
@@ -344,7 +346,7 @@ def _rows_acked_by(context: TableContext, connection: SqlConnection, leased: Seq
 
 
 def _claims_acked(context: TableContext, connection: SqlConnection, some: Sequence[Leased]) -> dict[int, int | None]:
-    """Give the claim by which each message was acked, by seq; those that are not acked are not in it."""
+    """Return the claim that acked each message, by seq; unacked ones are missing."""
     values = {"seqs": [one.seq for one in some], "ids": [one.id for one in some]}
     return {row.seq: row.acked_by for row in connection.execute(_acked(context), values)}
 
@@ -357,7 +359,7 @@ def _backing_off_each(context: TableContext, delays: Sequence[tuple[Leased, int]
 def _back_off_row(
     context: TableContext, connection: SqlConnection, taken: Taken, delay: int, error: str | None
 ) -> bool:
-    """Give a message back to be sent again after ``delay`` ns; False where the lease was lost."""
+    """Give a message back to be sent again after ``delay`` ns; return False if the lease was lost."""
     statement = _backing_off(context.rows, context.backend.now_sql())
     parameters = {"of": taken[0], "by": taken[1], "delay": min(delay, FARTHEST), "why": error}
     return connection.execute(statement, parameters).rowcount == 1

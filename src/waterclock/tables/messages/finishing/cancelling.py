@@ -1,8 +1,8 @@
-"""Cancelling messages: what waits is dropped at once, and the consumer that has one is let know.
+"""Cancel messages: a waiting one is dropped at once, and the consumer of a leased one is told.
 
-A message that is cancelled expires before any time: all that keeps expired messages from going out, and from holding up
-others, keeps these. One that a consumer has stays with it until it is acked, given back or its lease ends, so that
-nothing of its group overtakes it.
+A cancelled message gets the smallest expiry time, so the rules for expired messages keep it from being sent and from
+blocking others. A leased one stays with its consumer until it is acked, given back or its lease ends, so that nothing
+of its group overtakes it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any],
 
 
 def cancel_for_caller(context: TableContext, connection: SqlConnection, ids: Sequence[Any], reason: str | None) -> int:
-    """Cancel messages in a transaction of the caller's, as `cancel` does.
+    """Cancel messages in a caller's transaction, as `cancel` does.
 
-    It keeps no group until that ends: what is in one is only marked. A claim or a purge removes it, as what expired.
+    It locks no group until that ends: a message in a group is only marked, and a claim or a purge removes it like an
+    expired one.
     """
     if not context.options.groups:
         return cancel(context, connection, ids, reason)
@@ -54,10 +55,9 @@ def _by_ids(
 
 @built_once(maxsize=256)
 def _cancelling(context: TableContext) -> sa.Update:
-    """Do it in one statement."""
     rows, now = context.rows, context.backend.now_sql()
     out = _is_out(context)
-    # In this order, because MariaDB assigns from left to right: the claim says for those behind it whether it is out.
+    # In this order, because MariaDB assigns from left to right, and later assignments read claim_id.
     return (
         sa.update(rows)
         .where(context.sql.any_of(rows.c.id, "ids"), not_acked(rows), *_may_be_cancelled(rows))
@@ -73,7 +73,7 @@ def _cancelling(context: TableContext) -> sa.Update:
 
 @built_once(maxsize=256)
 def _marking(context: TableContext, *, by: Literal["seqs", "ids"]) -> sa.Update:
-    # By itself: a statement that names time_next would have the group of what is out looked at anew.
+    # Separate, because a statement that sets time_next would have groups of leased messages checked again.
     rows = context.rows
     chosen = context.sql.any_of(rows.c.seq if by == "seqs" else rows.c.id, by), not_acked(rows)
     return sa.update(rows).where(*chosen, *_may_be_cancelled(rows)).ordered_values(*_marks(rows))

@@ -1,8 +1,7 @@
-"""Dead letters: messages whose attempts are used up, moved to a message table of their own, and brought back.
+"""Dead letters: exhausted messages that are moved to a message table of their own, and redriven.
 
-A dead letter keeps its id, and all that its row said. Each message table has a dead-letter table of its own, because
-two messages of different tables may have the same id. A message that dies while a dead letter of the same id is there
-replaces it.
+A dead letter keeps its id and all values of its row. Each message table has a dead-letter table of its own, because
+messages of two tables may have the same id. A new dead letter replaces an older one with the same id.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _CHUNK = 500  # messages moved in one transaction
 
 
 def is_exhausted(context: TableContext, epoch: int) -> bool:
-    """Say whether a message that was sent ``epoch`` times is not sent again.
+    """Return whether a message that was sent ``epoch`` times has used up its attempts.
 
     In a table with groups it depends on its group, too.
     """
@@ -52,7 +51,7 @@ def is_exhausted(context: TableContext, epoch: int) -> bool:
 
 
 def dies_when_given_back(context: TableContext, leased: Leased) -> bool:
-    """Say whether a message has used up its attempts and holds up no group by that, so that it need not wait."""
+    """Return whether a message has used up its attempts and does not block a group, so that it need not wait."""
     most = context.options.max_attempts
     if most is None or leased.epoch < most:
         return False
@@ -61,21 +60,21 @@ def dies_when_given_back(context: TableContext, leased: Leased) -> bool:
 
 
 def exhausted_reason(context: TableContext) -> str:
-    """Say why a message died that was not acked in all its attempts."""
+    """Return the reason why a message died that was not acked in all its attempts."""
     return f"sent {context.options.max_attempts} times without an ack"
 
 
 def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], why: str) -> None:
     """Move messages to the dead-letter table, in the connection's transaction; the caller has locked their rows.
 
-    Those that were cancelled are dropped instead.
+    Cancelled ones are dropped instead.
 
     Raises
     ------
     InvalidArgumentError
-        Where the message table has no dead-letter table.
+        If the message table has no dead-letter table.
     SchemaError
-        Where that is gone, or lacks a column.
+        If that is missing, or lacks a column.
     """
     dead = dead_letter_table(context)
     rows, dead_rows = context.rows, dead.rows
@@ -110,7 +109,7 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
 
 
 def drop(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> None:
-    """Keep messages as those that are acked are kept, marked as expired; the caller has locked them, and settles."""
+    """Keep messages like acked ones, marked as expired; the caller has locked them, and settles."""
     connection.execute(_dropping(context), {"seqs": list(seqs)})
 
 
@@ -127,7 +126,7 @@ def _dropping(context: TableContext) -> sa.Update:
 def bury_leased(
     context: TableContext, connection: SqlConnection, leased: Leased, why: str, error: str | None = None
 ) -> bool:
-    """Move a message that a consumer has to the dead-letter table; False where the lease was lost."""
+    """Move a leased message to the dead-letter table; return False if the lease was lost."""
     dead_letter_table(context)
     if not all(still_leased(context, connection, [leased])):
         return False
@@ -140,9 +139,9 @@ def bury_leased(
 
 
 def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> None:
-    """Move messages to the dead-letter table that a claim has just met and that are not to be sent again.
+    """Move exhausted messages that a claim has just found to the dead-letter table.
 
-    Where a process dies before it comes to this, the next claim after its lease meets them again.
+    If the process dies before this, the next claim after the lease finds them again.
     """
     ours = uncount(context, connection, seqs, claim_id)
     if ours:
@@ -150,9 +149,9 @@ def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequenc
 
 
 def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> list[int]:
-    """Lock messages that a claim still has and counted as sent, which they were not; return which.
+    """Lock messages that a claim still has and counted as sent although they were not; return them.
 
-    Those that another transaction has locked stay with the claim until their lease ends.
+    Messages locked by another transaction stay with the claim until their lease ends.
     """
     rows = context.rows
     these = context.unacked()
@@ -164,10 +163,10 @@ def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int
 
 
 def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None) -> int:
-    """Bring dead letters back to their table in the order that they had there; return how many.
+    """Redrive dead letters to their table in their former order; return how many.
 
-    They are due at once and count as never sent. Dead letters that were acked stay, and so do those whose id was put
-    again meanwhile.
+    They are due at once and count as never sent. Acked dead letters stay, and so do those whose id was put again
+    meanwhile.
     """
     dead = dead_letter_table(context)
     wanted = None if ids is None else list(ids)
@@ -177,7 +176,7 @@ def redrive(context: TableContext, ids: Iterable[Any] | None, limit: int | None)
         try:
             moved = context.backend.transact(lambda own, most=most: _redrive_chunk(context, dead, own, wanted, most))
         except ConstraintError:
-            continue  # a writer has just put one of the ids again: that one stays
+            continue  # a writer has just put one of the ids again: its message stays
         total += moved
         if moved < most:
             break
@@ -221,7 +220,7 @@ def _redrive_chunk(
 
 
 def list_dead_letters(context: TableContext, limit: int) -> list[dict[str, Any]]:
-    """Read dead letters that were not acked, those that died last first."""
+    """Return unacked dead letters, latest first."""
     dead = dead_letter_table(context)
     dead_rows = dead.rows
     chosen = (dead_rows.c[name] for name in ("id", DIED, REASON, "last_error", "epoch", "group_id"))
@@ -236,35 +235,35 @@ def list_dead_letters(context: TableContext, limit: int) -> list[dict[str, Any]]
 
 
 def dead_letter_table(context: TableContext) -> TableContext:
-    """Give the table that takes a table's dead letters.
+    """Return the dead-letter table of a table.
 
     Raises
     ------
     InvalidArgumentError
-        Where it has none.
+        If it has none.
     SchemaError
-        Where that is gone.
+        If that is missing.
     """
     name = context.options.dead_letter
     if name is None:
         raise InvalidArgumentError(
-            f"dead_letter: message table {context.name!r} has no dead-letter table; name one with"
-            " alter(dead_letter=…), or give max_attempts"
+            f"message table {context.name!r} has no dead-letter table; name one with alter(dead_letter=…), or set"
+            " max_attempts"
         )
     if context.dead is None:
         raise SchemaError(
-            f"message table {context.name!r}: its dead-letter table {name!r} is gone; alter(dead_letter={name!r})"
-            " makes it anew"
+            f"message table {context.name!r}: its dead-letter table {name!r} is missing. Create it with"
+            f" alter(dead_letter={name!r})"
         )
     return context.dead
 
 
 def may_bury(context: TableContext) -> bool:
-    """Say whether the dead-letter table is there; a warning names it where it is gone."""
+    """Return whether the dead-letter table exists; log a warning if it is missing."""
     try:
         dead_letter_table(context)
     except SchemaError as error:
-        _log.warning("messages that should be in it stay, and their groups wait: %s", error)
+        _log.warning("messages for the dead-letter table stay, and their groups wait: %s", error)
         return False
     return True
 
@@ -274,6 +273,6 @@ def _shared_columns(context: TableContext, dead: TableContext) -> tuple[str, ...
     for name in own:
         if name not in dead.rows.c:
             raise SchemaError(
-                f"dead_letter: {dead.name!r} lacks the column {name!r} of message table {context.name!r}; add it"
+                f"dead_letter: {dead.name!r} has no column {name!r} as message table {context.name!r} does; add it"
             )
     return own

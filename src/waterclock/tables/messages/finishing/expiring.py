@@ -1,8 +1,8 @@
-"""Messages that expire before a consumer takes them: dropped, or moved to the dead-letter table.
+"""Messages that expire before a consumer takes them are dropped, or moved to the dead-letter table.
 
-A claim that meets one removes it, and so does a purge, which needs no consumer. One that is dropped stays in the table
-as an acked one does, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer
-needs no more privileges than for an ack, and ``explain`` can say what became of it.
+A claim that finds one removes it, and so does a purge, which needs no consumer. A dropped one stays in the table like
+an acked one, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer needs no
+more privileges than for an ack, and ``explain`` knows its fate.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from waterclock.time import MIN_NS
 _log = logging.getLogger(__name__)
 
 REASON = "expired"
-"""What the dead-letter table says of them."""
+"""The reason in the dead-letter table."""
 
 AT_ONCE = 500
-"""Messages that one statement looks at, and one transaction of those who purge removes."""
+"""Messages that one statement examines, and that one transaction of a purge removes."""
 
 _PIECES = 10
-"""How often a consumer that purges beside its work looks, so that what is due need not wait long for it."""
+"""How often a consumer purges between claims, so that due messages wait little for it."""
 
 
 def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
-    """Remove messages from those that wait, as far as they are expired once they are locked; return how many.
+    """Remove waiting messages that are still expired once they are locked; return how many.
 
-    What another transaction has locked stays. The caller has locked their groups.
+    Messages locked elsewhere stay. The caller has locked the groups.
     """
-    # Plain SQL, which locks no group, may have given one longer since the caller looked.
+    # Plain SQL, which locks no group, may have extended one since the caller looked.
     found = connection.execute(_to_expire(context), {"seqs": list(seqs)}).all()
     chosen = [row.seq for row in found]
     if not chosen:
@@ -59,9 +59,9 @@ def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]
 
 
 def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> None:
-    """Remove messages that a claim has just met, in a table without groups.
+    """Remove expired messages that a claim has just found, in a table without groups.
 
-    Where a process dies before it comes to this, the next claim after its lease meets them again.
+    If the process dies before this, the next claim after the lease finds them again.
     """
     ours = uncount(context, connection, seqs, claim_id)
     if ours:
@@ -69,12 +69,12 @@ def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Seque
 
 
 def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[Leased]:
-    """Remove messages that expired while they waited with a consumer that has not begun to handle them.
+    """Remove messages that expired while they waited unstarted with a consumer.
 
     Returns
     -------
     list
-        Those that another transaction keeps, which may be one that the consumer's own caller ends later.
+        Those that another transaction has locked, perhaps one that the consumer's own caller ends later.
     """
     ours, kept = lock_free(context, connection, leased)
     if ours:
@@ -87,9 +87,9 @@ def expire_unstarted(context: TableContext, connection: SqlConnection, leased: S
 
 
 def expire_first(context: TableContext, connection: SqlConnection, group_id: str, now: int, most: int) -> int:
-    """Remove what has expired at ``now`` among the first messages of a group that is locked; return how many.
+    """Remove messages expired at ``now`` from the start of a locked group; return how many.
 
-    It looks at ``most`` messages at least.
+    It examines at least ``most`` messages.
     """
     at = {"group": group_id, "now": now, "count": max(most, AT_ONCE)}
     seqs = list(connection.scalars(_first_expired(context), at))
@@ -97,20 +97,20 @@ def expire_first(context: TableContext, connection: SqlConnection, group_id: str
 
 
 def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
-    """Remove messages that have expired and that no consumer has, without a claim; return how many.
+    """Remove expired, unleased messages without a claim; return how many.
 
-    What another transaction has locked is left to that one, or to the next look; so is all where the dead-letter table
-    is gone in which it belongs. What the database refuses to remove stays, and is reported as `purge_some` does.
+    Messages locked elsewhere are left to the next call, and so are all if their dead-letter table is missing. Messages
+    that the database refuses to remove stay, and are reported as in `purge_some`.
 
     Parameters
     ----------
     pieces
-        How many times `AT_ONCE` messages to look at; None: at all.
+        How many times `AT_ONCE` messages to examine; None: all.
     """
     removed, refused = 0, None
     after = {"after": MIN_NS, "seq": 0}
     for _ in count() if pieces is None else range(pieces):
-        # Where writers take turns, there is no need for one if nothing has expired.
+        # On SQLite, do not take the write lock if nothing has expired.
         with context.backend.snapshot(indexed=True) as connection:
             found = connection.execute(_expired(context), {**after, "count": AT_ONCE}).all()
         if not found or (context.options.on_expired == "dead_letter" and not may_bury(context)):
@@ -132,7 +132,7 @@ def _expire_part(context: TableContext, seqs: Sequence[int]) -> int:
 
 
 def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
-    """Remove those of these messages that are expired still, once they are locked."""
+    """Remove those of these messages that are still expired once they are locked."""
     rows = context.rows
     names: set[str] = set()
     if context.options.groups:
@@ -179,7 +179,7 @@ def _expired(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
             sa.or_(rows.c.expires_at > after, rows.c.seq > seq),
             is_expired(rows, now),
         )
-        .order_by(rows.c.time_acked, rows.c.expires_at, rows.c.seq)  # as the index has them, else PostgreSQL sorts
+        .order_by(rows.c.time_acked, rows.c.expires_at, rows.c.seq)  # in index order, otherwise PostgreSQL sorts
         .limit(sa.bindparam("count"))
     )
 

@@ -1,4 +1,4 @@
-"""Holding on to messages for longer: what a delivery's ``extend`` and the heartbeat do."""
+"""Extend leases, for a delivery's ``extend`` and for the heartbeat."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _Row = sa.Row[*tuple[Any, ...]]
 
 
 def extend(context: TableContext, connection: SqlConnection, leased: Leased, duration: int) -> Held | None:
-    """Hold a message for ``duration`` ns from now, never shorter than before; None where the lease was lost.
+    """Extend a lease to ``duration`` ns from now, never shorten it; return None if it was lost.
 
-    In a group those that went out together are held together.
+    In a group, the leases of all messages that were sent together are extended.
     """
     if not context.options.groups:
         return extend_rows(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
     lock_groups_of(context, connection, [leased])
-    execute_later(connection, (locking_rows(context), {"seqs": [leased.seq]}))  # waits for who acks it just now
+    execute_later(connection, (locking_rows(context), {"seqs": [leased.seq]}))  # waits for a concurrent ack
     return extend_all(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
 
 
 def extend_rows(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], Held]:
-    """Hold messages of one claim of a table without groups, as `extend` does.
+    """Extend leases of one claim in a table without groups, as `extend`.
 
     Returns
     -------
     dict
-        As `extend_all` gives it.
+        As in `extend_all`.
     """
     of = {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
     if not is_one_update(context, leased):
@@ -50,7 +50,7 @@ def extend_rows(
         [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
         return _held_by(found)
     held = _held_by(connection.execute(_extending_rows(context), of))
-    if len(held) < len(leased):  # what is lost, or is held for longer already
+    if len(held) < len(leased):  # some are lost, or already have a longer lease
         held |= _held_by(connection.execute(*_asking_ends(context, leased)))
     return held
 
@@ -78,9 +78,9 @@ def _held(row: _Row) -> Held:
 
 
 def _extend_groups(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
-    """Hold all that is out of groups, where one of these messages is out of each: others may be acked, or rescheduled.
+    """Extend all leases of the groups in which one of these messages is still leased.
 
-    What another transaction has locked keeps its lease as it is: no consumer can claim it before that ends.
+    Messages locked elsewhere keep their lease: no consumer can claim them before that transaction ends.
     """
     lock_groups_of(context, connection, leased)
     placed = {one.group_id for one in leased if one.position is not None}
@@ -93,7 +93,9 @@ def _extend_groups(context: TableContext, connection: SqlConnection, leased: Seq
     if not ours:
         return
     until = ours[0].now + duration
-    names = {claims[row.seq, row.claim_id] for row in ours}  # plain SQL may have moved one, into a group not locked
+    names = {
+        claims[row.seq, row.claim_id] for row in ours
+    }  # plain SQL may have moved one into a group that is not locked
     seqs = {row.seq for row in ours} | {row.seq for found in others for row in found if row.group_id in names}
     if context.options.groups == "exclusive":
         for consumer in sorted({row.consumer or "" for row in ours}):
@@ -110,26 +112,26 @@ def _unlocked(context: TableContext, which: sa.ColumnElement[bool]) -> sa.Select
 
 @built_once(maxsize=256)
 def _unlocked_claimed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Lock those of the messages bound as ``seqs`` that are out."""
+    """Return the statement that locks the leased ones of the messages bound as ``seqs``."""
     return _unlocked(context, context.unacked() & context.rows.c.claim_id.is_not(None))
 
 
 @built_once(maxsize=256)
 def _unlocked_out(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Lock all that is out of the groups bound as ``groups``."""
+    """Return the statement that locks all leased messages of the groups bound as ``groups``."""
     return _unlocked(context, context.sql.any_of(context.rows.c.group_id, "groups") & is_out(context.rows))
 
 
 @built_once(maxsize=256)
 def _extending(context: TableContext, *, one: bool = False) -> sa.Update:
-    """Hold messages until a time; ``one``: what a claim has of them, for a duration."""
+    """Return the statement that extends leases to a time; ``one``: those of one claim, by a duration."""
     rows = context.rows
     which = context.unacked()
     until: sa.ColumnElement[int] = sa.bindparam("until", type_=sa.BigInteger)
     if one:
         which &= rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger)
         until = context.backend.now_sql() + sa.bindparam("duration", type_=sa.BigInteger)
-    # So that no index answers it: a planner that is misled would go through all that is due before.
+    # Written so that no index answers it: a misled planner would scan all earlier due messages.
     return sa.update(rows).where(which, sa.func.coalesce(rows.c.time_next, 0) < until).values(time_next=until)
 
 
@@ -142,14 +144,14 @@ def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
 def extend_all(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], Held]:
-    """Hold messages for ``duration`` ns from now, never shorter than before, and with them what went out together.
+    """Extend leases to ``duration`` ns from now, never shorten them, together with those sent together.
 
     Nothing may follow in the transaction, which may be committed.
 
     Returns
     -------
     dict
-        How they are held now, by seq and claim; those that were lost are not in it.
+        The new leases, by seq and claim, without those that were lost.
     """
     rows = context.rows
     if context.options.groups:
@@ -157,7 +159,7 @@ def extend_all(
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.claim_id) for one in leased}
-        # A transaction in which one of them is being acked is not waited for.
+        # Do not wait for a transaction that is acking one of them.
         locked = lock_free_rows(context, connection, [one.seq for one in leased])
         connection.execute(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),

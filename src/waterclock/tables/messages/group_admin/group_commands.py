@@ -1,4 +1,4 @@
-"""What people do to groups by hand. Messages in flight are left alone unless they say otherwise."""
+"""Commands of operators on groups. Messages in flight are left alone unless forced."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from waterclock.tables.model.schema import ack_values, not_acked, reason_to_keep
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """What a command did, or in a dry run would do.
+    """The effect of a command, or of a dry run.
 
     Attributes
     ----------
     done
-        How many messages it changed; for commands that are about groups, how many groups.
+        How many messages it changed; for commands about whole groups, how many groups.
     skipped
-        How many messages it left as they are: in flight, or in the way of another one.
+        How many messages it left unchanged: in flight, or blocked by another one.
     """
 
     done: int
@@ -37,22 +37,22 @@ class GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The messages of a group that a command is about.
+    """The messages of a group that a command changes.
 
     Attributes
     ----------
     seqs
-        Those to change, in order.
+        The messages to change, in order.
     in_flight
-        How many of the group are with a consumer.
+        How many messages of the group are leased.
     first_out
-        The position of the first of those; None if there is none.
+        The position of the first leased message; None if there is none.
     skipped
         How many of those in flight are left alone.
     now
-        The clock, ns.
+        The current time, ns.
     group
-        The group's row; None where it has none.
+        The group's row; None if it has none.
     """
 
     seqs: list[int]
@@ -73,15 +73,15 @@ def choose(
     dry_run: bool,
     beside: Sequence[str] = (),
 ) -> Chosen:
-    """Lock a group and choose its messages, the first ``count`` of those that may be changed; the routing is ours.
+    """Lock a group and choose the first ``count`` messages that may be changed; it has the turn to route.
 
-    What another transaction has locked, perhaps for long, is waited for before the turn to route: else all new messages
-    of the table would wait for it, too.
+    It waits for locks of other transactions before it takes the turn to route. Otherwise all new messages of the table
+    would wait for them, too.
 
     Parameters
     ----------
     beside
-        Groups that are locked with it.
+        Further groups to lock with it.
     """
     names = [group_id, *beside]
     lock_groups(context, connection, names)
@@ -115,7 +115,7 @@ def _placed(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _locking(context: TableContext, count: int | None, *, force: bool) -> sa.Select[Any]:
-    """Lock messages of the group bound as ``of`` that have their places, as `choose` chooses them; of 0 what is out."""
+    """Return the statement that locks the routed messages of group ``of`` for `choose`; with 0, the leased ones."""
     rows = context.rows
     claimed = rows.c.claim_id.is_not(None)
     waits = sa.not_(claimed) | (rows.c.time_next <= context.backend.now_sql())
@@ -125,13 +125,13 @@ def _locking(context: TableContext, count: int | None, *, force: bool) -> sa.Sel
 
 
 def take_turn(context: TableContext, connection: sa.Connection) -> None:
-    """Wait until no consumer routes, and let none route until the transaction ends."""
+    """Take the turn to route: no consumer routes until the transaction ends."""
     turn = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == context.table_id)
     connection.execute(turn.with_for_update())
 
 
 def ensure_group(context: TableContext, connection: sa.Connection, group_id: str) -> sa.Row[Any]:
-    """Lock a group's row, which is made where there is none; the caller has the turn to route."""
+    """Lock a group's row, created if missing; the caller has the turn to route."""
     noted = lock_groups(context, connection, [group_id])
     if group_id not in noted:
         connection.execute(sa.insert(groups).values(table_id=context.table_id, group_id=group_id, tail=0, priority=0))
@@ -140,13 +140,13 @@ def ensure_group(context: TableContext, connection: sa.Connection, group_id: str
 
 
 def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> None:
-    """Work on so many messages at a time as a statement takes."""
+    """Split the work into statements of bounded size."""
     for part in pieces(seqs):
         work(part)
 
 
 def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
-    """Count how often messages were sent; those who remove them note it for the table."""
+    """Return how often messages were sent; removing them adds it to the table's total."""
     rows = context.rows
     epochs = sa.select(times_sent_sql(rows.c.epoch)).where(context.unacked())
     counts: list[int] = []
@@ -157,7 +157,6 @@ def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence
 def purge(
     context: TableContext, connection: sa.Connection, group_id: str, count: int | None, *, force: bool, dry_run: bool
 ) -> GroupChange:
-    """Delete messages that are not acked."""
     chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run)
     if not dry_run:
         rows = context.rows
@@ -172,7 +171,7 @@ def purge(
 def skip_head(
     context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
 ) -> GroupChange:
-    """Ack the first message although no consumer handled it."""
+    """Ack the first message without handling it."""
     chosen = choose(context, connection, group_id, count=1, force=True, dry_run=dry_run)
     if not chosen.seqs:
         return GroupChange(0)
@@ -180,7 +179,7 @@ def skip_head(
         return GroupChange(0, 1)
     if not dry_run:
         rows = context.rows
-        why = reason_to_keep(rows, sa.literal("skipped by hand", sa.Text))
+        why = reason_to_keep(rows, sa.literal("skipped by an operator", sa.Text))
         connection.execute(
             sa.update(rows)
             .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
@@ -196,7 +195,7 @@ def skip_head(
 def pause(
     context: TableContext, connection: sa.Connection, group_id: str, until: int | None, *, dry_run: bool
 ) -> GroupChange:
-    """Hand out nothing of a group until then (ns); None: end its pause."""
+    """Stop sending messages of a group until then (ns); None: end its pause."""
     chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if until is None and (chosen.group is None or chosen.group.paused_until is None):
         return GroupChange(0)
@@ -208,7 +207,7 @@ def pause(
 
 
 def close(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
-    """Let a group go from its owner, as soon as nothing of it is in flight."""
+    """Release a group from its owner as soon as none of its messages is in flight."""
     chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if chosen.group is None or chosen.group.assigned == UNASSIGNED:
         return GroupChange(0, chosen.in_flight)
@@ -220,7 +219,7 @@ def close(context: TableContext, connection: sa.Connection, group_id: str, *, dr
 def release(
     context: TableContext, connection: sa.Connection, group_id: str, *, force: bool, dry_run: bool
 ) -> GroupChange:
-    """Take a group from its consumer, with all that is in flight where it is forced."""
+    """Release a group from its consumer; with force, also its messages in flight."""
     chosen = choose(context, connection, group_id, count=0, force=force, dry_run=dry_run)
     if chosen.in_flight and not force:
         return GroupChange(0, chosen.in_flight)
@@ -236,7 +235,7 @@ def release(
 def pin(
     context: TableContext, connection: sa.Connection, group_id: str, consumer: str, *, dry_run: bool
 ) -> GroupChange:
-    """Give a group to one consumer for good, as soon as nothing of it is in flight with another."""
+    """Pin a group to one consumer as soon as none of its messages is in flight with another."""
     chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if not dry_run:
         ensure_group(context, connection, group_id)
@@ -246,7 +245,6 @@ def pin(
 
 
 def unpin(context: TableContext, connection: sa.Connection, group_id: str, *, dry_run: bool) -> GroupChange:
-    """End a pin."""
     chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if chosen.group is None or not chosen.group.pinned:
         return GroupChange(0)

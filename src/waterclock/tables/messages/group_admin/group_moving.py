@@ -1,4 +1,4 @@
-"""Moving the messages of a group: to another table, to another group, and groups to other consumers."""
+"""Move the messages of a group to another table or group, and groups to other consumers."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ _KEPT = (
 
 
 def check_target(context: TableContext, target: TableContext) -> None:
-    """Refuse a table that cannot take the messages; InvalidArgumentError."""
+    """Raise InvalidArgumentError if a table cannot take the messages."""
     if target.table_id == context.table_id:
         raise InvalidArgumentError(
-            f"to: {target.name!r} is the table that the group is in; use reroute to rename a group"
+            f"to must be another table, got {target.name!r}, which the group is in. Use reroute to rename a group"
         )
     for option in ("id_type", "payload"):
         ours, theirs = getattr(context.options, option), getattr(target.options, option)
         if ours != theirs:
             raise InvalidArgumentError(
-                f"to: {target.name!r} has {option}={theirs!r}, and {context.name!r} has {ours!r}; messages move between"
-                " tables that agree"
+                f"cannot move to {target.name!r}: it has {option}={theirs!r}, but {context.name!r} has {ours!r}. The"
+                " tables must agree"
             )
     for column in user_column_names(context.rows):
         if column not in target.rows.c:
-            raise InvalidArgumentError(f"to: {target.name!r} lacks the column {column!r} of {context.name!r}; add it")
+            raise InvalidArgumentError(
+                f"cannot move to {target.name!r}: it has no column {column!r} as {context.name!r} does. Add it"
+            )
 
 
 def move(
@@ -54,7 +56,7 @@ def move(
     force: bool,
     dry_run: bool,
 ) -> GroupChange:
-    """Put messages into another table, in their order, and delete them here; those whose id is there stay."""
+    """Put messages into another table, in order, and delete them here; those whose id exists there stay."""
     chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run)
     rows = context.rows
     these = context.unacked()
@@ -69,7 +71,7 @@ def move(
         sent = sent_before(context, connection, seqs)
         in_parts(seqs, lambda part: _move_part(context, target, connection, part, chosen.now))
         settle(context, connection, [group_id])
-        # Each table keeps the deliveries that were its own; in order, as two moves may go opposite ways.
+        # Each table keeps its own count of deliveries; in order, because two moves may go opposite ways.
         for table_id, more in sorted({context.table_id: sent, target.table_id: -sent}.items()):
             add_totals(connection, table_id, sent=more)
     return GroupChange(len(seqs), chosen.skipped + len(taken))
@@ -98,7 +100,7 @@ def reroute(
     force: bool,
     dry_run: bool,
 ) -> GroupChange:
-    """Put messages behind those of another group, in their order."""
+    """Append messages to another group, in order."""
     chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run, beside=[to])
     if dry_run or not chosen.seqs:
         return GroupChange(len(chosen.seqs), chosen.skipped)
@@ -122,13 +124,13 @@ def reroute(
 
 
 def _mark_routed(context: TableContext) -> sa.Update:
-    # Apart, because a change of the group of a routed message is one that the router has to see.
+    # Separate, because the router must see a change of a routed message's group.
     rows = context.rows
     return sa.update(rows).where(context.unacked()).values(routed=1)
 
 
 def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool) -> GroupChange:
-    """Give consumers that have few groups some of those that have many, without touching what is in flight."""
+    """Give consumers with few groups some of those with many, without touching messages in flight."""
     rows = context.rows
     now = context.backend.now(connection)
     living = connection.execute(
@@ -171,14 +173,14 @@ def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool
 
 
 def plan_moves(owned: Sequence[tuple[str, str]], limits: dict[str, int | None]) -> dict[str, str]:
-    """Choose which groups to move, and to whom, so that consumers have equally many, to within one.
+    """Choose which groups to move to which consumers, so that their numbers of groups differ by at most one.
 
     Parameters
     ----------
     owned
-        Groups, each with its owner.
+        Owners by group.
     limits
-        Every consumer, with the number of groups that it takes at the most.
+        The maximum number of groups of every consumer.
     """
     having: dict[str, list[str]] = {name: [] for name in limits}
     for group_id, owner in owned:

@@ -1,1 +1,1 @@
-"""Looking without touching: peek, explain, statistics."""
+"""Read-only operations: peek, explain, statistics."""

@@ -1,4 +1,4 @@
-"""Saying why a message is not out."""
+"""Explain why a message is not sent."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from waterclock.tables.model.states import (
 from waterclock.time import MAX_NS, format_time
 
 State = MessageState | Hold
-"""What becomes of a message: its state, or what keeps it from going out although it is ready."""
+"""The state of a message, or what keeps it from being sent although it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a message is not out.
+    """Why a message is not sent.
 
     Attributes
     ----------
     id
-        Which message.
+        Id of the message.
     state
-        In a word.
+        Its state, as a code.
     reason
-        In a sentence.
+        The reason, as a sentence.
     due_at
-        When it can be sent at the earliest, ns; None where that is not a matter of time.
+        The earliest time at which it can be sent, ns; None if it waits for something else.
     consumer
-        Who has the message, or had it last.
+        The consumer that has the message, or had it last.
     blocking_id
-        The message of its group that has to be acked first.
+        The message of its group that must be acked first.
     """
 
     id: Any
@@ -69,14 +69,16 @@ class Explanation:
 
 
 def explain_message(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation:
-    """Look up the facts of a message, and judge it; NotFoundError where there is none with this id."""
+    """Explain a message; NotFoundError if there is none with this id."""
     rows = context.rows
     row = connection.execute(sa.select(rows).where(rows.c.id == message_id)).first()
     if row is None:
         dead = _dead_letter(context, connection, message_id)
         if dead is not None:
             return dead
-        raise NotFoundError(f"message {quoted(message_id)} is not in {context.name!r}: it never was, or it was purged")
+        raise NotFoundError(
+            f"no message with id {quoted(message_id)} in {context.name!r}: it was never put, or was purged"
+        )
     now = context.backend.now(connection)
     due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)
     columns = MessageColumns(
@@ -102,9 +104,9 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
 
 
 def _explain_locked(context: TableContext, explanation: Explanation) -> Explanation:
-    """Say so where no consumer gets a message that is ready, because another transaction has locked it just now.
+    """Report if a ready message cannot be claimed because another transaction has locked it.
 
-    It locks the message for a moment, where it is free.
+    It locks the message for a moment if it is free.
     """
     if explanation.state != "ready" or context.sql.one_writer:
         return explanation
@@ -113,7 +115,7 @@ def _explain_locked(context: TableContext, explanation: Explanation) -> Explanat
     free = its.with_for_update(skip_locked=True)
     try:
         is_free = context.backend.transact(lambda own: own.execute(free).first() is not None)
-    except WaterclockError:  # who asks may perhaps only read
+    except WaterclockError:  # the caller may have read privileges only
         return explanation
     with context.backend.snapshot() as later:
         if is_free or later.execute(its).first() is None:
@@ -122,7 +124,7 @@ def _explain_locked(context: TableContext, explanation: Explanation) -> Explanat
 
 
 def _explain_unburied(context: TableContext, columns: MessageColumns, explanation: Explanation) -> Explanation:
-    """Say so where a message stays only because the dead-letter table is gone in which it belongs."""
+    """Report if a message stays only because its dead-letter table is missing."""
     options = context.options
     belongs = {
         "expired": options.on_expired == "dead_letter",
@@ -134,7 +136,7 @@ def _explain_unburied(context: TableContext, columns: MessageColumns, explanatio
     try:
         dead_letter_table(context)
     except SchemaError as error:
-        return replace(explanation, reason=f"{explanation.reason}; it cannot go to the dead letters: {error}")
+        return replace(explanation, reason=f"{explanation.reason}; it cannot be moved to the dead letters: {error}")
     return explanation
 
 
@@ -145,25 +147,25 @@ def _explain(
     group: GroupInfo | None = None,
     blocking: Any = None,
 ) -> Explanation:
-    """Put a message's state into words."""
+    """Describe a message's state."""
     when = columns.time_next if columns.time_acked is None else columns.time_acked
     owner = None if group is None else group.owner
-    name = f"group {row.group_id!r}" if row.group_id else "the group of messages that name none"
-    exhausted = f"message {row.id!r} was sent {columns.epoch} times, which is all it may be; skip it, or reschedule it"
+    name = f"group {row.group_id!r}" if row.group_id else "the group of messages without one"
+    exhausted = f"message {row.id!r} was sent {columns.epoch} times, which is its limit; skip it, or reschedule it"
     reason = MESSAGES[state].reason.format(
         when=format_time(when),
         expired=format_time(when if columns.expires_at is None else columns.expires_at),
         epoch=columns.epoch,
         who=(row.consumer or "a consumer without a name")
         if state == "leased"
-        else (f"{owner} alone" if owner else "any consumer that asks"),
+        else (f"{owner} alone" if owner else "any consumer that claims"),
         blocking=repr(blocking),
         group=name,
         why=exhausted,
         because=f": {row.last_error}" if row.last_error else "",
     )
     if state == "leased" and columns.cancelled:
-        reason += "; it is cancelled, and its handler may end it, but it is not sent again"
+        reason += "; it is cancelled: its handler may finish it, but it is not sent again"
     waits_for_time = state in ("leased", "scheduled", "backing_off", "ready")
     return Explanation(
         row.id,
@@ -178,7 +180,7 @@ def _explain(
 def _explain_ready(
     context: TableContext, connection: sa.Connection, explanation: Explanation, group: GroupInfo | None, now: int
 ) -> Explanation:
-    """Say what keeps a message from going out that is ready."""
+    """Explain what keeps a ready message from being sent."""
     if explanation.state != "ready":
         return explanation
     held = held_by_table(context, connection, now)
@@ -216,16 +218,16 @@ def _dead_letter(context: TableContext, connection: sa.Connection, message_id: A
 def _blocking_id(
     context: TableContext, connection: sa.Connection, row: sa.Row[Any], group_state: GroupState | None
 ) -> Any:
-    """Find the message that has to be acked before another one of its group goes out."""
+    """Return the message that must be acked before another one of its group is sent."""
     rows = context.rows
-    # A message that no consumer has routed yet comes after all of its group that are.
+    # An unrouted message comes after all routed ones of its group.
     routed = rows.c.position.is_not(None)
     earlier = rows.c.position < row.position if row.position is not None else routed | (rows.c.seq < row.seq)
     group = sa.func.coalesce(rows.c.group_id, UNGROUPED) == (row.group_id or UNGROUPED)
-    # What is acked already waits only for those before it.
+    # An acked message only waits for those before it.
     blocks = ~is_expired(rows, context.backend.now_sql()) & rows.c.ack_held_at.is_(None)
     if context.options.groups == "exclusive" and group_state != "draining" and row.ack_held_at is None:
-        # The owner gets what follows while it has what comes before.
+        # The owner gets later messages while it has earlier ones.
         blocks &= rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
     return connection.execute(
         sa.select(rows.c.id)

@@ -1,4 +1,4 @@
-"""Looking at what waits, without taking it: in the order in which consumers would get it. Reads only."""
+"""Look at waiting messages without taking them, in the order in which consumers would get them. Reads only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from waterclock.tables.model.schema import is_expired, is_waiting, user_column_n
 from waterclock.tables.model.values.reading import Unreadable, unreadable
 
 Waiting = Literal["ready", "scheduled", "delayed", "exhausted", "blocked"]
-"""What a message that no consumer has can be."""
+"""The states of an unleased message."""
 
 _GROUPS_AT_ONCE = 100
 
@@ -35,23 +35,23 @@ class Peeked:
     Attributes
     ----------
     id, payload, headers
-        As in a delivery; None, or no headers, where they cannot be read.
+        As in a delivery; None, or no headers, if they cannot be read.
     group
-        Its group; None where it names none.
+        Its group; None if it has none.
     priority
-        Higher ones are sent earlier.
+        Higher priorities are sent first.
     epoch
-        How often it was sent so far.
+        How often it has been sent.
     time_created, time_scheduled
-        When it was put and for when.
+        When it was put, and when it was to be sent.
     due_at
-        When it may be sent next, by its own row: those before it in its group may take longer.
+        When it may be sent next by its own row: messages before it in its group may take longer.
     expires_at
-        From when on it is not sent any more; None: it never expires. What has expired already is left out.
+        When it expires; None: never. Expired messages are left out.
     columns
-        The values of the table's further columns.
+        Values of additional columns.
     problem
-        What of it cannot be read; None: all can.
+        Which part of it cannot be read; None: all can.
     state
         What `TableStats` counts it as: ``"ready"``, ``"scheduled"``, ``"delayed"``, ``"exhausted"`` or ``"blocked"``.
     """
@@ -72,20 +72,22 @@ class Peeked:
 
 
 def peek(context: TableContext, connection: sa.Connection, limit: int, group: str | None) -> list[Peeked]:
-    """Look at up to ``limit`` messages that no consumer has, all of the connection's snapshot.
+    """Return up to ``limit`` unleased messages of the connection's snapshot.
 
     Parameters
     ----------
     group
-        Of this group alone, ``""`` for that of the messages that name none; None: of all.
+        Only this group, ``""`` for messages without one; None: all.
 
     Raises
     ------
     InvalidArgumentError
-        For a group of a table that has none.
+        For a group of a table without groups.
     """
     if group is not None and context.options.groups is None:
-        raise InvalidArgumentError(f"group: {quoted(group)} is for a table with groups, and {context.name!r} has none")
+        raise InvalidArgumentError(
+            f"group must be omitted for {context.name!r}, which has no groups, got {quoted(group)}"
+        )
     look = _Peek(context, connection, limit)
     if context.options.groups is None:
         look.at_each()
@@ -100,7 +102,7 @@ def peek(context: TableContext, connection: sa.Connection, limit: int, group: st
 
 
 def payloads_of(context: TableContext, ids: Sequence[Any]) -> dict[Any, Any]:
-    """Read the payloads of messages by their ids, also of those that are acked; what was purged is left out."""
+    """Return the payloads of messages by id, including acked ones; purged ones are missing."""
     rows = context.rows
     with context.backend.snapshot() as connection:
         found = connection.execute(sa.select(*columns_read(rows)).where(rows.c.id.in_(ids)))
@@ -108,12 +110,12 @@ def payloads_of(context: TableContext, ids: Sequence[Any]) -> dict[Any, Any]:
 
 
 class _Peek:
-    """A look under way.
+    """A running look.
 
     Attributes
     ----------
     now
-        The database's clock.
+        The database's current time.
     found
         Rows, `columns_read`.
     """
@@ -130,7 +132,7 @@ class _Peek:
         return self._limit - len(self.found)
 
     def at_each(self, which: sa.ColumnElement[bool] | None = None) -> None:
-        """Look at messages that no group holds: those that are due, and then those that will be."""
+        """Look at ungrouped messages: due ones, and then later ones."""
         rows = self._context.rows
         waiting = _waits(self._context, sa.literal(self.now, sa.BigInteger)) & (sa.true() if which is None else which)
         urgent = rows.c.priority.desc()
@@ -138,7 +140,7 @@ class _Peek:
         self._add(waiting & (rows.c.time_next > self.now), rows.c.time_next, urgent, rows.c.seq)
 
     def at_groups(self) -> None:
-        """Look at the groups that are due, in their order, and then at those that will be, each to its end."""
+        """Look at the due groups in order, and then at later ones, each to its end."""
         for name, seq in self._in_turn():
             if seq is not None:
                 self._add(self._context.rows.c.seq == seq, self._context.rows.c.seq)
@@ -148,7 +150,7 @@ class _Peek:
                 return
 
     def at_group(self, name: str) -> None:
-        """Look at one group: what has its place, and then what is new."""
+        """Look at one group: routed messages, and then new ones."""
         for is_placed in (True, False) if self._has_new else (True,):
             if self._left:
                 its = {"group": name, "now": self.now, "count": self._left}
@@ -162,7 +164,7 @@ class _Peek:
         return self._connection.execute(new).first() is not None
 
     def _in_turn(self) -> Iterator[tuple[str, int | None]]:
-        """Give groups as claims would come to them, and messages that are in none by their seqs."""
+        """Yield groups in the order of claims, and ungrouped messages by seq."""
         every = _candidates(self._context).subquery()
         never = every.c.ready_at.is_(None)
         later = never | (every.c.ready_at > self.now)
@@ -188,7 +190,7 @@ class _Peek:
 
 
 def _waits(context: TableContext, now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Say that no consumer has a message, and that one may get it."""
+    """Return the condition that a message is unleased and may be sent."""
     rows, options = context.rows, context.options
     ours = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
     waiting = is_waiting(rows) & ours & rows.c.ack_held_at.is_(None) & ~is_expired(rows, now)
@@ -208,7 +210,7 @@ def _of_group(context: TableContext, *, is_placed: bool, is_named: bool) -> sa.S
 
 
 def _candidates(context: TableContext) -> sa.CompoundSelect[Any, Any, Any, Any, Any]:
-    """Choose the groups that consumers know, and those that they will know once they have routed what is new."""
+    """Select the routed groups, and those of new messages."""
     rows = context.rows
     alone = sa.null().cast(rows.c.seq.type).label("alone")
     known = sa.select(

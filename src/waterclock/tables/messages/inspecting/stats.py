@@ -1,4 +1,4 @@
-"""Counting a message table's messages by what becomes of them, and how fast they come and go."""
+"""Count a message table's messages by state, and their rates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """How many messages a table has. Every message that is there counts once. All are of one moment.
+    """The number of messages of a table by state. Each message counts once, in one snapshot.
 
     Attributes
     ----------
     ready
-        Due, and not leased. In a group they may have to wait for those before them, which will be sent.
+        Due, and not leased. In a group they may have to wait for earlier ones, which will be sent.
     scheduled
         Never sent, and due later.
     in_flight
@@ -35,38 +35,40 @@ class TableStats:
     acked
         Handled, and not purged yet.
     expired
-        Those that expired before a consumer took them, and are neither purged yet nor in the dead-letter table.
+        Expired before a consumer took them, and neither purged yet nor in the dead-letter table.
     cancelled
-        Those that were cancelled before a consumer handled them, and are not purged yet.
+        Cancelled before a consumer handled them, and not purged yet.
     oldest_age
-        For how long the message has been due that was scheduled earliest and is not acked, ns; None where none is due.
+        How long the earliest scheduled unacked message has been due, ns; None if none is due.
     dead
         In the dead-letter table, and not acked there.
     sent
-        Deliveries ever, those of messages that are gone included. What a closed consumer gives back unstarted does not
-        count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
+        Total deliveries, including those of purged messages. Messages that a closed consumer gives back unstarted do
+        not count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
     purged
-        Messages ever that were acked, or dropped, and purged.
+        Total messages that were acked or dropped, and purged.
     put_rate
-        Messages a second that were put in the last minute; those that are gone by now do not count.
+        Messages per second put in the last minute, without those that are already purged.
     ack_rate
-        Messages a second that were acked in the last minute; with a ``purge_after`` below a minute, those still there.
+        Messages per second acked in the last minute; with a ``purge_after`` below a minute, without purged ones.
     held
         Handled, but acked only after those before them in their group (``ack_order="hold"``).
     sent_rate
-        Messages a second that consumers took in the last minute, each time that one was taken; what a closed consumer
-        gives back unstarted does not count. Other processes tell it every ten seconds; what one took that has ended
-        since counts for half a minute at the most, or not at all where it lived for less than ten seconds.
+        Deliveries per second in the last minute, without those that a closed consumer gives back unstarted. Processes
+        report theirs every ten seconds. Those of a process that has ended count for at most half a minute, or not at
+        all if it lived less than ten seconds.
     subscribers
-        Subscriptions that are open, in all processes. One whose process died counts for up to half a minute more.
+        Open subscriptions, in all processes. If a process dies, its subscriptions count for up to half a minute more.
     failing
-        Those of them whose claims fail. Other processes report it every ten seconds.
+        Subscriptions whose claims fail. Processes report theirs every ten seconds.
     failure
-        Why the claims of one of them fail, or what claims pass by because the database refuses it; None: neither.
+        Why the claims of one of them fail, or which messages claims skip because the database refuses them; None:
+        neither.
     exhausted
-        Those that have used up their attempts and block their group, one a group (``on_exhausted="block"``).
+        Messages that have used up their attempts and block their group, one per group (``on_exhausted="block"``).
     blocked
-        Those behind an exhausted one in its group, due or not: none is sent until that one is skipped or rescheduled.
+        Messages behind an exhausted one in its group, due or not: none is sent until that one is skipped or
+        rescheduled.
     """
 
     ready: int
@@ -92,7 +94,7 @@ class TableStats:
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
-    """Count the messages as they are in the connection's snapshot."""
+    """Count the messages in the connection's snapshot."""
     rows = context.rows
     now = context.backend.now(connection)
     due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, 0) <= now
@@ -129,7 +131,7 @@ def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:
     earliest = counts.earliest
     since = now - RATE_SECONDS * _NS
     acked, acked_lately, sent_acked = connection.execute(
-        # The index on acked rows has the epoch beside the time, so that no acked row is read.
+        # The index on acked rows also holds the epoch, so that no acked row is read.
         sa.select(
             sa.func.count(rows.c.time_acked), _count(rows.c.time_acked > since), times_sent_sql(rows.c.epoch)
         ).where(rows.c.time_acked.is_not(None))
@@ -176,7 +178,7 @@ def _dead(context: TableContext, connection: sa.Connection) -> int:
 
 
 def _put_since(context: TableContext, connection: sa.Connection, since: int) -> int:
-    """Count rows from the newest on, until a whole piece of them is older: there is no index on when they were put."""
+    """Count rows from the newest back, until a whole chunk is older: there is no index on time_created."""
     rows = context.rows
     total, below, look = 0, None, _FIRST_LOOK
     while True:

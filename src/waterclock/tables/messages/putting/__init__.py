@@ -1,1 +1,1 @@
-"""Putting messages: ids, unique keys, schedules."""
+"""Put messages: ids, unique keys, schedules."""

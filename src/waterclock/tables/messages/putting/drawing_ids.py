@@ -1,4 +1,4 @@
-"""Drawing ids for messages that were given none, where no database numbers them, or not where they belong."""
+"""Draw ids for messages without one, if the database does not number them, or must not."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Container
 from waterclock.tables.model.keyspace import KeyRange, keyspace_id
 
 RANDOM_BITS = 21
-"""How many of a drawn id's low bits are random."""
+"""Number of random low bits in a drawn id."""
 
 
 def draw_id(where: KeyRange | None, taken: Container[int]) -> int:
-    """Draw a 63-bit id: the time in ns, to about 2 ms, with the last 21 bits random. So ids sort by time, roughly.
+    """Draw a 63-bit id: the time in ns, to about 2 ms, with the last 21 bits random. Ids sort roughly by time.
 
-    The caller has to check whether another one has drawn it: within 2 ms that is one chance in two million.
+    The caller must check for collisions: within 2 ms the chance is one in two million.
 
     Parameters
     ----------
     where
-        The key range to which the id has to map; None: any.
+        The key range to which the id must map; None: any.
     taken
-        Ids that must not come out.
+        Ids that must not be drawn.
     """
     while True:
         drawn = (time.time_ns() >> RANDOM_BITS << RANDOM_BITS) | secrets.randbits(RANDOM_BITS)
@@ -34,7 +34,7 @@ def draw_id(where: KeyRange | None, taken: Container[int]) -> int:
 def draw_uuid(where: KeyRange | None = None) -> uuid.UUID:
     """Draw a UUID, version 7, that maps to a key range; None: any."""
     while True:
-        # RFC 9562, section 5.7: milliseconds first, so that ids made later sort later and stay together in an index.
+        # RFC 9562, section 5.7: milliseconds first, so that later ids sort later and stay together in an index.
         milliseconds = time.time_ns() // 1_000_000
         random = secrets.randbits(74)
         low = 0b10 << 62 | random & (1 << 62) - 1

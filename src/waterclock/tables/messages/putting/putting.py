@@ -1,4 +1,4 @@
-"""Putting messages into a message table."""
+"""Put messages into a message table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from waterclock.tables.payloads.writing import write_payload
 from waterclock.time import MAX_NS, to_duration, to_time
 
 MessageId = int | str | uuid.UUID
-"""What identifies a message; which of these it is, is the table's ``id_type``."""
+"""A message's id, of the type given by the table's ``id_type``."""
 
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
@@ -38,12 +38,12 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 class PutIds(list[MessageId]):
-    """The ids of messages that were put, in their order.
+    """The ids of messages that were put, in order.
 
     Attributes
     ----------
     existing
-        Those that were there before, or came twice; putting them changed nothing.
+        Those that existed before, or were given twice; putting them changed nothing.
     """
 
     existing: list[MessageId]
@@ -59,11 +59,11 @@ class UniqueKey(NamedTuple):
     Attributes
     ----------
     text
-        What the caller gave.
+        The key.
     until_done
-        Whether the message has it until it is acked or dead, not only until it is claimed.
+        Whether the message has the key until it is acked or dead, not only until it is claimed.
     replaces
-        Whether the message that waits gets the content of the one that is put.
+        Whether the waiting message gets the content of the new one.
     """
 
     text: str
@@ -73,20 +73,20 @@ class UniqueKey(NamedTuple):
 
 @dataclass(slots=True)
 class PreparedRows:
-    """Messages as rows, checked.
+    """Validated messages as rows.
 
     Attributes
     ----------
     rows
-        Column by column name.
+        Values by column name.
     nameless
-        Those of the rows that get their ids from the database.
+        Rows that get their ids from the database.
     fresh
-        Whether all ids are ours, and no other writer can have chosen any.
+        Whether all ids were drawn here, so that no other writer can have chosen any.
     tried
         Whether inserting them was tried before.
     keys
-        The key of each row; empty where none has any.
+        The key of each row; empty if no row has one.
     """
 
     rows: list[dict[str, Any]]
@@ -104,12 +104,12 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
     for row in rows:
         payload = row["message"]
         if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
-            # Before the transaction: within it, as many writers as the pool has connections would wait for one more.
+            # Before the transaction: within it, writers that use up the pool would wait for one more connection.
             context.backend.largest_value  # noqa: B018
             break
     nameless = [row for row in rows if row["id"] is None]
     if nameless and context.options.id_type == "text":
-        raise InvalidArgumentError(f"id: message table {context.name!r} has text ids, which only you can give")
+        raise InvalidArgumentError(f"id must be given for message table {context.name!r}, which has text ids")
     if context.options.id_type == "uuid":
         for row in nameless:
             row["id"] = draw_uuid()
@@ -118,14 +118,14 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
 
 
 def put_rows(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> PutIds:
-    """Insert the messages whose ids are new, and return the ids of all.
+    """Insert the messages with new ids, and return the ids of all.
 
-    A second try of the same rows, after a commit whose answer was lost, inserts nothing twice.
+    Retrying the same rows, after a commit whose answer was lost, inserts nothing twice.
 
     Raises
     ------
     InvalidArgumentError
-        Where a value is larger than the database takes; it names the column, the message, its size and the remedy.
+        If a value is larger than the database takes; the error names the column, the message and its size.
     """
     for row in prepared.rows:
         payload = row["message"]
@@ -139,7 +139,7 @@ def put_rows(context: TableContext, connection: SqlConnection, prepared: Prepare
                 _check_sizes(context, row, row)
         except InvalidArgumentError as reason:
             raise reason from error
-        except UnavailableError:  # a database that is away says nothing of sizes
+        except UnavailableError:  # an unavailable database says nothing of sizes
             pass
         raise
 
@@ -150,10 +150,10 @@ def _put(context: TableContext, connection: SqlConnection, prepared: PreparedRow
     first_try, prepared.tried = not prepared.tried, True
     _number(context, connection, prepared)
     if any(row["at"] is not None for row in prepared.rows):
-        context.marks.forget()  # it may be due before what was claimed last
+        context.marks.forget()  # it may be due before the messages claimed last
     existing = _insert(context, connection, prepared.rows, fresh=prepared.fresh)
     while prepared.nameless and first_try:
-        # Another writer chose an id that the database had not given out yet, and we drew it.
+        # Another writer chose an id that the database had not drawn yet, and then drew for us.
         taken = [row for row in prepared.nameless if any(row is one for one in existing)]
         if not taken:
             break
@@ -164,8 +164,8 @@ def _put(context: TableContext, connection: SqlConnection, prepared: PreparedRow
 
 
 def _number(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> None:
-    # A sequence never gives a number twice, so those of an earlier try are still ours. Where a transaction that
-    # failed gives its numbers back, they are drawn anew.
+    # A sequence never repeats a number, so those of an earlier try are still ours. If a failed transaction returns its
+    # numbers, draw them again.
     if not prepared.nameless or (prepared.nameless[0]["id"] is not None and not context.sql.one_writer):
         return
     for row in prepared.nameless:
@@ -190,7 +190,7 @@ def _draw(context: TableContext, connection: SqlConnection, nameless: list[dict[
 def _insert(
     context: TableContext, connection: SqlConnection, messages: list[dict[str, Any]], *, fresh: bool
 ) -> list[dict[str, Any]]:
-    """Insert messages; return those whose ids were there."""
+    """Insert messages; return those whose ids existed."""
     new = new_rows(context.rows, alike(connection.dialect), messages, fresh=fresh)
     inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
     existing: list[dict[str, Any]] = []
@@ -204,9 +204,9 @@ def _insert(
 
 def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-        raise InvalidArgumentError(f"rows must hold dicts of the arguments of put, got {quoted(message)}")
+        raise InvalidArgumentError(f"rows must be dicts with the arguments of put, got {quoted(message)}")
     if "payload" not in message:
-        raise InvalidArgumentError(f"payload: {quoted(message)} has none; every message has a payload")
+        raise InvalidArgumentError(f"payload is missing in {quoted(message)}")
     own = user_column_names(context.rows)
     if not message.keys() <= _FIELDS:
         _refuse_unknown(context, message, own)
@@ -228,8 +228,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     expires: Any = row["expires_at"]
     if due is not None and expires is not None and expires <= due:
         raise InvalidArgumentError(
-            f"expires_at: {quoted(message['expires_at'])} is not after the time at which the message is to be sent, so"
-            " it never would be; give a later one"
+            f"expires_at must be after the time at which the message is sent first, got {quoted(message['expires_at'])}"
         )
     for name in own:
         value = message.get(name)
@@ -249,13 +248,13 @@ def _key(message: Mapping[str, Any]) -> UniqueKey | None:
     text, until, conflict = (message.get(name) for name in _KEY_FIELDS)
     until, conflict = until or "claimed", conflict or "existing"
     if until not in ("claimed", "done"):
-        raise InvalidArgumentError(f"unique_until: {quoted(until)} is none of 'claimed' and 'done'")
+        raise InvalidArgumentError(f"unique_until must be 'claimed' or 'done', got {quoted(until)}")
     if conflict not in ("existing", "replace"):
-        raise InvalidArgumentError(f"on_conflict: {quoted(conflict)} is none of 'existing' and 'replace'")
+        raise InvalidArgumentError(f"on_conflict must be 'existing' or 'replace', got {quoted(conflict)}")
     if text is None:
         return None
     if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME:
-        raise InvalidArgumentError(f"unique: {quoted(text)} is no key; give a text of 1 to {_LONGEST_NAME} characters")
+        raise InvalidArgumentError(f"unique must be a string of 1 to {_LONGEST_NAME} characters, got {quoted(text)}")
     return UniqueKey(check_text("unique", text), until == "done", conflict == "replace")
 
 
@@ -263,7 +262,7 @@ def _at_or_after(context: TableContext, at: Any, delay: Any) -> int | None:
     if delay is None:
         return None if at is None else to_time(at, "at")
     if at is not None:
-        raise InvalidArgumentError(f"delay: {quoted(delay)} is given beside at; give one of them")
+        raise InvalidArgumentError("delay and at cannot both be given; omit one")
     return min(context.backend.now_about() + to_duration(delay, "delay"), MAX_NS)
 
 
@@ -281,7 +280,7 @@ def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tupl
 
 
 def check_id(context: TableContext, value: Any) -> MessageId:
-    """Return an id in the table's type; InvalidArgumentError where it is of another type."""
+    """Return an id in the table's type; raise InvalidArgumentError for another type."""
     kind = context.options.id_type
     if kind == "bigint" and type(value) is int and value in BIGINTS:
         return value
@@ -296,10 +295,10 @@ def check_id(context: TableContext, value: Any) -> MessageId:
             pass
     wanted = {
         "bigint": "a 64-bit int",
-        "text": f"a text of 1 to {_LONGEST_NAME} characters",
-        "uuid": "a UUID, as object or text",
+        "text": f"a string of 1 to {_LONGEST_NAME} characters",
+        "uuid": "a UUID, as object or string",
     }
-    raise InvalidArgumentError(f"id: {quoted(value)} does not fit message table {context.name!r}; give {wanted[kind]}")
+    raise InvalidArgumentError(f"id must be {wanted[kind]} in message table {context.name!r}, got {quoted(value)}")
 
 
 def _payload(context: TableContext, value: Any) -> Any:
@@ -313,16 +312,14 @@ def _payload(context: TableContext, value: Any) -> Any:
         return check_text("payload", value)
     if kind == "bytes" and isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise InvalidArgumentError(
-        f"payload: {quoted(value)} is a {type(value).__name__}; message table {context.name!r} takes {kind}"
-    )
+    raise InvalidArgumentError(f"payload must be {kind} for message table {context.name!r}, got {quoted(value)}")
 
 
 def _group(context: TableContext, group: Any, headers: Any) -> str | None:
     if group is None and headers is not None and isinstance(headers, Mapping):
         group = headers.get(context.options.group_header)
     if group is not None and (not isinstance(group, str) or len(group) > _LONGEST_NAME):
-        raise InvalidArgumentError(f"group: {quoted(group)} is not a text of up to {_LONGEST_NAME} characters")
+        raise InvalidArgumentError(f"group must be a string of at most {_LONGEST_NAME} characters, got {quoted(group)}")
     if group:
         return check_text("group", group)
     _refuse_ungrouped(context)
@@ -332,21 +329,21 @@ def _group(context: TableContext, group: Any, headers: Any) -> str | None:
 def _refuse_ungrouped(context: TableContext) -> None:
     if context.options.groups and context.options.ungrouped == "reject":
         raise InvalidArgumentError(
-            f"group: message table {context.name!r} takes no message without one (ungrouped='reject'); give group=,"
-            f" or the header {quoted(context.options.group_header)}"
+            f"group is missing, and message table {context.name!r} rejects messages without one (ungrouped='reject')."
+            f" Give group=, or the header {quoted(context.options.group_header)}"
         )
 
 
 def _headers(headers: Any) -> str:
     texts = isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
     if not texts:
-        raise InvalidArgumentError(f"headers: {quoted(headers)} is not a dict of texts by texts")
+        raise InvalidArgumentError(f"headers must be a dict of strings, got {quoted(headers)}")
     return check_text("headers", json.dumps(dict(headers), ensure_ascii=False))
 
 
 def _priority(value: Any) -> int:
     if type(value) is not int or value not in _PRIORITIES:
-        raise InvalidArgumentError(f"priority: {quoted(value)} is not a 32-bit int; a higher one is sent earlier")
+        raise InvalidArgumentError(f"priority must be a 32-bit int, got {quoted(value)}")
     return value
 
 
@@ -361,7 +358,6 @@ def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterabl
             which = "a message" if row["id"] is None else f"message {quoted(row['id'])}"
             size = len(value) if isinstance(value, bytes) else len(value.encode())
             raise InvalidArgumentError(
-                f"{name}: that of {which} has {size} bytes, which is more than {backend.name} takes;"
-                " put what is so large elsewhere and its address here, or raise the database's limit"
-                " (max_allowed_packet on MariaDB)"
+                f"{name} of {which} has {size} bytes, more than {backend.name} takes. Store large data elsewhere and"
+                " its address here, or raise the database's limit (max_allowed_packet on MariaDB)"
             )

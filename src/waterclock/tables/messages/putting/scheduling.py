@@ -1,9 +1,8 @@
-"""Schedules: messages that are put again and again, at times that a rule of cron gives.
+"""Schedules: messages that are put repeatedly, at the times of a cron expression.
 
-A schedule is a row of the catalogue. It holds the last tick that was dealt with, by the database's clock. The process
-that puts the message of a tick moves that on in the same transaction, with the row locked: so each tick is put once, by
-whichever process comes first, and what others' clocks show does not matter. A schedule that is new, changed or resumed
-begins with the next tick.
+A schedule is a row of the catalogue with its last processed tick, by the database's clock. The process that puts the
+message of a tick advances it in the same transaction, with the row locked. So each tick is put once, by the first
+process, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next tick.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from waterclock.time import MAX_NS, format_duration, format_time, to_duration
 Overlap = Literal["run", "skip"]
 
 HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.caught_up"
-"""The headers of a message that a schedule put: its name, the tick's time, and "true" where that was missed."""
+"""Headers of a message that a schedule put: its name, the tick's time, and "true" if the tick was missed."""
 
 _LONGEST_NAME = 255
-_LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id has room behind it
+_LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id fits behind it
 _AT_ONCE = 100
 _SECOND = 1_000_000_000
 _MINUTE = 60 * _SECOND
@@ -57,29 +56,29 @@ _GIVEN = ("cron", "timezone", "catch_up", "within", "overlap")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule as it is now. Times in ns.
+    """The current state of a schedule. Times in ns.
 
     Attributes
     ----------
     name
-        Names it in its table.
+        Its name, unique in its table.
     cron, timezone
-        When it ticks: minute, hour, day, month and weekday, there.
+        When it ticks: minute, hour, day, month and weekday, in the time zone.
     payload, group, headers, priority
         Of the messages that it puts.
     catch_up, within, overlap
-        As they were given to `MessageTable.schedule`; a duration in ns.
+        As in `MessageTable.schedule`; ``within`` in ns.
     paused
         Whether it is paused.
     last_tick
-        The last tick for which it put a message; None: there was none.
+        The last tick for which it put a message; None: none.
     next_tick
-        The next one; None: it is paused, or there is none.
+        The next tick; None: paused, or none.
     last_id
-        The message that it put last; None: none.
+        Id of the message that it put last; None: none.
     ahead
-        How far ahead of the database's clock its ticks were dealt with, ns, because that clock was set back: until then
-        it puts nothing, unless it is reset. None: they were not.
+        How far the last processed tick is ahead of the database's clock, ns, because that clock was set back. Until
+        then it puts nothing, unless it is reset. None: not ahead.
     """
 
     name: str
@@ -100,14 +99,14 @@ class Schedule:
 
 
 def check_name(name: object, longest: int = _LONGEST_NAME) -> str:
-    """Return the name of a schedule; InvalidArgumentError where it cannot be one."""
+    """Return the name of a schedule; raise InvalidArgumentError if invalid."""
     if not isinstance(name, str) or not 0 < len(name) <= longest:
-        raise InvalidArgumentError(f"name: {quoted(name)} names no schedule; give a text of 1 to {longest} characters")
+        raise InvalidArgumentError(f"name must be a string of 1 to {longest} characters, got {quoted(name)}")
     return check_text("name", name)
 
 
 def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], message: Mapping[str, Any]) -> None:
-    """Make a schedule, or change it; nothing where it is as it was."""
+    """Create a schedule, or change it if it differs."""
     values: dict[str, Any] = {
         "cron": check_cron(rule["cron"]),
         "timezone": check_timezone(rule["timezone"]),
@@ -144,17 +143,17 @@ def _is_as_given(known: Any, values: Mapping[str, Any]) -> bool:
 
 
 def _sorted(message: str) -> str:
-    """Write a message such that those whose keys only stand in another order are one text."""
+    """Write a message as text that does not depend on the order of its keys."""
     return json.dumps(json.loads(message), sort_keys=True)
 
 
 def remove_schedule(context: TableContext, name: str) -> bool:
-    """Remove a schedule; what it put stays. Say whether there was one of this name."""
+    """Remove a schedule, but not the messages it has put. Return whether it existed."""
     return bool(_remove(context, lambda known: known == name))
 
 
 def keep_schedules(context: TableContext, names: Collection[str]) -> list[str]:
-    """Remove all schedules but these; return which."""
+    """Remove all schedules except these; return the removed ones."""
     return _remove(context, lambda known: known not in names)
 
 
@@ -171,7 +170,7 @@ def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
 
 
 def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
-    """Pause or resume a schedule; NotFoundError where there is none of this name."""
+    """Pause or resume a schedule; NotFoundError if missing."""
 
     def write_pause(own: SqlConnection) -> None:
         row = _locked(context, own, name)
@@ -186,7 +185,7 @@ def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
 
 
 def reset_schedule(context: TableContext, name: str) -> None:
-    """Begin again with the next tick after now, for one that saw a clock that was ahead; NotFoundError if missing."""
+    """Restart a schedule with the next tick after now, if it saw a clock that was ahead; NotFoundError if missing."""
 
     def write_next_run(own: SqlConnection) -> None:
         row = _locked(context, own, name)
@@ -199,7 +198,7 @@ def reset_schedule(context: TableContext, name: str) -> None:
 
 
 def run_schedule(context: TableContext, name: str) -> MessageId:
-    """Put a schedule's message now, beside its ticks; return its id. NotFoundError where there is none of this name."""
+    """Put a schedule's message now, in addition to its ticks; return its id. NotFoundError if missing."""
 
     def put_now(own: SqlConnection) -> MessageId:
         row = _locked(context, own, name)
@@ -211,7 +210,7 @@ def run_schedule(context: TableContext, name: str) -> MessageId:
 
 
 def list_schedules(context: TableContext) -> list[Schedule]:
-    """Read a table's schedules, by name."""
+    """Return a table's schedules, by name."""
     with context.backend.snapshot() as connection:
         found = connection.execute(_all(context)).all()
         now = context.backend.now(connection)
@@ -219,19 +218,19 @@ def list_schedules(context: TableContext) -> list[Schedule]:
 
 
 def tick(context: TableContext, *, pieces: int | None = None) -> int:
-    """Put what is due by the table's schedules; return how many messages.
+    """Put the due messages of the table's schedules; return how many.
 
-    A schedule whose message cannot be put stops no other. It is tried again a minute later.
+    A schedule whose message cannot be put does not stop others. It is retried a minute later.
 
     Parameters
     ----------
     pieces
-        How many transactions it takes at the most; None: as many as there are.
+        Maximum number of transactions; None: as many as needed.
 
     Raises
     ------
     RefusedError
-        Where one cannot put its message, once all others are done.
+        If one cannot put its message, once all others are done.
     """
     put = done = 0
     refused: dict[str, WaterclockError] = {}
@@ -240,7 +239,7 @@ def tick(context: TableContext, *, pieces: int | None = None) -> int:
         some = _tick_all(context, refused)
         put, done = put + some, done + 1
         due_before, (due_at, now) = due_at, _due_at(context, refused)
-        if due_at == due_before and not some:  # another process is at it
+        if due_at == due_before and not some:  # another process is doing it
             break
     next_look = MAX_NS if due_at is None else due_at
     context.ticks.due_at = min(next_look, now + _MINUTE) if refused else next_look
@@ -250,7 +249,7 @@ def tick(context: TableContext, *, pieces: int | None = None) -> int:
 
 
 def _due_at(context: TableContext, refused: Collection[str]) -> tuple[int | None, int]:
-    """Say when the next tick is due of those schedules that were not refused, and what time it is."""
+    """Return when the next tick of the schedules that were not refused is due, and the current time."""
     with context.backend.snapshot(indexed=True) as connection:
         due_at, seen_until, now = connection.execute(_earliest(context)).one()
         if seen_until is not None and _ahead(seen_until, now) is not None:
@@ -263,18 +262,18 @@ def _due_at(context: TableContext, refused: Collection[str]) -> tuple[int | None
 
 
 def _ahead(seen_until: int, now: int) -> int | None:
-    """Return how far ahead of the clock ticks were dealt with, if that is more than clocks of servers differ."""
+    """Return how far processed ticks are ahead of the clock, if it is more than clocks of servers differ."""
     return seen_until - now if seen_until - now > ON_TIME else None
 
 
 def _warn_of_clock(context: TableContext, rows: Sequence[Any], now: int) -> None:
-    """Warn, once in a process, of each schedule that puts nothing until the clock is where it was before."""
+    """Warn once per process of each schedule that puts nothing until the clock catches up."""
     for row in rows:
         if row.paused or _ahead(row.seen_until, now) is None or (row.name, row.seen_until) in context.ticks.warned:
             continue
         context.ticks.warned.add((row.name, row.seen_until))
         _log.warning(
-            "schedule %r of %r puts nothing until %s: the database's clock was %s ahead when it ticked last."
+            "schedule %r of %r puts nothing until %s: the database's clock was %s ahead at its last tick."
             " Run 'waterclock schedule reset %s %s'",
             row.name,
             context.name,
@@ -286,7 +285,7 @@ def _warn_of_clock(context: TableContext, rows: Sequence[Any], now: int) -> None
 
 
 def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int:
-    """Put what is due in one transaction; where it fails, that of each schedule in one of its own."""
+    """Put all due messages in one transaction; if it fails, use one transaction per schedule."""
     try:
         return context.backend.transact(lambda own: _tick(context, own, lambda name: name not in refused))
     except (UnavailableError, ForbiddenError):
@@ -314,7 +313,7 @@ def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[
     for row in connection.execute(_due(context), {"now": now}).all():
         if not is_wanted(row.name):
             continue
-        within, timezone = row.within, check_timezone(row.timezone)  # another machine may know others
+        within, timezone = row.within, check_timezone(row.timezone)  # another machine may know other time zones
         due = due_ticks(row.cron, timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
         ticks = list(due.ticks)
         values: dict[str, Any] = {"next_tick": due.following}
@@ -342,7 +341,7 @@ def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list
     ]
     put = put_rows(context, connection, prepare_rows(context, rows))
     existing = put.existing
-    while existing and context.options.id_type == "bigint":  # others have drawn those numbers
+    while existing and context.options.id_type == "bigint":  # other puts have drawn those numbers
         taken = [one for one in rows if one["id"] in existing]
         for one in taken:
             one["id"] = _id_of(context, "")
@@ -352,7 +351,7 @@ def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list
 
 
 def _id_of(context: TableContext, text: str) -> MessageId | None:
-    """Give the id of a message: where ids are text, that of its tick; and on a shard one that belongs there.
+    """Return the id of a message: text ids are made of the tick; on a shard the id belongs there.
 
     None: the database or the put draws one.
     """
@@ -384,7 +383,7 @@ def _message_id(context: TableContext, text: str) -> MessageId:
 
 
 def _packed(context: TableContext, message: Mapping[str, Any]) -> str:
-    [row] = prepare_rows(context, [{**message, "id": _id_of(context, "probe")}]).rows  # refuses what cannot be put
+    [row] = prepare_rows(context, [{**message, "id": _id_of(context, "probe")}]).rows  # raises if it cannot be put
     payload: Any = None if row["message"] is sa.JSON.NULL else row["message"]
     if context.options.payload == "bytes":
         payload = base64.b64encode(payload).decode()
@@ -422,12 +421,12 @@ def _read(context: TableContext, row: Any, now: int) -> Schedule:
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
-        raise InvalidArgumentError(f"{name}: {quoted(value)} is none of {', '.join(map(repr, choices))}")
+        raise InvalidArgumentError(f"{name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
     return str(value)
 
 
 def _tell(context: TableContext, connection: SqlConnection) -> None:
-    """Have all who have the table open look at its schedules within a second."""
+    """Make all processes that have the table open check its schedules within a second."""
     change(cast("sa.Connection", connection), context.table_id)
 
 

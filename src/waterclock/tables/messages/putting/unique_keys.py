@@ -1,12 +1,12 @@
-"""Putting messages of which only one waits at a time, by keys that their producers choose.
+"""Deduplication by keys that producers choose: only one message with a key waits at a time.
 
-A key's row in the catalogue names the message that was put with it last. Who puts with the key locks the row until the
-transaction ends, and so comes after all who did before. Whether that message has the key still, its own row says: until
-it is claimed, or until it is acked or dead. So a claim, an ack, a nack and plain SQL know nothing of keys, and nothing
-that is given back can be in the way of what was put meanwhile.
+A key's row in the catalogue names the message that was last put with it. A put with the key locks the row until its
+transaction ends, so puts come one after another. The message's own row shows whether it still has the key: until it is
+claimed, or until it is acked or dead. So claims, acks, nacks and plain SQL need not know about keys, and a message that
+is given back cannot conflict with one that was put meanwhile.
 
-In a transaction of the caller's, the message that stands for the caller's is locked as well: no consumer takes it
-before the caller's own data are there to be read.
+In a caller's transaction, the existing message is locked as well, so that no consumer takes it before the caller's own
+data are visible.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from waterclock.time import MAX_NS
 _HOUR = 3_600_000_000_000
 
 KEPT = _HOUR
-"""How long the row of a key is kept at least since a producer used it, ns."""
+"""Minimum time for which the row of a key is kept after a producer used it, ns."""
 
 _AT_ONCE = 500
 _CONTENT = ("message", "headers", "group_id", "priority", "expires_at")
 
 
 def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> None:
-    """Make the rows of keys that have none, in a transaction of ours that is short.
+    """Create missing rows of keys, in a short transaction of our own.
 
-    Transactions that insert one key wait for each other, and MariaDB ends one of two that wait when the one before them
-    is rolled back. Those that lock a row that is there go on one after another.
+    Transactions that insert the same key wait for each other, and MariaDB aborts one of two waiting ones when the first
+    is rolled back. Transactions that lock an existing row simply follow each other.
     """
     if context.sql.one_writer:
-        return  # it is done in the transaction that puts, beside which there is no other
+        return  # the transaction that puts does it; there is no other one
     names = _names(keys)
 
     def insert_keys(own: SqlConnection) -> None:
@@ -55,7 +55,7 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
         used = {row.unique_key: row.used_at for row in own.execute(_used(context), {"names": names})}
         _insert_missing(context, own, [name for name in names if name not in used], now)
         old = [name for name in names if used.get(name, now) < now - KEPT // 2]
-        # Else a purge could remove them before they are locked. Those that are locked are in use, maybe by the caller.
+        # Otherwise a purge could delete them before they are locked. Locked ones are in use, maybe by the caller.
         free = _lock(context, own, old, waits=False) if old else {}
         if free:
             own.execute(_using(context), [{"key": name, "now": now} for name in sorted(free)])
@@ -64,12 +64,12 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
 
 
 def put_keyed(context: TableContext, connection: SqlConnection, prepared: PreparedRows, *, locks: bool) -> PutIds:
-    """Put messages, those left out for whose keys another one waits; return the ids of those that stand for them.
+    """Put messages, except those whose keys are taken; return the ids of the messages that stand for them.
 
     Parameters
     ----------
     locks
-        Whether those stay with the transaction until it ends.
+        Whether those stay locked until the transaction ends.
     """
     names = _names(prepared.keys)
     held = _lock(context, connection, names)
@@ -93,7 +93,7 @@ def put_keyed(context: TableContext, connection: SqlConnection, prepared: Prepar
             elif key.text in waiting:
                 stands = waiting[key.text]
                 is_there = not key.replaces or _replace(context, connection, stands, row, held[key.text])
-                if not (is_there or locks or held[key.text].until_done):  # a consumer has just got it
+                if not (is_there or locks or held[key.text].until_done):  # a consumer has just claimed it
                     del waiting[key.text]
                     stands = None
         if stands is None:
@@ -106,13 +106,13 @@ def put_keyed(context: TableContext, connection: SqlConnection, prepared: Prepar
         put.append(stands)
     inserted = _put_new(context, connection, prepared, new)
     prepared.tried = True
-    there.update(inserted.existing)  # meanwhile
+    there.update(inserted.existing)  # put meanwhile
     _note(context, connection, prepared.keys, {key: row for key, row in by_key.items() if row["id"] not in there})
     return PutIds([_id(one) for one in put], [*inserted.existing, *(_id(one) for one in existing)])
 
 
 def _there(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> set[MessageId]:
-    """Tell which messages with keys are there by their ids: putting them changes nothing, so they get no key."""
+    """Return which keyed messages exist by id: putting them changes nothing, so they get no key."""
     drawn = {id(row) for row in prepared.nameless}
     given = [
         row["id"]
@@ -152,16 +152,16 @@ def _insert_missing(context: TableContext, connection: SqlConnection, names: lis
 def _waiting(
     context: TableContext, connection: SqlConnection, held: Mapping[str, Any], *, locks: bool
 ) -> dict[str, MessageId]:
-    """Tell which messages have their keys still."""
+    """Return which messages still have their keys."""
     ids = {name: _message_id(context, row.message_id) for name, row in held.items() if row.message_id is not None}
     if not ids:
         return {}
-    # A transaction of the caller's may see what was there when it began: what others have committed, we see ourselves.
+    # A caller's transaction may have an old snapshot: the rows that others have committed, we read ourselves.
     sees_old = locks and context.sql.reads_old
     unclaimed = context.backend.look(_looking_at(context, ids)) if sees_old else _looking_at(context, ids)(connection)
-    # What a consumer has is not locked: its transaction, which acks it, may be waiting for the key.
+    # Leased messages are not locked: the consumer's transaction, which acks one, may be waiting for the key.
     out = {name: one for name, one in ids.items() if not unclaimed.get(one, True)}
-    if sees_old and out:  # what this transaction itself has acked, others do not see yet
+    if sees_old and out:  # other transactions do not see yet what this one has acked
         acked = set(connection.scalars(_acked(context), {"ids": sorted(out.values(), key=str)}))
         out = {name: one for name, one in out.items() if one not in acked}
     free = {name: one for name, one in ids.items() if name not in out and (one in unclaimed or sees_old)}
@@ -176,7 +176,7 @@ def _waiting(
 def _looking_at(
     context: TableContext, ids: Mapping[str, MessageId], *, locked: bool = False
 ) -> Callable[[SqlConnection], dict[MessageId, bool]]:
-    """Say of messages that are neither acked nor expired whether no consumer has got them."""
+    """Return whether messages that are neither acked nor expired are unclaimed."""
 
     def look(connection: SqlConnection) -> dict[MessageId, bool]:
         rows = connection.execute(_looking(context, locked=locked), {"ids": sorted(ids.values(), key=str)})
@@ -192,7 +192,7 @@ def _message_id(context: TableContext, text: str) -> MessageId:
 def _replace(
     context: TableContext, connection: SqlConnection, message_id: MessageId, row: Mapping[str, Any], held: Any
 ) -> bool:
-    """Give a message that waits the content of another one; False where a consumer has got it."""
+    """Give a waiting message the content of another one; return False if a consumer has claimed it."""
     own = user_column_names(context.rows)
     values = {f"new_{name}": row[name] for name in (*_CONTENT, *own)}
     at = {"of": message_id, "new_at": row["at"]}
@@ -217,9 +217,9 @@ def _note(
 
 
 def purge_keys(context: TableContext) -> int:
-    """Delete keys that no message has and that no producer used for `KEPT`, some at a time; return how many."""
+    """Delete keys without a message that no producer used for `KEPT`, some at a time; return how many."""
     with context.backend.snapshot() as connection:
-        # Where writers take turns, there is no need for one if there is nothing to delete.
+        # On SQLite, do not take the write lock if there is nothing to delete.
         before = context.backend.now(connection) - KEPT
         if connection.execute(_old(context).limit(1), {"before": before}).first() is None:
             return 0
@@ -308,6 +308,6 @@ def _replacing(context: TableContext, *, until_done: bool) -> sa.Update:
     names = (*_CONTENT, *user_column_names(rows))
     content = {name: sa.bindparam(f"new_{name}", type_=rows.c[name].type) for name in names}
     chosen = rows.c.id == sa.bindparam("of", type_=rows.c.id.type)
-    # A consumer whose lease is over may ack late: what it had, and not what stands here from now on.
+    # A consumer with a lapsed lease may still ack late: its message, and not the content from now on.
     anew = {"time_scheduled": at, "time_next": at, "claim_id": None}
     return sa.update(rows).where(chosen, not_acked(rows), free).values(**anew, **content)

@@ -1,1 +1,1 @@
-"""What every statement on a table's rows shares: locks, refused rows, process heartbeats."""
+"""Shared by all statements on a table's rows: locks, refused rows, process heartbeats."""

@@ -1,4 +1,4 @@
-"""Locking messages, and their groups before them: in one order, so that transactions do not wait for each other."""
+"""Lock messages, and their groups before them, in one order, so that transactions do not deadlock."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _Row = sa.Row[*tuple[Any, ...]]
 
 
 def lock_in_order(context: TableContext, connection: SqlConnection, seqs: Sequence[int], ids: Sequence[Any]) -> None:
-    """Lock messages in one order, for any order of the caller's, before statements that would lock them in another.
+    """Lock messages in a fixed order before statements that would lock them in another.
 
-    Else two of them could wait for each other, and the server would end one.
+    Otherwise two of them could deadlock, and the server would abort one.
     """
     if context.sql.one_writer or len(seqs) + len(ids) <= 1:
         return
@@ -33,7 +33,7 @@ def lock_in_order(context: TableContext, connection: SqlConnection, seqs: Sequen
 def lock_together(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
 ) -> None:
-    """Lock what several statements are about as `lock_in_order` does, and the groups before the rows."""
+    """Lock the rows of several statements as `lock_in_order` does, and the groups before the rows."""
     if not context.options.groups or len(leased) + len(ids) <= 1:
         lock_in_order(context, connection, [one.seq for one in leased], ids)
         return
@@ -54,13 +54,13 @@ def lock_groups_of(context: TableContext, connection: SqlConnection, leased: Ite
 
 
 def still_leased(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[bool]:
-    """Say of each message whether its claim still has it, and keep it so until the transaction ends."""
+    """Return whether each message's claim still has it, and lock it until the transaction ends."""
     lock_groups_of(context, connection, leased)
     return which_are_ours(leased, lock_seqs(context, connection, [one.seq for one in leased]))
 
 
 def which_are_ours(leased: Sequence[Leased], locked: Iterable[_Row]) -> list[bool]:
-    """Say of each message whether its claim still has it, by the rows that `locking_rows` gave."""
+    """Return whether each message's claim still has it, by the rows that `locking_rows` returned."""
     claims = {row.seq: row.claim_id for row in locked}
     return [claims.get(one.seq) == one.claim_id for one in leased]
 
@@ -68,12 +68,12 @@ def which_are_ours(leased: Sequence[Leased], locked: Iterable[_Row]) -> list[boo
 def lock_free(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased]
 ) -> tuple[list[Leased], list[Leased]]:
-    """Lock messages that their claims still have, and their groups, as far as no other transaction has; wait for none.
+    """Lock messages that their claims still have, and their groups, without waiting for locks.
 
     Returns
     -------
     tuple
-        Those that are locked now, and those that another transaction keeps: with one of a group, all of that group.
+        The locked messages, and those locked elsewhere: with one of a group, all of that group.
     """
     ours = leased
     if context.options.groups:
@@ -110,9 +110,9 @@ def lock_free_rows(context: TableContext, connection: SqlConnection, seqs: Seque
 def lock_ids(
     context: TableContext, connection: SqlConnection, ids: Sequence[Any]
 ) -> tuple[Sequence[_Row], dict[str, sa.Row[Any]]]:
-    """Lock messages by id, after their groups; return both, those by name.
+    """Lock messages by id, after their groups; return both, groups by name.
 
-    Those that are new stay so: who routes keeps others from it until the end, and this may wait for long.
+    New messages stay unrouted: routing excludes others until the transaction ends, and this one may wait for long.
     """
     known = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
     if not context.options.groups:
@@ -125,7 +125,7 @@ def lock_ids(
         more, groups = _lock_grouped(context, connection, rest, locking_rows(context))
         found, locked = [*found, *more], locked | groups
     routed = {row.group_id or UNGROUPED for row in found if row.position is not None} - locked.keys()
-    if routed:  # while we waited
+    if routed:  # while this one waited
         locked |= lock_groups(context, connection, routed)
     return found, locked
 
@@ -136,9 +136,9 @@ def _lock_grouped(
     known: Sequence[_Row],
     locking_new: sa.Select[*tuple[Any, ...]],
 ) -> tuple[list[_Row], dict[str, sa.Row[Any]]]:
-    """Lock the groups of messages, those that have their places in them, and by another statement those that are new.
+    """Lock the groups of messages, then the routed messages, and by another statement the new ones.
 
-    To wait for one that is new is to have it before its group, where it is routed meanwhile.
+    Waiting for a new one could lock it before its group, if it is routed meanwhile.
     """
     placed = [row for row in known if row.position is not None]
     new = [row.seq for row in known if row.position is None]
@@ -152,7 +152,7 @@ def _lock_grouped(
 
 
 def lock_seqs(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> Sequence[_Row]:
-    """Lock those of these rows that are not acked; wait for those that others have locked."""
+    """Lock those of these rows that are not acked; wait for locks of others."""
     return connection.execute(locking_rows(context), {"seqs": list(seqs)}).all()
 
 
@@ -172,7 +172,7 @@ def _locking_free_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 @built_once(maxsize=256)
 def locking_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Give the statement of `lock_seqs`, for those who have more to ask at once."""
+    """Return the statement of `lock_seqs`, for callers that send more at once."""
     rows = context.rows
     return (
         sa.select(
@@ -193,5 +193,5 @@ def locking_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 @built_once(maxsize=256)
 def _locking_new(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Lock those of the messages bound as ``seqs`` that are new, as `locking_rows` does; wait for none."""
+    """Return the statement that locks the new ones of the messages bound as ``seqs``; waits for none."""
     return locking_rows(context).where(context.rows.c.position.is_(None)).with_for_update(skip_locked=True)

@@ -1,8 +1,8 @@
-"""A process's heartbeat: a row that says how many subscriptions of a table the process has, and how fast it receives.
+"""A process's heartbeat: a row with its number of subscriptions of a table, and its receive rate.
 
-A claim counts in memory only. The row is written when a subscription begins and when it is closed, and in between every
-ten seconds by the process's heartbeat. A process that has no subscription and just receives writes it every ten seconds
-in which it does so. A row that is not written anew for thirty seconds counts no more: its process is gone, or hangs.
+Claims are counted in memory only. The row is written when a subscription begins and when it is closed, and in between
+every ten seconds by the process's heartbeat. A process without a subscription writes it every ten seconds while it
+receives. A row that was not updated for thirty seconds is ignored: its process is dead, or hangs.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from waterclock.tables.model.claims.passed_by import PASSED_BY_FOR
 _SECOND = 1_000_000_000
 
 RATE_SECONDS = 60
-"""Rates are those of the last minute."""
+"""Seconds over which rates are averaged."""
 
 BEAT_EVERY = 10 * _SECOND
-"""After this long a process writes its row again, ns."""
+"""How often a process writes its row, ns."""
 
 LASTS = 30 * _SECOND
-"""For this long a row that a process wrote counts, ns."""
+"""How long a row of a process is valid, ns."""
 
-_PATIENCE = 1.0  # s; no consumer waits longer for figures
-_PATIENCE_OF_LEAVING = 0.1  # s; the caller of the consumer that leaves may be the one who writes
+_PATIENCE = 1.0  # s; no consumer waits longer for statistics
+_PATIENCE_OF_LEAVING = 0.1  # s; the caller of the leaving consumer may be the one who writes
 
 _log = logging.getLogger(__name__)
 
 
 class Lately:
-    """Counts what happened in the last `RATE_SECONDS`, to a second. Pure: takes the time, in ns that pass."""
+    """Counts events of the last `RATE_SECONDS`, to a second. Pure: takes the time, in monotonic ns."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, int]] = deque()
 
     def note(self, count: int, now: int) -> None:
-        """Note that ``count`` more happened; less where some turned out not to have happened."""
+        """Add ``count`` events; negative to take some back."""
         second = now // _SECOND
         if self._seconds and self._seconds[-1][0] == second:
             count += self._seconds.pop()[1]
@@ -62,7 +62,6 @@ class Lately:
             self._forget(second)
 
     def count(self, now: int) -> int:
-        """Give how many happened."""
         self._forget(now // _SECOND)
         return max(0, sum(count for _, count in self._seconds))
 
@@ -72,30 +71,30 @@ class Lately:
 
 
 class OpenSubscription(Protocol):
-    """A subscription, with what it has claimed and not handed out yet."""
+    """A subscription, with claimed messages that are not handed out yet."""
 
     def note_acked(self, ids: Collection[Any]) -> None:
         """Note that these messages were acked by their ids."""
         ...
 
     def note_changes(self) -> None:
-        """Note that messages may have gone that wait here."""
+        """Note that waiting messages may be gone."""
         ...
 
 
 class Activity(NamedTuple):
-    """What one process, or all of them, do with a table.
+    """The activity of one or all processes on a table.
 
     Attributes
     ----------
     subscribers
-        Subscriptions that are open.
+        Number of open subscriptions.
     sent
-        Messages that were taken in the last minute.
+        Number of messages claimed in the last minute.
     failing
-        Subscriptions whose claims fail.
+        Number of subscriptions whose claims fail.
     failure
-        Why those of one of them fail, or what claims pass by because the database refuses it.
+        Why the claims of one fail, or which messages claims skip because the database refuses them.
     """
 
     subscribers: int
@@ -105,18 +104,18 @@ class Activity(NamedTuple):
 
 
 class ProcessHeartbeat:
-    """Tells how many subscriptions of a table one process has, and how much it takes. Safe to share between threads.
+    """Publishes a process's subscriptions and receive rate for a table. Thread-safe.
 
     Attributes
     ----------
     session
-        A number that no other process, and no other opening of the database in this one, has.
+        A number that is unique to this process and this open database.
     beat_at
-        When it is due, in ns of the monotonic clock.
+        When the next beat is due, in ns of the monotonic clock.
     """
 
     def __init__(self, context: TableContext) -> None:
-        # Weak, because what is kept for a database must not keep it.
+        # Weak reference, because the cache of a database must not keep it alive.
         self._backend = ref(context.backend)
         self._table_id = context.table_id
         self._counting = threading.Lock()
@@ -131,13 +130,13 @@ class ProcessHeartbeat:
         self.beat_at = moments.monotonic_ns() + BEAT_EVERY
 
     def join(self, subscription: OpenSubscription) -> None:
-        """Count a subscription from now on. The process's heartbeat writes it again, at `beat_at`."""
+        """Count a subscription from now on. The process's heartbeat updates the row at `beat_at`."""
         with self._counting:
             self._subscriptions.add(subscription)
         self.beat()
 
     def leave(self, subscription: OpenSubscription) -> None:
-        """Count a subscription no more."""
+        """Stop counting a subscription."""
         with self._counting:
             self._subscriptions.discard(subscription)
             self._failing.pop(subscription, None)
@@ -145,7 +144,7 @@ class ProcessHeartbeat:
 
     @property
     def over(self) -> bool:
-        """Whether it needs no beat any more."""
+        """Return whether it needs no more beats."""
         with self._counting:
             return not self._subscriptions or self._backend() is None
 
@@ -158,11 +157,11 @@ class ProcessHeartbeat:
                 self._failing[subscription] = reason
 
     def note_passed_by(self, reason: str) -> None:
-        """Note that claims pass by something for `PASSED_BY_FOR`. The next beat writes it."""
+        """Note that claims skip messages for `PASSED_BY_FOR`. The next beat writes it."""
         self._passed_by = (reason, moments.monotonic_ns() + PASSED_BY_FOR)
 
     def note_sent(self, count: int) -> None:
-        """Note that so many messages were claimed; fewer than none where some were given back unstarted."""
+        """Count claimed messages; negative if some were given back unstarted."""
         now = moments.monotonic_ns()
         with self._counting:
             self._sent.note(count, now)
@@ -171,7 +170,6 @@ class ProcessHeartbeat:
             self.beat(patience=0)
 
     def subscriptions(self) -> list[OpenSubscription]:
-        """List the subscriptions of this process."""
         with self._counting:
             return list(self._subscriptions)
 
@@ -188,9 +186,9 @@ class ProcessHeartbeat:
             )
 
     def beat(self, patience: float = _PATIENCE) -> None:
-        """Write this process's row. What fails is tried again at the next time: figures stop no consumer.
+        """Write this process's row. Failures are retried at the next beat: statistics must not stop a consumer.
 
-        What the database forbade is tried again after `ASK_AGAIN`.
+        If the database forbids it, it is retried after `ASK_AGAIN`.
         """
         backend = self._backend()
         with moments.holding(self._writing):
@@ -221,11 +219,11 @@ class ProcessHeartbeat:
 
 
 _heartbeats = PerDatabaseCache[dict[int, ProcessHeartbeat]](lambda _: {})
-"""By the number of the table."""
+"""By table id."""
 
 
 def process_heartbeat(context: TableContext) -> ProcessHeartbeat:
-    """Give the heartbeat of this process, also of one that was forked, for a table."""
+    """Return the heartbeat of this process for a table, also after a fork."""
     tables = _heartbeats.known.get(context.backend)
     if tables is None:
         tables = _heartbeats.of(context.backend)
@@ -234,7 +232,7 @@ def process_heartbeat(context: TableContext) -> ProcessHeartbeat:
 
 
 def forget(backend: Backend) -> None:
-    """Count what this process has in a database no more, because it closes the database."""
+    """Drop this process's counts for a database that it closes."""
     for own in (_heartbeats.forget(backend) or {}).values():
         for subscription in own.subscriptions():
             own.leave(subscription)
@@ -248,7 +246,7 @@ def note_acked(context: TableContext, ids: Collection[Any]) -> None:
 
 @contextmanager
 def changing(context: TableContext) -> Generator[None]:
-    """Let the subscriptions of this process look again at what waits in them, once the block has done something."""
+    """Make the subscriptions of this process check their waiting messages once the block is done."""
     yield
     for subscription in process_heartbeat(context).subscriptions():
         subscription.note_changes()

@@ -1,4 +1,4 @@
-"""Working on many rows where the database may refuse some: a foreign key to one, or a user's trigger."""
+"""Work on many rows if the database may refuse some: because of a foreign key, or a user's trigger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, WaterclockError
 
 MOST_TRIES = 200
-"""Transactions that one call tries: enough to pass by ten refused rows of a thousand, at two a halving."""
+"""Transactions that one call tries: enough to skip ten refused rows of a thousand, at two per halving."""
 
 
 _T = TypeVar("_T")
@@ -22,18 +22,17 @@ def pass_by_refused(
     *,
     last_first: bool = False,
 ) -> tuple[int, WaterclockError | None, list[_T], list[_T]]:
-    """Work on rows or groups together, and on halves of those that are refused, so that one row keeps no other.
+    """Work on rows or groups together, and on halves of refused parts, so that one row blocks no other.
 
     Parameters
     ----------
     last_first
-        Narrow the last part down to its last row first, instead of all parts alike.
+        Narrow the last part down to its last row first, instead of all parts equally.
 
     Returns
     -------
     tuple
-        The sum of what ``work`` returned, the last refusal, what was refused on its own, and what was refused with
-        others and is left.
+        The sum of the results of ``work``, the last refusal, the rows refused alone, and the rows refused with others.
     """
     done, refusal = 0, None
     refused: list[_T] = []

@@ -1,4 +1,4 @@
-"""The rows of a message table that are done with, for those who keep them elsewhere before they delete them."""
+"""Read and delete finished rows of a message table, for an archive that keeps them elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from waterclock.tables.model.schema import EXPIRED, user_column_names
 def acked_rows(
     context: TableContext, before: int, after: tuple[int, int] | None, limit: int
 ) -> Sequence[sa.Row[tuple[Any, ...]]]:
-    """Read messages that were acked at or before a time, those acked first before the others; none that expired.
+    """Return messages acked at or before a time, in the order of their acks; no expired ones.
 
     Parameters
     ----------
     before
         ns.
     after
-        The ``time_acked`` and the ``seq`` of the last row that was read; None: from the first one.
+        The ``time_acked`` and the ``seq`` of the last row that was read; None: start at the first.
     """
     rows = context.rows
     handled = sa.func.coalesce(rows.c.acked_by, -1) != EXPIRED
@@ -39,9 +39,9 @@ def acked_rows(
 
 
 def delete_acked(context: TableContext, acked: Mapping[Any, int]) -> int:
-    """Delete messages that were acked at the times given with their ids; return how many were still there.
+    """Delete messages by id and time of their ack; return how many still existed.
 
-    A message that was sent again since then stays, because its ack is another one.
+    A message that was sent again since then stays, because it has another ack.
     """
     rows = context.rows
     these = context.sql.any_of(rows.c.id, "ids") & rows.c.time_acked.is_not(None)
@@ -60,5 +60,5 @@ def delete_acked(context: TableContext, acked: Mapping[Any, int]) -> int:
 
 
 def further_columns(context: TableContext) -> tuple[str, ...]:
-    """Name the columns that the user added."""
+    """Return the names of the columns that the user added."""
     return user_column_names(context.rows)

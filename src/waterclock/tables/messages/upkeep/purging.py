@@ -1,4 +1,4 @@
-"""Deleting messages that were acked, or dropped, long enough ago: row by row, or with the partitions of past days."""
+"""Delete messages that were acked, or dropped, long enough ago: row by row, or with the partitions of past days."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _Delete = Callable[[sa.Connection, Sequence[int]], int]
 
 _log = logging.getLogger(__name__)
 
-_PIECES = 10  # looked at in one call while all that they have is refused
-_CHUNK = 1000  # rows deleted in one transaction, so that a purge never holds up the others for long
+_PIECES = 10  # chunks examined in one call while all their rows are refused
+_CHUNK = 1000  # rows deleted in one transaction, so that a purge never blocks others for long
 
 
 def purge_some(context: TableContext) -> int:
-    """Delete messages that were acked longer ago than ``purge_after``, at most a thousand; return how many.
+    """Delete up to a thousand messages that were acked longer ago than ``purge_after``; return how many.
 
-    Messages that the database refuses to delete stay, and a call goes on behind those that the last one met.
+    Messages that the database refuses to delete stay, and the next call continues behind them.
 
     Raises
     ------
     RefusedError, InvalidArgumentError
-        If the database refuses all that this call looked at.
+        If the database refuses all messages that this call examined.
     """
     if context.options.purge_by == "partition" and context.sql.days is not None:
         return _purge_days(context, context.sql.days)
@@ -42,7 +42,7 @@ def purge_some(context: TableContext) -> int:
 
 
 def _purge_rows(context: TableContext, oldest: sa.Select[Any, Any, Any], delete: _Delete) -> int:
-    """Delete the first messages of a choice, past those that the database refuses to delete; return how many."""
+    """Delete the first selected messages, past those that the database refuses to delete; return how many."""
     refused: WaterclockError | None = None
     for _ in range(_PIECES):
         purged, refused, more = _purge_piece(context, oldest, delete)
@@ -56,13 +56,13 @@ def _purge_rows(context: TableContext, oldest: sa.Select[Any, Any, Any], delete:
 def _purge_piece(
     context: TableContext, oldest: sa.Select[Any, Any, Any], delete: _Delete
 ) -> tuple[int, WaterclockError | None, bool]:
-    """Delete the next messages; return how many, why others were refused, and whether to look at those behind."""
+    """Delete the next messages; return how many, why others were refused, and whether to continue behind them."""
     place = context.purge_place
     time_acked = oldest.selected_columns.time_acked
     if place.after is not None:
         oldest = oldest.where(time_acked > place.after)
     with context.backend.snapshot() as connection:
-        # Where writers take turns, there is no need for one if there is nothing to delete.
+        # On SQLite, do not take the write lock if there is nothing to delete.
         found = connection.execute(oldest.order_by(time_acked).limit(_CHUNK)).all()
     if not found:
         place.after = None
@@ -102,9 +102,9 @@ def _oldest(context: TableContext) -> sa.Select[Any, Any, Any]:
 
 
 def _purge_days(context: TableContext, days: Days) -> int:
-    """Look after the partitions of a table; return how many messages went.
+    """Add and drop partitions of a table; return how many messages were deleted.
 
-    Where others have the table locked it leaves things as they are: acks go on without, and the next call sees to it.
+    If others have locked the table it changes nothing: acks do not depend on it, and the next call tries again.
     """
     backend, name = context.backend, context.name
     with backend.snapshot() as connection:
@@ -119,7 +119,7 @@ def _purge_days(context: TableContext, days: Days) -> int:
                 gone = _change(context, days, _dropping(context, days, day), [day], present=False)
                 purged += gone.messages if gone else 0
     except UnavailableError as error:
-        _log.info("partitions of %r are left for later: %s", name, error)
+        _log.info("cannot purge partitions of %r now: %s", name, error)
     if context.options.purge_after is not None:
         purged += purge_undated(context, days, now - context.options.purge_after)
     return purged
@@ -137,7 +137,7 @@ def _dropping(context: TableContext, days: Days, day: int) -> Callable[[sa.Conne
 def _change(
     context: TableContext, days: Days, work: Callable[[sa.Connection], _T], concerned: Collection[int], *, present: bool
 ) -> _T | None:
-    """Add or drop days; None where another process was faster."""
+    """Add or drop days; return None if another process was faster."""
     try:
         return context.backend.transact(work)
     except RefusedError:
@@ -149,7 +149,7 @@ def _change(
 
 
 def purge_undated(context: TableContext, days: Days, before: int) -> int:
-    """Delete messages acked until ``before`` that are in no partition of a day, at most a thousand; return how many."""
+    """Delete up to a thousand messages acked until ``before`` that are in no day's partition; return how many."""
     undated = days.undated(context.rows).subquery()
     rows = context.rows
     these = context.sql.any_of(rows.c.seq, "seqs") & (rows.c.time_acked <= before)

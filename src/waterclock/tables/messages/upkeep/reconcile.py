@@ -1,9 +1,9 @@
-"""Healing: groups whose rows say something else than their messages, or whose owner is gone, are noted anew.
+"""Repair groups whose rows contradict their messages, or whose owner is gone.
 
-Everything that we do to messages settles their groups in the same transaction, and a trigger marks what plain SQL
-changes, for the next claim. What remains is what nothing marks: rows that plain SQL deletes, owners whose rows are
-gone, and faults of ours. So consumers look through the groups of a table once every ``poll_interval``. The look only
-reads; what it finds is judged again under the groups' locks.
+Every operation on messages settles their groups in the same transaction, and a trigger marks changes by plain SQL for
+the next claim. Nothing marks rows that plain SQL deletes, owners whose rows are gone, and our own bugs. So consumers
+check the groups of a table once every ``poll_interval``. The check only reads; its findings are verified under the
+groups' locks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.time import MAX_NS
 
 _LOOKED_AT_ONCE = 2000
-"""Groups that one statement looks at, so that none takes long."""
+"""Groups that one statement checks, so that none takes long."""
 
 _log = logging.getLogger(__name__)
 
 
 def heal(context: TableContext, *, idle: bool = False) -> bool:
-    """Look at some groups where that is due, and settle those that contradict their messages.
+    """Check some groups if that is due, and settle those that contradict their messages.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     Returns
     -------
     bool
-        Whether some were settled, so that there may be more to claim.
+        Whether some were settled, so that more may be claimable.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
     if context.options.groups is None:
@@ -58,20 +58,20 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         sweeps.give_up(every)
         if not isinstance(error, Exception):
             raise
-        # The claim that follows says what is wrong with the database, or works without this.
-        _log.info("cannot look through the groups of %r now: %s", context.name, in_a_line(said_of(error)))
+        # The claim that follows reports the database's error, or works without this.
+        _log.info("cannot check the groups of %r now: %s", context.name, in_a_line(said_of(error)))
         return False
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
     return bool(healed)
 
 
 def heal_all(context: TableContext) -> int:
-    """Look at all groups now, for who has no consumers: release what dead consumers hold, and settle what is wrong.
+    """Check all groups now: release those of dead consumers, and settle wrong ones. For tables without consumers.
 
     Returns
     -------
     int
-        How many consumers were dead, and how many groups were wrong.
+        The number of dead consumers plus the number of wrong groups.
     """
     if context.options.groups is None:
         return 0
@@ -107,12 +107,12 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     if strays:
         connection.execute(_routing_anew(context), {"seqs": strays})
     settle(context, connection, wrong)
-    _log.info("settled %d groups of %r that said something else than their messages", len(wrong), context.name)
+    _log.info("repaired %d groups of %r that contradicted their messages", len(wrong), context.name)
     return len(wrong)
 
 
 def _look(context: TableContext, after: str | None) -> tuple[str | None, list[str], int]:
-    """Give the last of the next groups where there may be more, those that are wrong, and how many processes look."""
+    """Return the last of the next groups if there may be more, the wrong ones, and how many processes check."""
     with context.backend.snapshot(indexed=True) as connection:
         bounds = {"after": after, "count": _LOOKED_AT_ONCE, "beat": context.backend.now(connection) - LASTS}
         count, upto, processes = connection.execute(_piece(context, begins=after is None), bounds).one()
@@ -159,7 +159,7 @@ def _wrong(context: TableContext, *, begins: bool) -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _strays(context: TableContext) -> sa.Select[Any]:
-    """Lock messages of groups that have no place or an ack held back for no reason, which only plain SQL does."""
+    """Lock grouped messages without a position, or with an ack held back for no reason, as plain SQL leaves."""
     rows = context.rows
     stray = has_lost_its_place(context)
     if context.options.ack_order != "hold":

@@ -1,1 +1,1 @@
-"""What a claim asks for and takes, and what it passes by."""
+"""Claims as data: the request, the claimed messages, and those that claims skip."""

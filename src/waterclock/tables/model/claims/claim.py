@@ -1,4 +1,4 @@
-"""What a claim asks for, what it takes, and from where on the next one looks for new messages of groups."""
+"""Data of a claim: the request, the claimed messages, and where the next one looks for new messages of groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waterclock._support import moments
 from waterclock.tables.model.timing.backoff import Backoff
 
 LOOK_BACK_EVERY = 1.0
-"""Seconds after which a claim looks from the very first message again."""
+"""Seconds after which a claim looks again from the first message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Claimed:
     Attributes
     ----------
     row
-        As it was before the claim: its columns as attributes.
+        The row before the claim: its columns as attributes.
     lease_until
         When it will be sent again, ns.
     expired
-        Whether it had expired, so that it is removed instead of being handed out.
+        Whether it had expired, so that it is removed and not handed out.
     claim_id
-        The number of the claim that took it; None: of the one that gives it.
+        The id of the claim that took it; None: of the current claim.
     """
 
     row: Any
@@ -39,16 +39,16 @@ class Claimed:
 
 @dataclass(slots=True)
 class Unanswered:
-    """A consumer's claim, and those before it of which an answer was lost.
+    """A consumer's claim, and its earlier claims whose answer was lost.
 
     Attributes
     ----------
     claim_id
-        Its own number.
+        The id of this claim.
     since
-        When the answer was lost, by the claim's number, in ns of the monotonic clock.
+        When the answer was lost, by claim id, in ns of the monotonic clock.
     known
-        What the consumer knows that those claims took: seqs, each with the claim's number.
+        The messages of those claims that the consumer knows of: seqs, each with the claim id.
     """
 
     claim_id: int
@@ -60,17 +60,17 @@ class Unanswered:
         self.since[self.claim_id] = now
 
     def note(self, claimed: Iterable[Claimed]) -> None:
-        """Note what the consumer has got."""
+        """Note messages that the consumer has received."""
         pairs = ((one.row.seq, self.claim_id if one.claim_id is None else one.claim_id) for one in claimed)
         self.known.update(pair for pair in pairs if pair[1] in self.since)
 
     def join(self, former: Unanswered) -> None:
-        """Add what another claim had."""
+        """Add the data of another claim."""
         self.since |= former.since
         self.known |= former.known
 
     def forget(self, before: int) -> bool:
-        """Forget the claims whose answer was lost before then; say whether some are left."""
+        """Forget the claims whose answer was lost before then; return whether some are left."""
         self.since = {claim: lost_at for claim, lost_at in self.since.items() if lost_at >= before}
         self.known = {pair for pair in self.known if pair[1] in self.since}
         return bool(self.since)
@@ -78,26 +78,26 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A claim of messages; choice and order are for tables without groups, ``max_groups`` is for those with.
+    """A request for messages; selection and order are for tables without groups, ``max_groups`` for those with.
 
     Attributes
     ----------
     limit
-        How many at the most.
+        Maximum count.
     consumer
-        Who claims.
+        Name of the consumer.
     claim_id
-        A number that no other claim has; it fences the acks.
+        A unique number, which fences the acks.
     backoff
-        How long the messages are not sent again.
+        The back-off that decides when the messages are sent again.
     where
-        Which messages; None: all.
+        A selection; None: all.
     order
-        What comes first, instead of the highest priority and then the oldest due.
+        The order, instead of priority and due time.
     max_groups
-        How many exclusive groups the consumer has at the most; None: any number.
+        Maximum number of exclusive groups of the consumer; None: any number.
     unanswered
-        The consumer's claims of which an answer was lost, in a table with exclusive groups.
+        The consumer's claims whose answer was lost, in a table with exclusive groups.
     """
 
     limit: int
@@ -111,17 +111,18 @@ class Wanted:
 
 
 class Reached:
-    """Up to which seq a table with groups has been seen to have no message that must be routed.
+    """The cursor of routing: the seq up to which no message of a table with groups must be routed.
 
-    As with the marks of a claim: what was routed stays in a database's index for a while, and who looked for new
-    messages from the very first one on would step over all of it at each claim.
+    As for the cursor of a claim: entries of routed messages stay in an index for a while, and looking for new messages
+    from the first one would step over all of them at each claim.
 
-    Safe to share between threads.
+    Thread-safe.
 
     Attributes
     ----------
     per_group
-        How many messages a group gave in the last claim, or might have: so the next one knows how many it takes.
+        How many messages a group had, or might have had, in the last claim: so the next one knows how many groups to
+        lock.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class Reached:
         self._seen: tuple[int, float] | None = None
 
     def now(self) -> int | None:
-        """Give the seq; None once it is too old."""
+        """Return the seq; None once it is too old."""
         seen = self._seen
         return None if seen is None or moments.monotonic() - seen[1] >= LOOK_BACK_EVERY else seen[0]
 
@@ -138,5 +139,5 @@ class Reached:
         self._seen = (seq, moments.monotonic())
 
     def forget(self) -> None:
-        """Begin at the very first message again."""
+        """Start at the first message again."""
         self._seen = None

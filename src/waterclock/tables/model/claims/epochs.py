@@ -1,4 +1,4 @@
-"""How often a message was sent, its epoch. Plain SQL may set it to any number, so steps and sums are bounded."""
+"""How often a message was sent, its epoch. Plain SQL may set any number, so steps and sums are bounded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 MOST_COUNTED = 2**31 - 1
-"""No epoch is counted further: an adopted table may have an INTEGER for it, and a sum of four billion such epochs still
-fits into a bigint. Once a second, a message is sent so often in 68 years."""
+"""The maximum epoch: an adopted table may store it as INTEGER, and the sum of four billion such epochs still fits a
+bigint. A message that is sent once a second reaches it in 68 years.
+"""
 
 _MOST = sa.literal(MOST_COUNTED, sa.BigInteger)
 
@@ -25,15 +26,15 @@ def before_claim(epoch: int) -> int:
 
 
 def uncounted_sql(epoch: sa.ColumnElement[Any], by: sa.ColumnElement[int] | int = 1) -> sa.ColumnElement[int]:
-    """Return the epoch of a message that a claim took and no consumer began to handle."""
+    """Return the epoch of a claimed message that no consumer began to handle."""
     return sa.case((epoch > 0, epoch - by), else_=epoch)
 
 
 def times_sent(epochs: Iterable[int | None]) -> int:
-    """Add up how often messages were sent."""
+    """Return the total number of deliveries."""
     return sum(min(max(epoch or 0, 0), MOST_COUNTED) for epoch in epochs)
 
 
 def times_sent_sql(epoch: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Write `times_sent` as an aggregate in SQL, which is NULL without messages."""
+    """Return `times_sent` as an aggregate in SQL, which is NULL without messages."""
     return sa.func.sum(sa.case((epoch > _MOST, _MOST), (epoch < 0, 0), else_=epoch))

@@ -1,4 +1,4 @@
-"""A message as the consumer has it that took it, and what became of an ack of it."""
+"""A leased message, and the outcome of acking it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 
 
 class Leased(NamedTuple):
-    """A message as the consumer has it that took it.
+    """A message as its consumer sees it.
 
     Attributes
     ----------
     seq, id
-        Which row, and which message.
+        Key of the row, and id of the message.
     claim_id
-        The number of the claim that took it: any later operation of another consumer on the row changes it there.
+        The id of the claim that took it; any later operation of another consumer changes it in the row.
     group_id, position
-        Its group and its place there; None where it is in no group.
+        Its group and its position; None if it is ungrouped.
     due
         When it was due before it was claimed, ns.
     epoch
@@ -32,7 +32,7 @@ class Leased(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A message that a consumer has, as the database has it.
+    """The database's view of a leased message.
 
     Attributes
     ----------
@@ -47,14 +47,14 @@ class Held(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """What an ack found of messages that a consumer took; the others it acked.
+    """The exceptions of an ack of leased messages; all others were acked.
 
     Attributes
     ----------
     lost
-        Those whose lease was lost, which stay as they are.
+        Messages whose lease was lost, which are unchanged.
     again
-        How many the same claim had acked before, or a statement whose answer was lost.
+        How many were already acked by the same claim, or by a statement whose answer was lost.
     """
 
     lost: frozenset[Leased]

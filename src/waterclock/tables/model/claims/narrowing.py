@@ -9,15 +9,16 @@ from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError, RefusedError
 
 REST = 10
-"""How many times as long as a narrowing that found nothing to claim took none begins: while a database refuses all
-claims, narrowing them down then takes a tenth of the time at most. It takes up to 48 transactions."""
+"""After a narrowing that found nothing, none begins for this many times its duration: while a database refuses all
+claims, narrowing takes at most a tenth of the time. One takes up to 48 transactions.
+"""
 
 LONGEST_REST = 30_000_000_000
-"""The longest such time, ns: a message that can be claimed waits no longer behind those that are refused."""
+"""The maximum pause, ns: a claimable message waits no longer behind refused ones."""
 
 
 class Narrowing:
-    """When this process may narrow down refused claims of a message table. Safe to share between threads."""
+    """When this process may narrow down refused claims of a message table. Thread-safe."""
 
     def __init__(self) -> None:
         self._rests_until: int | None = None
@@ -32,7 +33,7 @@ class Narrowing:
 
     @contextmanager
     def timed(self) -> Generator[None]:
-        """Rest after a narrowing that fails."""
+        """Pause after a narrowing that fails."""
         began = moments.monotonic_ns()
         try:
             yield

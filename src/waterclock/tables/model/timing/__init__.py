@@ -1,1 +1,1 @@
-"""When something happens next: back-off, cron, rates, sweeps. Pure rules."""
+"""Pure rules of time: back-off, cron, rates, sweeps."""

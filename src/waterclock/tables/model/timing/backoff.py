@@ -1,4 +1,4 @@
-"""How long to wait before a message is sent again. Pure: takes how often it was sent, returns nanoseconds."""
+"""How long to wait before a message is sent again. Pure: takes the number of deliveries, returns ns."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 
 LONGEST = 365 * 86_400_000_000_000
-"""No wait grows beyond a year (ns), for any options, so that doubling never overflows."""
+"""Maximum wait, a year (ns), for any options, so that doubling never overflows."""
 
 LONGEST_GIVEN = 50 * LONGEST
-"""The longest ``ack_wait`` and ``min_backoff`` that a table can have (ns), fifty years: both together, with jitter, end
-before the end of time, 2262, beyond which SQLite stores a fraction and the servers refuse the statement."""
+"""Maximum ``ack_wait`` and ``min_backoff`` (ns), fifty years: their sum with jitter ends before 2262, the end of int64
+time. Beyond it SQLite would store a fraction and the servers refuse the statement.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """Exponential back-off (message tables, "Exponential backoff").
 
-    A message waits ``ack_wait`` for its first ack, twice that for the second, and so on. With ``min_backoff`` the
-    rule is that of later message tables: each attempt waits ``ack_wait`` for its ack and then backs off for
-    ``min_backoff``, twice that, and so on.
+    A message waits ``ack_wait`` for its first ack, twice that for the second, and so on. With ``min_backoff``, as in
+    later message tables, each attempt waits ``ack_wait`` for its ack and then backs off for ``min_backoff``, twice
+    that, and so on.
 
     Attributes
     ----------
     ack_wait, min_backoff, max_backoff
-        ns. ``max_backoff`` bounds the growing part.
+        In ns. ``max_backoff`` limits the growing part.
     jitter
-        Fraction by which the growing part may vary either way from the second attempt on, so that messages that
-        failed together do not return together.
+        Fraction by which the growing part varies either way from the second attempt on, so that messages that failed
+        together do not return together.
     first
-        The shortest `wait`: that of a message that is sent for the first time, ns.
+        The shortest `wait`, of a message that is sent for the first time, ns.
     """
 
     ack_wait: int
@@ -58,12 +59,12 @@ class Backoff:
         return max(0, (self.limit - 1) // max(self.base, 1)).bit_length()
 
     def delay(self, failures: int, swing: float) -> int:
-        """Back-off after the first attempt and ``failures`` more, ns.
+        """Return the back-off after the first attempt and ``failures`` more, ns.
 
         Parameters
         ----------
         swing
-            The chance in it, from -1 to 1.
+            The random part, from -1 to 1.
         """
         if failures <= 0:
             return self.base
@@ -71,17 +72,17 @@ class Backoff:
         return min(max(self.base, int(grown * (1 + self.jitter * swing))), self.limit)
 
     def wait(self, epoch: int, swing: float) -> int:
-        """How long a message that was sent ``epoch`` times before is out until it is sent again, ns."""
+        """Return how long a message that was sent ``epoch`` times before is not sent again, ns."""
         delay = self.delay(epoch, swing)
         return delay if self.min_backoff is None else self.ack_wait + delay
 
     def wait_sql(self, epoch: sa.ColumnElement[int], swing: sa.ColumnElement[float]) -> sa.ColumnElement[int]:
-        """Write `wait` as an SQL expression, but for the bounds after the jitter, which each database spells its way.
+        """Return `wait` as an SQL expression, without the limits after the jitter, which depend on the database.
 
-        The result may lie beyond the bounds by the jitter: clamp it to `wait_bounds`.
+        The jitter may exceed the limits: clamp the result to `wait_bounds`.
         """
         base, limit = sa.literal(self.base, sa.BigInteger), sa.literal(self.limit, sa.BigInteger)
-        # PostgreSQL shifts by 32-bit integers only, so the epoch must be small before it becomes one.
+        # PostgreSQL shifts by 32-bit integers only, so limit the epoch before the cast.
         shift = sa.cast(sa.case((epoch >= self.doublings, 0), else_=epoch), sa.Integer)
         grown = sa.case((epoch >= self.doublings, limit), else_=base.bitwise_lshift(shift))
         jittered = sa.cast(grown * (1 + self.jitter * swing), sa.BigInteger)

@@ -1,4 +1,4 @@
-"""When a schedule ticks: the rules of cron, and what becomes of ticks that were missed. Pure: takes the time, in ns."""
+"""When a schedule ticks: cron expressions, and missed ticks. Pure: takes the time, in ns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SECOND = 1_000_000_000
 _FIELDS = 5
 
 ON_TIME = 60 * _SECOND
-"""A tick that is seen later than this after its time was missed, ns."""
+"""A tick seen later than this after its time was missed, ns."""
 
 MOST = 100
-"""Missed ticks of a schedule that are put at once."""
+"""Maximum number of missed ticks of a schedule that are put at once."""
 
 _NAMES = {
     "@hourly": "0 * * * *",
@@ -36,14 +36,14 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A moment at which a schedule puts a message.
+    """A time at which a schedule puts a message.
 
     Attributes
     ----------
     at
-        ns.
+        Its time, ns.
     caught_up
-        Whether it was missed, and is put later.
+        Whether it was missed and is caught up.
     """
 
     at: int
@@ -52,16 +52,16 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is due of a schedule.
+    """The due ticks of a schedule.
 
     Attributes
     ----------
     ticks
-        Those for which a message is put, the earliest first.
+        The ticks for which a message is put, earliest first.
     seen
-        Up to when ticks were looked at, ns; None: as far as before.
+        Up to when ticks were processed, ns; None: unchanged.
     following
-        The next one, ns; None: there is none.
+        The next tick, ns; None: none.
     """
 
     ticks: Sequence[Tick]
@@ -70,16 +70,16 @@ class Due:
 
 
 class Ticks:
-    """When the schedules of a table are to be looked at.
+    """When the schedules of a table must be checked.
 
     Attributes
     ----------
     due_at
-        ns; as long as no consumer has looked, at once.
+        The next check, ns; initially at once.
     looked_at
-        What the database's clock showed when a consumer looked last, ns.
+        The database's time of the last check, ns.
     warned
-        The schedules, each with up to when its ticks were dealt with, for which there was a warning about the clock.
+        Schedules with a warning about the clock, each with the time of its last processed tick.
     """
 
     def __init__(self) -> None:
@@ -87,61 +87,61 @@ class Ticks:
         self.warned: set[tuple[str, int]] = set()
 
     def is_due(self, now: int) -> bool:
-        """Return whether to look at a time: a tick is due, or the clock was set back since the last look."""
+        """Return whether to check now: a tick is due, or the clock was set back since the last check."""
         return self.due_at < MAX_NS and (self.due_at <= now or now < self.looked_at - ON_TIME)
 
 
 def check_cron(text: object) -> str:
-    """Return an expression in five fields: minute, hour, day, month, weekday; InvalidArgumentError where it is none."""
+    """Return an expression in five fields: minute, hour, day, month, weekday; InvalidArgumentError if invalid."""
     if not isinstance(text, str):
-        raise InvalidArgumentError(f"cron: {quoted(text)} is a {type(text).__name__}; give a text such as '0 3 * * *'")
+        raise InvalidArgumentError(f"cron must be a string such as '0 3 * * *', got {quoted(text)}")
     expression = _NAMES.get(text.strip().lower(), text)
     if expression.startswith("@"):
-        raise InvalidArgumentError(f"cron: {quoted(text)} is no name of a schedule; give one of {', '.join(_NAMES)}")
+        raise InvalidArgumentError(f"cron must be five fields or one of {', '.join(_NAMES)}, got {quoted(text)}")
     fields = expression.split()
     if len(fields) != _FIELDS:
         raise InvalidArgumentError(
-            f"cron: {quoted(text)} has {len(fields)} fields; give five, minute, hour, day, month and weekday: seconds"
-            " are none of them"
+            f"cron must have five fields, minute, hour, day, month and weekday, without seconds, got {len(fields)} in"
+            f" {quoted(text)}"
         )
     from cronsim import CronSimError  # noqa: PLC0415  # only those who have schedules need it
 
     try:
         first = next(_ticks(expression, UTC, datetime(2020, 1, 1, tzinfo=UTC)), None)
     except CronSimError as error:
-        raise InvalidArgumentError(f"cron: {quoted(text)} is no schedule: {error}") from None
+        raise InvalidArgumentError(f"cron must be a valid schedule, got {quoted(text)}: {error}") from None
     if first is None:
-        raise InvalidArgumentError(f"cron: {quoted(text)} never ticks")
+        raise InvalidArgumentError(f"cron must have a next tick, got {quoted(text)}, which never ticks")
     return " ".join(fields)
 
 
 def check_timezone(name: object) -> str:
-    """Return the name of a time zone; InvalidArgumentError where there is none of this name."""
+    """Return the name of a time zone; raise InvalidArgumentError if unknown."""
     try:
         if isinstance(name, str) and name:
             ZoneInfo(name)
             return name
     except (KeyError, ValueError, OSError):
         pass
-    raise InvalidArgumentError(f"timezone: {quoted(name)} names no time zone; give one such as 'Europe/Berlin'")
+    raise InvalidArgumentError(f"timezone must be a time zone such as 'Europe/Berlin', got {quoted(name)}")
 
 
 def next_tick(cron: str, timezone: str, after: int) -> int | None:
-    """Give the first tick after a time, ns; None where there is none."""
+    """Return the first tick after a time, ns; None if there is none."""
     return next(_after(cron, timezone, after), None)
 
 
 def due_ticks(
     cron: str, timezone: str, after: int, now: int, *, catch_up: CatchUp = "none", within: int | None = None
 ) -> Due:
-    """Say which ticks after one time, up to and including another one, are to be put.
+    """Return the ticks after one time, up to and including another, that must be put.
 
     Parameters
     ----------
     catch_up
-        Which of those that were missed: none, the last one, or all.
+        Which missed ticks: none, the last one, or all.
     within
-        Those that were missed longer ago than this are not put in any case, ns; None: they are.
+        Maximum age of missed ticks, ns; None: any age.
     """
     begin = max(after, _counts_from(now, catch_up, within))
     if catch_up == "one":
@@ -162,16 +162,16 @@ def due_ticks(
 
 
 def _counts_from(now: int, catch_up: CatchUp, within: int | None) -> int:
-    """Say after which time ticks count, ns: those up to then are not looked at one by one, however many they are."""
+    """Return the time after which ticks count, ns: earlier ones are not examined one by one."""
     if catch_up == "none":
         return now - ON_TIME
     return MIN_NS if within is None else min(now - within - 1, now - ON_TIME)
 
 
 def _before_last(cron: str, timezone: str, begin: int, end: int) -> int:
-    """Give a time shortly before the last tick after one time and up to another; the first time where there is none.
+    """Return a time shortly before the last tick between two times; the first time if there is none.
 
-    It halves what lies between, so that a year takes no longer than the ticks of a day would.
+    It bisects the interval, so that a year takes no longer than a day.
     """
 
     def ticks_after(at: int) -> bool:
@@ -208,10 +208,10 @@ def _ticks(cron: str, zone: Any, begin: datetime) -> Iterator[datetime]:
 
 
 def _shown(cron: str, zone: Any, begin: datetime) -> Iterator[datetime]:
-    """Yield every moment at which the zone's clock shows a time of the rule.
+    """Yield every time at which the zone's clock matches the expression.
 
-    CronSim steps whole hours through a zone, so it loses ticks where the clock changes by half an hour. Here it only
-    steps through the time of day, from one change of the zone's offset to the next.
+    CronSim steps through a zone by whole hours, so it loses ticks if the clock changes by half an hour. Here it steps
+    through local time only, between two changes of the zone's offset.
     """
     from cronsim import CronSim  # noqa: PLC0415  # only those who have schedules need it
 

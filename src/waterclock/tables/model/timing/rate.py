@@ -1,7 +1,7 @@
-"""How many messages may go now under a rate limit. Pure: takes the time, returns a decision and the new state.
+"""How many messages a rate limit allows now. Pure: takes the time, returns a decision and the new state.
 
-The rule is the generic cell rate algorithm (ITU-T I.371, annex A, "virtual scheduling"): its whole state is one moment,
-when the next message would be due at a steady rate. It allows what a token bucket of the same size allows.
+The rule is the generic cell rate algorithm (ITU-T I.371, annex A, "virtual scheduling"): its whole state is one time,
+at which the next message would be due at a steady rate. It allows what a token bucket of the same size allows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Rate:
     Attributes
     ----------
     per_second
-        Messages a second, greater than 0.
+        Messages per second, greater than 0.
     burst
-        How many may go at once after a rest: over any time no more than this and the rate's share of it go.
+        How many may go at once after a pause: over any period, no more than this plus the rate's share.
     """
 
     per_second: float
@@ -29,18 +29,18 @@ class Rate:
 
     @classmethod
     def of(cls, per_second: float) -> Rate:
-        """Make the limit of an option: its burst is what a tenth of a second allows, at least one message.
+        """Return the limit of an option; its burst is the rate of a tenth of a second, at least one message.
 
-        A burst as large as a second's would let the first second have twice the rate.
+        A burst of a whole second would allow twice the rate in the first second.
         """
         return cls(per_second, max(1, int(per_second * _BURST_SECONDS)))
 
     def time_for(self, count: int) -> int:
-        """How long ``count`` messages take at a steady rate, ns; rounded up, so that rounding never sends more."""
+        """Return how long ``count`` messages take at a steady rate, ns, rounded up so that it never sends more."""
         return -int(-count * _SECOND // self.per_second)
 
     def allowed(self, due: int, now: int, most: int) -> int:
-        """How many messages may go at ``now``, ``most`` at the most.
+        """Return how many of ``most`` messages may go at ``now``.
 
         Parameters
         ----------
@@ -49,15 +49,15 @@ class Rate:
         """
         ahead = max(0, due - now)
         count = int(min(most, max(0, (self.time_for(self.burst) - ahead) * self.per_second // _SECOND)))
-        # Rounding may have given one too many.
+        # Rounding may have allowed one too many.
         while count and ahead + self.time_for(count) > self.time_for(self.burst):
             count -= 1
         return count
 
     def taken(self, due: int, now: int, count: int) -> int:
-        """Give the state after ``count`` messages went at ``now``, ns."""
+        """Return the state after ``count`` messages were sent at ``now``, ns."""
         return max(due, now) + self.time_for(count) if count else due
 
     def free_at(self, due: int) -> int:
-        """When the next message may go, ns; in the past where one may go now."""
+        """Return when the next message may go, ns; in the past if one may go now."""
         return due - (self.time_for(self.burst) - self.time_for(1))

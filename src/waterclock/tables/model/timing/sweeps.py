@@ -1,4 +1,4 @@
-"""When a table's groups are looked through for what contradicts their messages, and how far that look has come."""
+"""When a table's groups are checked for contradictions to their messages, and how far the check has come."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import threading
 from waterclock._support import moments
 
 SWEEP_SHARE = 50
-"""Looking through groups takes at most one part in so many of the time, of all processes together: with a million
-groups a round takes minutes instead of a ``poll_interval``."""
+"""Checks of groups take at most one part in so many of the time of all processes: with a million groups a round takes
+minutes instead of a ``poll_interval``.
+"""
 
 
 _FIRST_AFTER = 1_000_000_000
-"""After this long a process looks for the first time, ns, also where it always has something to do."""
+"""After how long a process checks for the first time, ns, even if it is always busy."""
 
 
 class Sweeps:
-    """The rounds through a table's groups, a piece after the other. Safe to share between threads.
+    """The rounds through a table's groups, chunk by chunk. Thread-safe.
 
     Attributes
     ----------
     due_at
-        When the next piece is due, in ns of the monotonic clock.
+        When the next chunk is due, in ns of the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -32,18 +33,18 @@ class Sweeps:
         self._lock = threading.Lock()
 
     def is_due(self, *, idle: bool) -> bool:
-        """Say whether to look at the next piece.
+        """Return whether to check the next chunk.
 
         Parameters
         ----------
         idle
-            Whether there is nothing else to do: a process that has not looked yet does so then at once, since it may
+            Whether there is nothing else to do: then a process that has not checked yet does so at once, because it may
             end soon.
         """
         return (idle and not self._has_looked) or moments.monotonic_ns() >= self.due_at
 
     def begin(self) -> bool:
-        """Begin a piece; False where another thread is at it."""
+        """Begin a chunk; return False if another thread is at it."""
         if not self._lock.acquire(blocking=False):
             return False
         if self._after is None:
@@ -52,22 +53,22 @@ class Sweeps:
 
     @property
     def after(self) -> str | None:
-        """The group after which the piece begins; None: the first one."""
+        """Return the group after which the chunk begins; None: the first one."""
         return self._after
 
     def end(self, last: str | None, took: int, processes: int, every: int) -> None:
-        """End a piece.
+        """End a chunk.
 
         Parameters
         ----------
         last
-            The last group of it; None where there are no more.
+            Its last group; None if there are no more.
         took
             How long it took, ns.
         processes
             How many processes do the same.
         every
-            After which time (ns) a round begins anew.
+            After how long (ns) a new round begins.
         """
         self._has_looked = True
         self._after = last
@@ -76,7 +77,7 @@ class Sweeps:
         self._lock.release()
 
     def give_up(self, every: int) -> None:
-        """End a piece that failed: it is tried again with the next round."""
+        """End a chunk that failed: it is retried in the next round."""
         self._has_looked = True
         self.due_at = moments.monotonic_ns() + every
         self._lock.release()

@@ -1,1 +1,1 @@
-"""Values that callers give or plain SQL wrote, checked before a database is asked."""
+"""Validation of values that callers give or plain SQL wrote, before a database sees them."""

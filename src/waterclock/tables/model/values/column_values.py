@@ -1,8 +1,8 @@
-"""Values of a table's further columns, checked alike for every database before it is asked.
+"""Validate values of additional columns, with the same rules for every database.
 
-SQLite keeps any value in any column, and MariaDB turns many a value into another one. What a column of this type keeps
-on no server, or keeps as something else, is refused everywhere; an int for a double becomes a float everywhere. Types
-that are not named here are left to the database.
+SQLite stores any value in any column, and MariaDB converts many values. Values that some server would refuse or change
+are refused everywhere; an int for a double becomes a float everywhere. Types that are not named here are left to the
+database.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _float(name: str, value: Any) -> float:
 
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise _misfit(name, value, "a text")
+        raise _misfit(name, value, "a string")
     return check_text(name, value)
 
 
@@ -75,7 +75,7 @@ def _bytes(name: str, value: Any) -> bytes:
 
 
 def _misfit(name: str, value: object, takes: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{name}: {quoted(value)} is a {type(value).__name__}; the column takes {takes}")
+    return InvalidArgumentError(f"{name} must be {takes}, got {quoted(value)}")
 
 
 _CHECKS: tuple[tuple[type[Any], _Check], ...] = (
@@ -90,12 +90,12 @@ _CHECKS: tuple[tuple[type[Any], _Check], ...] = (
     (sa.String, _text),
     (sa.LargeBinary, _bytes),
 )
-"""By the first type that a column's is one of; values of all others may be anything but a text that cannot be kept."""
+"""Checks by column type, first match; values of other types may be anything except invalid text."""
 
 
 @built_once(maxsize=256)
 def column_checks(rows: sa.Table) -> dict[str, _Check]:
-    """Give the check of each column's values: it takes the column's name and a value, not None."""
+    """Return the check of each column's values: it takes the column's name and a value, not None."""
     return {column.name: _check_of(getattr(column.type, "impl_instance", column.type)) for column in rows.columns}
 
 

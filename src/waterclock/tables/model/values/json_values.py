@@ -1,4 +1,4 @@
-"""JSON that every database returns as it was put; anything else is refused before a database is asked."""
+"""Accept only JSON that every database returns unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.values.texts import check_text
 
 MAX_DEPTH = 31
-"""Lists and objects nested in each other. MariaDB calls JSON that is nested deeper invalid."""
+"""Maximum nesting of lists and objects. MariaDB calls deeper JSON invalid."""
 
-_SUSPECTS = ("\\u0000", "\\ud")  # how JSON begins to write a NUL and half of a surrogate pair
+_SUSPECTS = ("\\u0000", "\\ud")  # JSON escapes of a NUL and of a lone surrogate
 _LEAST_WITH_EXPONENT = 1e16  # from here on Python writes a float with an exponent, and JSONB as an int
 
 
@@ -24,8 +24,8 @@ def check_json(name: str, value: Any) -> None:
     Raises
     ------
     InvalidArgumentError
-        For NaN and infinities, keys that are not text, texts that `check_text` refuses, JSON nested deeper than
-        `MAX_DEPTH`, and what is no JSON.
+        For NaN and infinities, keys that are not strings, text that `check_text` refuses, JSON nested deeper than
+        `MAX_DEPTH`, and other values that are not JSON.
     """
     try:
         text = json.dumps(value, allow_nan=False)
@@ -47,7 +47,7 @@ def check_json(name: str, value: Any) -> None:
 
 
 def check_jsonb(name: str, value: Any) -> None:
-    """Check as `check_json` does, and that JSONB returns the value equal, but for the order of its keys.
+    """Check as `check_json`, and that JSONB returns an equal value, except for the order of keys.
 
     Raises
     ------
@@ -64,12 +64,12 @@ def check_jsonb(name: str, value: Any) -> None:
 
 
 def check_numeric_json(name: str, value: Any) -> None:
-    """Check as `check_json` does, and that a column of SQLite that is declared JSON returns the value equal.
+    """Check as `check_json`, and that a column of SQLite declared JSON returns an equal value.
 
     Raises
     ------
     InvalidArgumentError
-        Also for numbers that such a column changes, because it makes a number of a text that is one.
+        Also for numbers that such a column changes, because it converts numeric text to a number.
     """
     check_json(name, value)
     if isinstance(value, float) or (isinstance(value, int) and value not in BIGINTS):
@@ -90,7 +90,7 @@ def _too_deep(name: str, value: Any) -> InvalidArgumentError:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, int]]:
-    """Yield a value, its keys, and the values in it, each with how many lists and objects it is in or is itself."""
+    """Yield a value, its keys, and the values in it, each with its nesting depth."""
     left = [(value, 0)]
     while left:
         one, outside = left.pop()

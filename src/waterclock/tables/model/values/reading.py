@@ -1,4 +1,4 @@
-"""Reading what plain SQL may have written: a value that cannot be read becomes a fact instead of an error.
+"""Read values that plain SQL may have written: an unreadable value becomes an object, not an error.
 
 An error while rows are fetched would end the claim that found the row, and the next one, and so every consumer.
 """
@@ -21,7 +21,7 @@ class Unreadable:
     Attributes
     ----------
     problem
-        What was wrong with it.
+        Why it could not be read.
     """
 
     def __init__(self, value: object, error: Exception) -> None:
@@ -32,7 +32,7 @@ class Unreadable:
 
 
 class Guarded(sa.TypeDecorator[Any]):
-    """A type whose values are read where they can be, and are an `Unreadable` otherwise."""
+    """Wraps a type: values that it cannot read become `Unreadable`."""
 
     impl = sa.Text
     cache_ok = True
@@ -44,11 +44,10 @@ class Guarded(sa.TypeDecorator[Any]):
 
     @property
     def python_type(self) -> type[Any]:
-        """What its values are in Python."""
         return self.impl_instance.python_type
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        """Read with the type that is guarded."""
+        """Read with the wrapped type."""
         process = super().result_processor(dialect, coltype)
         if process is None:
             return None
@@ -63,14 +62,14 @@ class Guarded(sa.TypeDecorator[Any]):
 
 
 def unreadable(row: Any, further: Iterable[str]) -> str | None:
-    """Say what of a message's row cannot be read; None where all can.
+    """Return which part of a message's row cannot be read; None if all can.
 
     Parameters
     ----------
     row
         Its columns as attributes.
     further
-        The names of the table's further columns.
+        The names of the user's columns.
     """
     for name in ("id", "message", *further):
         value = getattr(row, name)
@@ -84,5 +83,5 @@ def unreadable(row: Any, further: Iterable[str]) -> str | None:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):  # nested 100,000 deep, it ends in the latter
+    except (ValueError, RecursionError):  # nested 100,000 deep, it raises the latter
         return False

@@ -1,7 +1,7 @@
-"""Texts that every database keeps: none with a NUL, which PostgreSQL refuses, and none that UTF-8 cannot write.
+"""Text that every database can store: without NUL, which PostgreSQL refuses, and valid in UTF-8.
 
-Where a text is the caller's, it is refused, on every database alike. Where it only says why something failed, what
-cannot be kept of it is replaced: the reason must not become a failure of its own.
+A caller's invalid text is refused, on every database. In the reason of a failure, invalid characters are replaced: the
+reason must not become a failure of its own.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 
 KEPT_AT_EACH_END = 1024
-"""Characters kept of a reason's beginning and end. An exception can quote a whole payload, and a statement with 20 MB
-of text is larger than MariaDB's max_allowed_packet."""
+"""Characters kept from the beginning and end of a reason. An exception can quote a whole payload, and a statement with
+20 MB of text is larger than MariaDB's max_allowed_packet.
+"""
 
 _NUL = "\0"
 _REPLACEMENT = "\ufffd"
 
 
 def check_text(name: str, text: str) -> str:
-    """Return the text where every database keeps it.
+    """Return the text if every database can store it.
 
     Raises
     ------
     InvalidArgumentError
-        Naming the argument, and what is wrong with the text.
+        Names the argument, and what is wrong with the text.
     """
     problem = _problem(text)
     if problem is not None:
@@ -32,7 +33,7 @@ def check_text(name: str, text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """Return a reason as every database keeps it: its first and last `KEPT_AT_EACH_END` characters, if it is longer."""
+    """Return a reason in a form that every database can store, truncated in the middle."""
     left_out = len(text) - 2 * KEPT_AT_EACH_END
     if left_out > 0:
         text = f"{text[:KEPT_AT_EACH_END]}… ({left_out} characters left out) …{text[-KEPT_AT_EACH_END:]}"
@@ -43,11 +44,11 @@ def storable(text: str) -> str:
 
 def _problem(text: str) -> str | None:
     if _NUL in text:
-        return "has a NUL in it, which PostgreSQL keeps in no text; put bytes, or leave it out"
+        return "has a NUL in it, which PostgreSQL cannot store in text; put bytes, or remove it"
     if text.isascii():
         return None
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "has half of a surrogate pair in it, which is no text; decode what it was made of anew"
+        return "has a lone surrogate in it, which is not valid text; decode its source again"
     return None
