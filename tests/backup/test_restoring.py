@@ -107,7 +107,7 @@ def test_a_manifest_that_is_none_is_damaged(folder: Path, text: str) -> None:
 def test_a_backup_of_a_newer_version_is_refused(backup: Path) -> None:
     written = json.loads((backup / NAME).read_text())
     (backup / NAME).write_text(json.dumps(written | {"format": 2}))
-    with pytest.raises(SchemaError, match="update waterclock"):
+    with pytest.raises(SchemaError, match="Update waterclock"):
         check_backup(backup)
 
 

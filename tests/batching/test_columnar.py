@@ -279,7 +279,7 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
         ({"window": -1}, "window must be a duration of 0 or more, got -1"),
         ({"max_delay": 0.5}, "max_delay must be .*, got 0.5"),
         ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
-        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
+        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
         ({"now": 1.5}, "now must be .*, got 1.5"),
     ],
 )

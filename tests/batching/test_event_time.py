@@ -297,13 +297,16 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
         ({"max_delay": 1.5}, "max_delay must be a string such as '500ms', .*, got 1.5"),
         ({"max_delay": timedelta(-1)}, "max_delay must be a duration of 0 or more"),
         ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
-        ({"on_conflict": "merge"}, "on_conflict: 'merge' is not known; give one of split, replace, isolate"),
-        ({"on_conflict": ["split"]}, r"on_conflict: \['split'\] is not known"),
-        ({"streams": []}, r"streams: \[\] names no stream; name all of the source, or give None"),
-        ({"streams": "temperature"}, "streams: 'temperature' is one text; give a list"),
-        ({"streams": ["a", ""]}, "streams: '' names no stream"),
-        ({"streams": ["a", 1]}, "streams: 1 names no stream"),
-        ({"streams": 3}, "streams: 3 is a int; give a list of texts, or None"),
+        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
+        ({"on_conflict": ["split"]}, r"on_conflict must be one of split, replace, isolate, got \['split'\]"),
+        ({"streams": []}, r"streams must name every stream of the source, got \[\]\. Pass None"),
+        (
+            {"streams": "temperature"},
+            r"streams must be a list of names, got 'temperature'\. Write streams=\['temperature'\]",
+        ),
+        ({"streams": ["a", ""]}, "streams must be non-empty strings, got ''"),
+        ({"streams": ["a", 1]}, "streams must be non-empty strings, got 1"),
+        ({"streams": 3}, "streams must be a list of names or None, got 3"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_named_with_its_value(options: dict[str, Any], complaint: str) -> None:

@@ -155,7 +155,7 @@ def test_an_exception_is_not_hidden_by_a_lost_lease(orders: MessageTable, clock:
     orders.receive()
     with pytest.raises(ZeroDivisionError) as raised, stale:
         raise ZeroDivisionError
-    assert "cannot ack message" in raised.value.__notes__[0]
+    assert "cannot nack message" in raised.value.__notes__[0]
 
 
 def test_extend_keeps_the_message_and_never_shortens_the_lease(orders: MessageTable, clock: MovableClock) -> None:

@@ -222,7 +222,7 @@ def test_ids_and_groups_that_the_database_would_mix_up_are_refused_with_the_reme
         run(database, ddl)
         with pytest.raises(wc.SchemaError, match=rf"'{column}' {reason}.*Run ALTER TABLE") as raised:
             database.create_table(name, payload="text", id_type="text", adopt=True)
-        run(database, str(raised.value).partition("; run ")[2])
+        run(database, str(raised.value).partition(". Run ")[2])
         table = database.create_table(name, payload="text", id_type="text", adopt=True, groups="sequenced")
         table.put_many([{"id": one, "payload": one, "group": one} for one in ("a", "A", "a ")])
         assert sorted(delivery.payload for delivery in table.receive()) == ["A", "a", "a "]

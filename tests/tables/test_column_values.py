@@ -46,7 +46,7 @@ def table(database: Database) -> MessageTable:
 def test_a_value_of_another_type_is_refused_with_the_column_and_the_value(table: MessageTable) -> None:
     for kind, values in WRONG.items():
         for value in values:
-            with pytest.raises(InvalidArgumentError, match=f"^the_{kind}(: | must be JSON, got )"):
+            with pytest.raises(InvalidArgumentError, match=f"^the_{kind}(: | must )"):
                 table.put("tea", **{f"the_{kind}": value})
     assert table.stats().ready == 0
 

@@ -39,7 +39,7 @@ def test_explain_names_the_message_that_holds_a_group(sequenced: MessageTable) -
 
 
 def test_explain_does_not_know_a_message_that_never_was(orders: MessageTable) -> None:
-    with pytest.raises(NotFoundError, match="message 7"):
+    with pytest.raises(NotFoundError, match="no message with id 7"):
         orders.explain(7)
 
 

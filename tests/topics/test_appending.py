@@ -87,7 +87,7 @@ def test_what_is_no_message_is_refused_by_name(sqlite_topic: Topic) -> None:
         sqlite_topic.append(["text"])  # type: ignore[list-item]
     with pytest.raises(InvalidArgumentError, match=r"Message objects or dicts, or a table of .*, got int"):
         sqlite_topic.append(7)  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="no column 'stream'"):
+    with pytest.raises(SchemaError, match="no column named 'stream'"):
         sqlite_topic.append(pa.table({"source": ["a"], "event_time": [1]}))
     assert list(sqlite_topic.read()) == []
 
