@@ -34,7 +34,9 @@ def test_nothing_cut_short_is_read(body: bytes, length: int) -> None:
 def test_another_form_is_distinguished() -> None:
     assert has_form(b"TST1", framed(b"TST1", b"x"))
     assert not has_form(b"TST2", framed(b"TST1", b"x"))
-    with pytest.raises(DamagedError, match="begins with b'TST1', not b'TST2'"):
+    with pytest.raises(
+        DamagedError, match="state is corrupt or has another format: it begins with b'TST1' instead of b'TST2'"
+    ):
         unframed(b"TST2", framed(b"TST1", b"x"), "state")
 
 

@@ -18,18 +18,27 @@ from waterclock.message import Message, Position
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"source": ""}, "source: ''"),
-        ({"source": 7}, "source: 7"),
-        ({"stream": ""}, "stream: ''"),
-        ({"event_time": float("nan")}, "event_time: nan"),
-        ({"event_time": 2**63}, "event_time: 9223372036854775808"),
-        ({"event_time": "2026-07-01T12:00:00"}, "event_time: '2026-07-01T12:00:00'"),
-        ({"receive_time": 0.5}, "receive_time: 0.5"),
-        ({"publish_time": True}, "publish_time: True"),
-        ({"payload": "text"}, "payload: 'text'"),
-        ({"payload": None}, "payload: None"),
+        ({"source": ""}, "source must not be empty"),
+        ({"source": 7}, "source must be a string, got 7"),
+        ({"stream": ""}, "stream must not be empty"),
+        (
+            {"event_time": float("nan")},
+            "event_time must be an int (ns), an aware datetime or an ISO 8601 string with offset, got nan",
+        ),
+        (
+            {"event_time": 2**63},
+            "event_time must fit in 64-bit nanoseconds (1677-09-21 to 2262-04-11), got 9223372036854775808",
+        ),
+        (
+            {"event_time": "2026-07-01T12:00:00"},
+            "event_time must be ISO 8601 with an offset, such as 2026-07-01T12:00:00.5Z or …+02:00, got '2026-07-01T12",
+        ),
+        ({"receive_time": 0.5}, "string with offset, got 0.5"),
+        ({"publish_time": True}, "string with offset, got True"),
+        ({"payload": "text"}, "payload must be bytes, for example text.encode(), got 'text'"),
+        ({"payload": None}, "payload must be bytes, for example text.encode(), got None"),
         ({"headers": {"a": 1}}, "'a': 1"),
-        ({"headers": ["a"]}, "headers: ['a']"),
+        ({"headers": ["a"]}, "headers must be a dict of strings, got ['a']"),
     ],
 )
 def test_a_field_with_a_wrong_value_is_refused_by_name_and_value(fields: dict[str, Any], says: str) -> None:

@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 
 FIRST_VERBS = {
     "Give": Rule(r"Gives?\b", "Return, Yield, Set", 35),
-    "Say": Rule(r"Says?\b", "Return whether, Log, Print", 35),
+    "Say": Rule(r"Says?\b", "Return whether, Log, Print", 34),
     "Let": Rule(r"Lets?\b", "the verb itself: Allow, Wait, Release", 26),
     "Insist": Rule(r"Insists?\b", "Check, Raise", 2),
     "Make": Rule(r"Makes?\b", "Create, Build, Return", 57),
@@ -42,16 +42,16 @@ CONSTRUCTIONS = {
     "is no": Rule(
         r"\b(?:is|are|was|were) no (?!longer|more than|less)\w+", "is not a …, must be …, there are no …", 83
     ),
-    "is none": Rule(r"\b(?:is|are) none\b", "missing, must be one of …, no … found", 49),
-    "Where": Rule(r"(?:^ *|[.!?] |[\"#] *)Where\b(?! to\b)", "If, When", 74),
-    "where there is": Rule(r"\bwhere (?:there|it|they|none|the|no|one)\b", "if, when", 290),
+    "is none": Rule(r"\b(?:is|are) none\b", "missing, must be one of …, no … found", 28),
+    "Where": Rule(r"(?:^ *|[.!?] |[\"#] *)Where\b(?! to\b)", "If, When", 41),
+    "where there is": Rule(r"\bwhere (?:there|it|they|none|the|no|one)\b", "if, when", 203),
     "headless what": Rule(
         r"\b[Ww]hat (?:is|are|was|were|has|have|had|it|they|another|became|follows)\b",
         "a noun: the rows that …, the outcome",
-        420,
+        311,
     ),
-    "gives": Rule(r"\b(?:gives|is given)\b", "returns, takes", 72),
-    "is to be": Rule(r"\b(?:is|are) to be\b", "must be, will be", 23),
+    "gives": Rule(r"\b(?:gives|is given)\b", "returns, takes", 71),
+    "is to be": Rule(r"\b(?:is|are) to be\b", "must be, will be", 12),
     "so that it is": Rule(r"\bso that (?:it|they|none|nothing) (?:is|are)\b", "to …", 8),
     "beside": Rule(r"\bbeside\b", "next to, in addition to", 31),
     "anew": Rule(r"\banew\b", "again", 7),
@@ -76,7 +76,8 @@ ERRORS = {
 """In the texts of errors that are raised."""
 
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ROOT / "docs" / "sql.md"
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page != GENERATED)]
 
 
 @cache
@@ -184,7 +185,7 @@ def test_errors_have_the_usual_forms(name: str) -> None:
 
 
 def test_sentences_of_pages_are_short() -> None:
-    rule = Rule("", f"two sentences, each of at most {LONGEST_SENTENCE} words", 189)
+    rule = Rule("", f"two sentences, each of at most {LONGEST_SENTENCE} words", 51)
     _check(
         rule,
         [

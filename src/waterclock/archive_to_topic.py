@@ -57,7 +57,7 @@ def archive_table(
     Raises
     ------
     ProducerFencedError
-        Where another process has begun to archive under the same name.
+        If another process has begun to archive under the same name.
     """
     age = to_duration(older_than, "older_than")
     context = table.context

@@ -169,9 +169,9 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
     Raises
     ------
     SchemaError
-        Where source, stream or event_time is missing, a column cannot be cast, or times name no moment.
+        If source, stream or event_time is missing, a column cannot be cast, or times name no moment.
     InvalidArgumentError
-        Where source, stream or event_time holds a null, source or stream an empty text, a header no text, or a time
+        If source, stream or event_time holds a null, source or stream an empty text, a header no text, or a time
         does not fit; also for bytes that are no text where a text must be, and other unsound columns.
     """
     given = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table

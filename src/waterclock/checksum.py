@@ -49,7 +49,7 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
     Raises
     ------
     DamagedError
-        Where they are too short, of another form, or not those that were written.
+        If they are too short, of another form, or not those that were written.
     """
     if len(data) < FRAME_BYTES:
         raise DamagedError(f"{name} is corrupt: {len(data)} bytes are too few")
@@ -78,7 +78,7 @@ def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
     Raises
     ------
     DamagedError
-        Where the bytes are not those that were written; ``name`` says what they are.
+        If the bytes are not those that were written; ``name`` says what they are.
     """
     body = memoryview(data)[:-FRAME_BYTES]
     if data[-FRAME_BYTES:] != trailer(form, body):

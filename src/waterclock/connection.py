@@ -96,11 +96,11 @@ class Database(Closing):
         Raises
         ------
         AlreadyExistsError
-            Where the topic exists and ``exist_ok`` is False.
+            If the topic exists and ``exist_ok`` is False.
         InvalidArgumentError
-            Where it is not known where its ledgers may lie; see `connect`.
+            If it is not known where its ledgers may lie; see `connect`.
         UnavailableError
-            Where the store of its ledgers cannot be made or reached.
+            If the store of its ledgers cannot be made or reached.
         """
         from waterclock.topics.model.topic_options import TopicOptions
         from waterclock.topics.topic import Topic
@@ -120,7 +120,7 @@ class Database(Closing):
         Raises
         ------
         NotFoundError
-            Where there is none of this name.
+            If it is missing.
         UnavailableError
             If no store lies at that place, or another one; the text names both places.
         """
@@ -240,11 +240,11 @@ class Database(Closing):
         Raises
         ------
         AlreadyExistsError
-            Where the table exists and ``exist_ok`` is False, or where another SQL table has the name.
+            If the table exists and ``exist_ok`` is False, or another SQL table has the name.
         InvalidArgumentError
             For an option that cannot be meant, or that this version does not have.
         NotFoundError, SchemaError
-            Where there is no SQL table to adopt, or where a column of it is missing or has another type.
+            If there is no SQL table to adopt, or a column of it is missing or has another type.
         """
         given = locals()  # the parameters, of which a table's options are some
         from waterclock.tables.message_table import MessageTable
@@ -255,7 +255,7 @@ class Database(Closing):
         return MessageTable.create(self.backend, name, options, columns, adopt=adopt, exist_ok=exist_ok)
 
     def table(self, name: str) -> MessageTable:
-        """Open a message table; NotFoundError where there is none of this name."""
+        """Open a message table; NotFoundError if it is missing."""
         from waterclock.tables.message_table import MessageTable
 
         self._has_opened_tables = True
@@ -269,9 +269,9 @@ class Database(Closing):
         Raises
         ------
         NotFoundError
-            Where there is no such table or topic.
+            If there is no such table or topic.
         ProducerFencedError
-            Where another process has begun to archive the table meanwhile.
+            If another process has begun to archive the table meanwhile.
         """
         from waterclock.archive_to_topic import archive_table
 
@@ -400,7 +400,7 @@ def connect(
     SchemaError
         If the catalogue is newer than this library, or older and ``create`` is not True.
     UnavailableError
-        Where the database cannot be opened; of shards, where none can.
+        If the database cannot be opened; of shards, where none can.
     """
     seconds = to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT) / _SECOND
     if shards is not None:

@@ -106,7 +106,7 @@ class PartlyPutError(UnavailableError):
     ids
         The ids of all messages, in their order, also of those that got theirs in the call.
     missing
-        Those of them that are not in. Where a shard went away in the middle of a commit they may be in after all;
+        Those of them that are not in. If a shard went away in the middle of a commit they may be in after all;
         putting them again changes nothing then.
     """
 

@@ -39,13 +39,13 @@ def test_a_backup_is_replaced_only_with_consent_and_its_faults_are_said(
     said = capsys.readouterr()
     facts = json.loads(said.out)
     assert (facts["ledger_files"], facts["copied"], facts["faults"]) == (1, 1, 1)
-    assert "is lost" in said.err
+    assert "which the catalogue names, is missing" in said.err
     assert run(words) == WRONG_USAGE
     assert "this would replace the backup of 20" in capsys.readouterr().err
     assert run([*words, "--yes"]) == FAILED
     assert json.loads(capsys.readouterr().out)["copied"] == 0
     assert run(["restore", str(folder), "--dry-run"]) == DONE
-    assert "is lost" in capsys.readouterr().err
+    assert "which the catalogue names, is missing" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_command_with_one_line(

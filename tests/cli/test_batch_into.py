@@ -52,7 +52,10 @@ def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
         (("batch", "nowhere", "--into", "batches", *RULE), "no topic named 'nowhere'"),
         (("batch", "telemetry", "--into", "numbers", *RULE), "with text ids, got 'numbers' with bigint ids"),
         (("batch", "telemetry", *RULE, "--follow"), "into must be given with by=rate, follow, since and source"),
-        (("batch", "telemetry", "--into", "batches", *RULE, "--since", "noon"), "since: 'noon'"),
+        (
+            ("batch", "telemetry", "--into", "batches", *RULE, "--since", "noon"),
+            "since must be ISO 8601 with an offset",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(filled: Shell, words: tuple[str, ...], text: str) -> None:

@@ -27,17 +27,19 @@ _MESSAGE = json.dumps(
     }
 )
 _CREATING = {"demo", "init", "restore", "topic add", "table add"}
-_WITHOUT_A_DATABASE = {"doctor", "pipeline run", "pipeline replay", "spark prepare"}
+_WITHOUT_A_DATABASE = {"doctor", "pipeline run", "pipeline replay", "spark prepare", "ingest check"}
 _ARGUMENTS = {
     "db migrate": (),
     "topic alter": ("t", "--retention", "1d"),
     "topic append": ("t", "messages.jsonl"),
+    "topic export": ("t", "--to", "export.csv"),
     "topic find": ("t", "2026-07-01T12:00:00Z"),
     "topic expire": ("t", "1d"),
     "topic forget": ("t", "p"),
     "topic relocate": ("t", "elsewhere"),
     "topic rename": ("t", "u"),
     "topic truncate": ("t", "2026-07-01T12:00:00Z"),
+    "ingest replay": ("mqtt://nowhere", "--topic", "t", "--format", "collectd"),
     "subscription add": ("t", "s"),
     "subscription info": ("t", "s"),
     "subscription read": ("t", "s"),
@@ -115,7 +117,7 @@ def test_every_command_refuses_a_database_without_a_catalogue_and_leaves_it_alon
     before = contents(foreign.folder)
     for command in _NEEDING:
         assert foreign(*words_of(command), expect=FAILED) == "", command
-        assert "no Waterclock catalogue found in sqlite:///factory.db. 'waterclock init'" in foreign.said, command
+        assert "no Waterclock catalogue found in sqlite:///factory.db. Run 'waterclock init'" in foreign.said, command
         assert contents(foreign.folder) == before, command
     foreign("doctor")
     assert contents(foreign.folder) == before
@@ -124,7 +126,7 @@ def test_every_command_refuses_a_database_without_a_catalogue_and_leaves_it_alon
 def test_every_command_refuses_a_missing_file_and_creates_none(shell: Shell) -> None:
     for command in _NEEDING:
         shell(*words_of(command), expect=FAILED)
-        assert "no database file 'factory.db' found. 'waterclock init'" in shell.said, command
+        assert "no database file 'factory.db' found. Run 'waterclock init'" in shell.said, command
         assert list(shell.folder.iterdir()) == [], command
 
 

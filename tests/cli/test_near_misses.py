@@ -116,7 +116,7 @@ def test_a_word_too_many_is_named_with_the_remedy(filled: Shell, command: str, s
 @pytest.mark.parametrize("command", ["pause jobs cart17", "pin jobs cart17 picker"])
 def test_a_group_that_is_held_before_its_first_message_is_compared_with_known_ones(filled: Shell, command: str) -> None:
     filled("group", *command.split())
-    assert "warning: no group named 'cart17' in message table 'jobs'; did you mean 'cart-17'? A p" in filled.said
+    assert "warning: no group named 'cart17' in message table 'jobs'; did you mean 'cart-17'? The p" in filled.said
     filled("table", "put", "jobs", "x", "--group", "cart17")
     filled("group", *command.split())
     assert "warning" not in filled.said

@@ -87,7 +87,7 @@ def back_up(backend: Backend, ledgers: LedgerRoot, destination: str | Path, repo
     InvalidArgumentError
         For a database on a server, and for a folder that holds something else.
     UnavailableError
-        Where the folder cannot be written, or the database or a store not be read.
+        If the folder cannot be written, or the database or a store not be read.
     """
     source = str(database_file(backend.url))
     folder = _folder(destination)

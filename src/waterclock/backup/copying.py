@@ -55,9 +55,9 @@ def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
     Raises
     ------
     DamagedError
-        Where it is gone, or not what was written.
+        If it is gone, or not what was written.
     UnavailableError
-        Where it cannot be read now.
+        If it cannot be read now.
     """
     try:
         with file.open("rb") as source:

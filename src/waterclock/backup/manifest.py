@@ -85,11 +85,11 @@ def read_manifest(folder: Path) -> Manifest:
     Raises
     ------
     NotFoundError
-        Where there is no whole backup.
+        If there is no whole backup.
     SchemaError
-        Where a newer version has written it.
+        If a newer version has written it.
     DamagedError
-        Where it is not what was written.
+        If it is not what was written.
     """
     file = folder / NAME
     try:

@@ -48,9 +48,9 @@ def make_independent(backend: Backend, ledgers: str) -> int:
     Raises
     ------
     InvalidArgumentError
-        Where ``ledgers`` is the folder that the catalogue knows: the original's, if this is a copy.
+        If ``ledgers`` is the folder that the catalogue knows: the original's, if this is a copy.
     UnavailableError
-        Where a ledger file that the catalogue names is not there.
+        If a ledger file that the catalogue names is not there.
     """
     files = LedgerFiles(ledgers)
     with backend.snapshot() as connection:

@@ -62,11 +62,11 @@ def check_backup(source: str | Path, report: Report = no_report) -> Manifest:
     Raises
     ------
     NotFoundError
-        Where there is no whole backup.
+        If there is no whole backup.
     DamagedError
-        Where a file of it is gone, or not what was written.
+        If a file of it is gone, or not what was written.
     UnavailableError
-        Where a file cannot be read now.
+        If a file cannot be read now.
     """
     folder = Path(source).absolute()
     manifest = read_manifest(folder)
@@ -103,7 +103,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     InvalidArgumentError
         For a database on a server, and where the file or the folder is not new.
     NotFoundError, DamagedError
-        Where there is no whole backup, or a file of it is damaged; then nothing was written.
+        If there is no whole backup, or a file of it is damaged; then nothing was written.
     UnavailableError
         If something cannot be read or written; then what was written so far is removed.
     """

@@ -72,7 +72,7 @@ def take_snapshot(backend: Backend, target: Path, report: Report) -> tuple[int, 
     Raises
     ------
     UnavailableError
-        Where the file cannot be written, or the database not be read.
+        If the file cannot be written, or the database not be read.
     """
     with backend.snapshot() as connection:
         named = list(_named(connection))  # the first read, which fixes what all that follows sees

@@ -98,7 +98,7 @@ class Batch:
         Whose messages these are.
     start, end
         The window in event time, ns. ``end`` is start + window and included; after a conflict it is the event time
-        of the message that conflicted, and excluded (message batching, UC3). Where conflicts are isolated, that of a
+        of the message that conflicted, and excluded (message batching, UC3). If conflicts are isolated, that of a
         batch of conflicting messages is ``start``, and included.
     closed_at
         Receive-clock time at which nothing more can belong here, ns: ``end`` + max_delay. Of a batch by rate, the

@@ -17,7 +17,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], TomlLines]:
     Raises
     ------
     NotFoundError
-        If there is none.
+        If it is missing.
     UnavailableError
         If it cannot be read.
     InvalidArgumentError

@@ -46,7 +46,7 @@ def held_snapshots(backend: Backend) -> list[HeldSnapshot] | None:
     Raises
     ------
     ForbiddenError
-        Where the server does not show them to this user.
+        If the server does not show them to this user.
     """
     question = backend.dialect.long_transactions
     if question is None:

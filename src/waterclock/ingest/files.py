@@ -28,7 +28,7 @@ CHUNK_BYTES = 4 << 20
 """Bytes of payloads that are read from a file at a time: MariaDB takes entries of up to 8 MiB as it is installed."""
 
 MAX_PAYLOAD = 64 << 20
-"""Bytes of a payload that are read unless more is allowed: a file without line ends is no reason to fill the memory."""
+"""Bytes of a payload that are read unless more is allowed: a file without line ends must not fill the memory."""
 
 _WRITTEN = 6
 """Bytes that one byte of a payload may take in a line of JSON: a control character as \\u001f."""

@@ -108,7 +108,7 @@ class Topic:
 
     @property
     def bounds(self) -> Bounds | None:
-        """Smallest and largest times of the remaining messages; None if there are none. Equally fast for any size."""
+        """Smallest and largest times of the remaining messages; None if missing. Equally fast for any size."""
         return bounds_of_topic(self.storage)
 
     @property

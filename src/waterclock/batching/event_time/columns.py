@@ -34,7 +34,7 @@ class Assignment(NamedTuple):
     ----------
     starts, ends
         Its batch's window, int64 ns; 0 if the row is in no batch. Duplicates and replaced rows have the start of the
-        window that they fell into. Where `assign_judged` finds the window open still, only its start, as far as
+        window that they fell into. If `assign_judged` finds the window open still, only its start, as far as
         messages have come.
     conflicts
         A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.

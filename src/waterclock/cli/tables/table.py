@@ -272,7 +272,7 @@ def receive(
 
 @app.command
 def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Common = Common()) -> int:
-    """Print messages that wait, without taking them. Exit code 1 where there is none.
+    """Print messages that wait, without taking them. Exit code 1 if there are no such messages.
 
     Parameters
     ----------

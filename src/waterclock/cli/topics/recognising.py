@@ -67,7 +67,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     Raises
     ------
     InvalidArgumentError
-        Where the file was changed in what is in already; it names the line and the remedy.
+        If the file was changed in what is in already; it names the line and the remedy.
     WaterclockError
         What reading raises.
     """

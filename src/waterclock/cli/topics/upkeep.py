@@ -139,7 +139,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
     name
         The topic.
     root
-        Folder or URL. Where it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
+        Folder or URL. If it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
         files are looked for and the place is written down. Otherwise they are copied there and compared.
     """
     from waterclock.topics.store.ledger_files import StoreError

@@ -45,7 +45,7 @@ class JsonPath(NamedTuple):
         Raises
         ------
         InvalidArgumentError
-            If there is none.
+            If it is missing.
         """
         for key in self.keys:
             if isinstance(value, dict) and key in value:

@@ -43,7 +43,7 @@ class Stored:
     skipped
         Retained messages that were not wanted, or taken before.
     last_reason
-        Why the last of the dead letters is one; None if there is none.
+        Why the last of the dead letters is one; None if missing.
     """
 
     appended: int = 0

@@ -58,7 +58,7 @@ class PipelineFile:
         Raises
         ------
         NotFoundError
-            If there is none.
+            If it is missing.
         UnavailableError
             If it cannot be read.
         InvalidArgumentError

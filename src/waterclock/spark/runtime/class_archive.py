@@ -34,13 +34,13 @@ _USED = f"-Xshare:auto {QUIET} -XX:SharedArchiveFile='{{}}'"
 
 
 def archive_options(java: Java) -> str:
-    """Return Java's options for the archive that fits; an empty text where there is none, or none is wanted."""
+    """Return Java's options for the archive that fits; an empty text if it is missing or not wanted."""
     archive = find_archive(java) if is_wanted() else None
     return "" if archive is None else _USED.format(archive)
 
 
 def find_archive(java: Java) -> Path | None:
-    """Find the archive that fits; None if there is none. It counts as used."""
+    """Find the archive that fits; None if missing. It counts as used."""
     try:
         for path in archive_folder().glob(f"{_key(java)}-*.jsa"):
             if path.stem.rpartition("-")[2] == str(path.stat().st_size):

@@ -87,7 +87,7 @@ def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
 
 
 def _offsets(spark: SparkSession, checkpoint: str, lines: list[Column]) -> Any:
-    """Look for lines in the offsets of a checkpoint; None if there are none."""
+    """Look for lines in the offsets of a checkpoint; None if missing."""
     try:
         return spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
     except PySparkException as error:

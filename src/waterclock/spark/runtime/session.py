@@ -42,7 +42,7 @@ _EVERYWHERE = {
     # To keep to a number of bytes, Spark measures every column after every row on its way to Python, which takes longer
     # than all else there. Without, the number of rows limits what crosses at once; packed rows are small enough for it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # Of packed rows these are some 10 MB; ten times as many take twice as long on their way to Python. Where rows are
+    # Of packed rows these are some 10 MB; ten times as many take twice as long on their way to Python. If rows are
     # messages, more are not faster.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1024",
     "spark.sql.execution.arrow.pyspark.enabled": "true",

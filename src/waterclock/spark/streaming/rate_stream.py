@@ -50,7 +50,7 @@ _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 class RateStream:
     """Batches many sources, each like `waterclock.RateAwareBatcher`, from their messages; an entry is one call.
 
-    It remembers what the rule knows of every source, the messages that wait, and the last entry that it took. Where
+    It remembers what the rule knows of every source, the messages that wait, and the last entry that it took. If
     sources are forgotten after a silence, it also remembers each one's greatest receive time.
 
     Parameters

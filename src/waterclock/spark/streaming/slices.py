@@ -114,7 +114,7 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
         rows = rows.slice(cuts[-1])
         if is_large:
             ready, rest, judged = _split(rows, judged, by_entry=by_entry)
-            # Where nothing can be judged yet, it is not looked for again with every batch.
+            # If nothing can be judged yet, it is not looked for again with every batch.
             most = max(_MOST_OF_A_SOURCE, 2 * sum(rest.column("count").to_pylist()))
             if ready is not None:
                 yield StreamSlice(ready, begun, ends=False)

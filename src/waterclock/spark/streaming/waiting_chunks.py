@@ -38,7 +38,7 @@ class ChunkStore(Protocol):
     """Where chunks are, by number: a part of the state, or a dict."""
 
     def get(self, number: int, /) -> bytes | None:
-        """Read a chunk; None if there is none of that number."""
+        """Read a chunk; None if missing of that number."""
         ...
 
     def __setitem__(self, number: int, chunk: bytes, /) -> None:
@@ -50,7 +50,7 @@ class ChunkStore(Protocol):
         ...
 
 
-class Chunk(NamedTuple):
+class WaitingChunk(NamedTuple):
     """A chunk of messages whose event times lie in one cell.
 
     Attributes
@@ -85,7 +85,7 @@ class WaitingChunks:
 
     __slots__ = ("_advance", "_chunks", "_widths", "horizon")
 
-    def __init__(self, max_delay: int, horizon: int | None = None, chunks: Iterable[Chunk] = ()) -> None:
+    def __init__(self, max_delay: int, horizon: int | None = None, chunks: Iterable[WaitingChunk] = ()) -> None:
         self._widths = [max(max_delay // parts, 1) for parts in _CELLS_OF_DELAY]
         self._chunks = list(chunks)
         self._advance = 0
@@ -160,7 +160,7 @@ class WaitingChunks:
             met = np.flatnonzero(np.bincount(some.sources, minlength=len(some.source_names)))
             store[number] = write_chunk(some.of_sources(met))
             windows = int(np.count_nonzero(begins_window[part]))
-            self._chunks.append(Chunk(number, int(cells[part[0]]), int(times[part].min()), windows))
+            self._chunks.append(WaitingChunk(number, int(cells[part[0]]), int(times[part].min()), windows))
             number += 1
 
     def _cells(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -190,5 +190,5 @@ def read_chunk(chunk: bytes, record: np.dtype[Any]) -> ManySources:
     return many_from_cell(unframed(_FORM, chunk, _NAME), record, _NAME)
 
 
-def _chunk(number: object, begin: object, earliest: object, windows: object) -> Chunk:
-    return Chunk(count(number), moment(begin), moment(earliest), count(windows))
+def _chunk(number: object, begin: object, earliest: object, windows: object) -> WaitingChunk:
+    return WaitingChunk(count(number), moment(begin), moment(earliest), count(windows))

@@ -114,7 +114,7 @@ def _row_groups(lists: Any) -> list[RowGroup]:
 
 
 def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
-    """Bound the messages of all row groups; None if there are none."""
+    """Bound the messages of all row groups; None if missing."""
     bounds: Bounds | None = None
     for group in groups:
         bounds = group.bounds.joined(bounds)

@@ -75,7 +75,7 @@ class Producers:
         self.put(append.name, numbering.appended(append, position, verdict))
 
     def get(self, name: str) -> Numbering | None:
-        """Return the record of a producer; None if there is none."""
+        """Return the record of a producer; None if missing."""
         if name not in self._known:
             self._known[name] = self._read[name] = read_producer(self._storage, self._connection, name)
         return self._known[name]
@@ -98,7 +98,7 @@ class Producers:
 
 
 def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Numbering | None:
-    """Read what is known of a producer; None if there is none of this name."""
+    """Read what is known of a producer; None if missing of this name."""
     row = connection.execute(_READ, _key(storage, name)).first()
     return None if row is None else Numbering.read(*row)
 
@@ -147,7 +147,7 @@ def newest_numbers(storage: Storage, name: str) -> tuple[int, int] | None:
 
 
 def last_sequence(storage: Storage, name: str) -> int | None:
-    """Return the number of the last message that a producer has appended; None if there is none."""
+    """Return the number of the last message that a producer has appended; None if missing."""
     with storage.backend.snapshot() as connection:
         numbering = read_producer(storage, connection, check_name(name))
     return None if numbering is None else numbering.last

@@ -323,7 +323,7 @@ class RateAwareBatcher:
 
     @property
     def forgotten_at(self) -> int | None:
-        """The earliest ``now`` for which `advance` forgets the source, ns; None if there is none to forget."""
+        """The earliest ``now`` for which `advance` forgets the source, ns; None if missing to forget."""
         return self._silence.forgotten_at
 
     @property

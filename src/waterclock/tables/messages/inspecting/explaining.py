@@ -69,7 +69,7 @@ class Explanation:
 
 
 def explain_message(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation:
-    """Explain a message; NotFoundError if there is none with this id."""
+    """Explain a message; NotFoundError if it is missing."""
     rows = context.rows
     row = connection.execute(sa.select(rows).where(rows.c.id == message_id)).first()
     if row is None:
