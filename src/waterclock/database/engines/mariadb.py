@@ -193,7 +193,7 @@ class MariadbDialect:
         """max_statement_time, a killed statement, or a lock wait timeout."""
         return _code(error) in _OUT_OF_TIME
 
-    long_transactions = sa.text("""
+    long_transactions: sa.TextClause | None = sa.text("""
         SELECT trx.trx_mysql_thread_id AS process, TIMESTAMPDIFF(SECOND, trx.trx_started, NOW()) AS seconds,
             list.user AS user, '' AS program
         FROM information_schema.innodb_trx AS trx

@@ -201,7 +201,7 @@ class PostgresqlDialect:
         return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
     # Of a role without pg_read_all_stats the server shows this for its own processes alone.
-    long_transactions = sa.text("""
+    long_transactions: sa.TextClause | None = sa.text("""
         SELECT pid AS process, CAST(extract(epoch FROM clock_timestamp() - xact_start) AS BIGINT) AS seconds,
             usename AS "user", application_name AS program
         FROM pg_stat_activity

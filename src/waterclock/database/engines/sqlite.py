@@ -54,7 +54,7 @@ class SqliteDialect:
     """SQLite's `EngineDialect`."""
 
     name = "sqlite"
-    long_transactions = None
+    long_transactions: sa.TextClause | None = None
     longest_pause = 0.005  # the lock is free only for moments: infrequent tries wait long behind a busy writer
     commits_each = False
     outlives_errors = True
