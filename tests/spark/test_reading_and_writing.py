@@ -240,9 +240,9 @@ def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, 
         ({"topic": "nowhere"}, "no topic named 'nowhere'"),
         ({"colums": "source"}, "no option named 'colums'"),
         ({"columns": "sauce"}, "got 'sauce'"),
-        ({"startingPosition": "first"}, "position: 'first'"),
+        ({"startingPosition": "first"}, "position must be ledger:entry:index, for example 3:17:0, got 'first'"),
         ({"startingPosition": "0:0:0", "startingTimestamp": "5"}, "must not both be given"),
-        ({"startingTimestamp": "2026-07-01T12:00:00"}, "startingTimestamp: '2026-07-01T12:00:00'"),
+        ({"startingTimestamp": "2026-07-01T12:00:00"}, "startingTimestamp must be ISO 8601 with an offset"),
     ],
 )
 def test_a_read_that_cannot_be_meant_is_refused_on_the_driver(

@@ -399,7 +399,7 @@ def test_a_put_over_shards_of_which_one_is_away_says_which_messages_are_in(
     table = servers.keyspace.create_table("orders", payload="text")
     messages = [{"payload": str(number)} for number in range(20)]
     with servers.stopped():
-        with pytest.raises(wc.PartlyPutError, match=r"are not in .*-80: ") as raised:
+        with pytest.raises(wc.PartlyPutError, match=r"were not put .*-80: ") as raised:
             table.put_many(messages)
         assert table.stats().ready == 20 - len(raised.value.missing)
         assert {table.shard_of(one) for one in raised.value.missing} == {"-80"}
