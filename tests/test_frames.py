@@ -113,7 +113,12 @@ def test_numbers_of_numpy_are_payloads() -> None:
         (WANTED, {"payload": "v"}, InvalidArgumentError, "columns and payload must be left out for Message objects"),
         (ROWS, {}, SchemaError, r"message 0 must have the key 'source', got \['device'"),
         (ROWS, {"columns": COLUMNS, "payload": "v"}, SchemaError, "message 0 must have the key 'v'"),
-        ([ROWS[0] | {"at": "noon"}], {"columns": COLUMNS}, InvalidArgumentError, "message 0: event_time: 'noon'"),
+        (
+            [ROWS[0] | {"at": "noon"}],
+            {"columns": COLUMNS},
+            InvalidArgumentError,
+            "message 0: event_time must be ISO 8601 with an offset",
+        ),
         ([ROWS[0] | {"value": None}], {"columns": COLUMNS, "payload": "value"}, InvalidArgumentError, "got NoneType"),
         ([ROWS[0] | {"value": float("nan")}], {"columns": COLUMNS, "payload": "value"}, InvalidArgumentError, "nan"),
         (pl.DataFrame(ROWS), {}, SchemaError, "'source'"),

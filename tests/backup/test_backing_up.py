@@ -125,7 +125,7 @@ def test_a_lost_file_is_named_and_the_rest_is_saved(source: wc.Database, folder:
     ledger_path(source.topic("telemetry"), 2).unlink()
     done = source.backup(folder)
     assert len(done.faults) == 1
-    assert "is lost" in done.faults[0]
+    assert "is missing" in done.faults[0]
     assert done.ledger_files == 1
     assert read_manifest(folder).faults == done.faults
     with restored(folder) as copy:

@@ -36,6 +36,7 @@ SCENARIOS = {
         0 topic read telemetry --where-time --by event_time
         0 topic find telemetry 2026-07-01T12:00:00Z --by event_time
         0 topic ledgers telemetry
+        2 topic export telemetry --to @
         0 topic roll telemetry
         0 topic seal telemetry
         0 topic compact telemetry
@@ -129,6 +130,9 @@ SCENARIOS = {
         2 pipeline run topicless.toml
         2 spark prepare
         2 work @
+        2 ingest @ --topic telemetry
+        1 ingest check @
+        1 ingest replay @
     """,
 }
 """Commands with their exit codes; ``@`` stands for hostile text, ``#`` for a hostile name of a file."""

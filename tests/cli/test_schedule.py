@@ -35,7 +35,7 @@ def test_schedules_are_added_listed_paused_resumed_run_and_removed(orders: Shell
     assert orders.json("schedule", "ls") == []
     orders("schedule", "pause", "orders", "nightly", expect=FAILED)
     orders("schedule", "add", "orders", "x", "y", "--cron", "0 0 3 * * *", expect=WRONG_USAGE)
-    assert "six" in orders.said or "6 fields" in orders.said
+    assert "cron must have five fields" in orders.said
 
 
 def test_a_schedule_that_saw_a_clock_ahead_is_shown_and_reset(orders: Shell) -> None:

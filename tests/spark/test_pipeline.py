@@ -65,7 +65,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from by, max_delay"),
         ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be event_time or rate, got 'chance'"),
         ('window = "500ms"', 'by = "rate"', "line 10: no key named batching.max_delay; choose from batch_length, by"),
-        ('window = "500ms"', 'window = "500 parsecs"', "line 9: batching.window = '500 parsecs': window must be a duration"),
+        (
+            'window = "500ms"',
+            'window = "500 parsecs"',
+            "line 9: batching.window = '500 parsecs': window must be a duration",
+        ),
         (
             'max_delay = "400ms"',
             'on_conflict = "merge"',
@@ -74,7 +78,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('max_delay = "400ms"', "max_delay = 400", "line 10: batching.max_delay must be a string, got 400"),
         ('topic = "telemetry"\n', "", "line 2: source.topic is missing"),
         ('start = "2026-07-01T10:00:00Z"', 'start = "noon"', "line 5: source.start = 'noon': start must be ISO 8601"),
-        ('start = "2026-07-01T10:00:00Z"', 'start = "1:2"', "line 5: source.start = '1:2': position must be ledger:entry:index"),
+        (
+            'start = "2026-07-01T10:00:00Z"',
+            'start = "1:2"',
+            "line 5: source.start = '1:2': position must be ledger:entry:index",
+        ),
         ("_trigger = 70", "_trigger = 0", "line 6: source.max_messages_per_trigger must be an integer from 1"),
         (
             'table = "batches"',
@@ -99,7 +107,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('topic = "telemetry"', 'topic = "$NO_SUCH"', "line 4: source.topic: $ must start a variable"),
         ('topic = "telemetry"', 'topic = "${NO_SUCH"', "line 4: source.topic: $ must start a variable"),
         ('start = "2026-07-01T10:00:00Z"', "start = 2026-07-01T10:00:00", "line 5: source.start = datetime.datetime("),
-        ('start = "2026-07-01T10:00:00Z"', 'start = "2 h and some"', "line 5: source.start = '2 h and some': start must be a duration"),
+        (
+            'start = "2026-07-01T10:00:00Z"',
+            'start = "2 h and some"',
+            "line 5: source.start = '2 h and some': start must be a duration",
+        ),
         ('start = "2026-07-01T10:00:00Z"', "start = true", "line 5: source.start must be a time, how long ago"),
         ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers needs output.url"),
         (
@@ -262,7 +274,11 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         ),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated must be true, false, or a list of streams, got [0]"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout must be a string such as '1.5s'"),
-        ('forget_after = "1h"', 'forget_after = "0s"', "line 34: batching.forget_after = '0s': forget_after must be at least 1ns"),
+        (
+            'forget_after = "1h"',
+            'forget_after = "0s"',
+            "line 34: batching.forget_after = '0s': forget_after must be at least 1ns",
+        ),
         ('name = "by-rate"', "", "line 25: pipeline.name is missing"),
         (
             'table = "rates"',

@@ -237,7 +237,7 @@ def test_a_receive_time_too_far_ahead_is_rejected_as_a_publish_time_is(clocked_t
 @pytest.mark.one_database
 def test_a_limit_must_be_one(clocked_topic: Topic) -> None:
     database = Database(clocked_topic.storage.backend, LedgerRoot(clocked_topic.storage.files.root))
-    with pytest.raises(InvalidArgumentError, match="max_ahead must be a duration .* got '5 parsecs'"):
+    with pytest.raises(InvalidArgumentError, match=r"max_ahead must be a duration .* got '5 parsecs'"):
         database.create_topic("t", max_ahead="5 parsecs")
     with pytest.raises(InvalidArgumentError, match="on_ahead must be one of reject, keep, got 'drop'"):
         database.create_topic("t", on_ahead="drop")  # pyright: ignore[reportArgumentType]

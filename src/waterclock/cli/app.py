@@ -75,7 +75,7 @@ COMMANDS = {
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
     "ingest": ("ingest:app", "Move messages from an MQTT broker into topics."),
-    "batch": ("batch:batch", "Cut messages into batches by event time and print one line per batch."),
+    "batch": ("batch:batch", "Cut messages into batches and print one line a batch, or put them into a message table."),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),
     "restore": ("backup:restore", _RESTORE),

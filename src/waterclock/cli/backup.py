@@ -53,7 +53,7 @@ def restore(
     new_identity: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Make a new SQLite database, with ledger files of its own, of a backup.
+    """Restore a backup into a new SQLite database with ledger files of its own.
 
     Every checksum is compared before anything is written. --url and --ledgers say where to; both must be new.
 

@@ -15,7 +15,6 @@ from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.cli.batch_into import batch_into, checked_lengths
 from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
@@ -48,7 +47,7 @@ def batch(
     time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
-    """Cut messages into batches and print one line a batch, or put the batches of a topic into a message table.
+    """Cut messages into batches and print one line a batch, or put them into a message table.
 
     With --into, each batch becomes one message of the table, exactly once, also when the command is killed: the next
     run continues. The batches are those that a replay or Spark makes.
@@ -91,13 +90,17 @@ def batch(
         What times in a file that are ints count since 1970.
     """
     output = common.output
+    if by == "event_time":
+        window, max_delay = _checked_lengths(window, max_delay)
     if into is not None:
+        from waterclock.cli.batch_into import batch_into
+
         rule = (window, max_delay, max_lead, on_conflict) if by == "event_time" else (batch_length, timeout)
         batch_into(common, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew)
         return
     if by == "rate" or follow or since is not None or source is not None:
         raise InvalidArgumentError("into must be given with by=rate, follow, since and source. Name a message table")
-    make_batcher = partial(EventTimeBatcher, *checked_lengths(window, max_delay), max_lead, on_conflict)
+    make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict)
     make_batcher()  # refuses wrong lengths before anything is read
     batcher = BySource(make_batcher)
     batches: list[Batch] = []
@@ -113,6 +116,13 @@ def batch(
     if svg is not None:
         svg.write_text(timeline(batches, rejected), encoding="utf-8")
         output.talk(f"drew {svg}")
+
+
+def _checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
+    for name, value in (("window", window), ("max_delay", max_delay)):
+        if value is None:
+            raise InvalidArgumentError(f"{name} must be given for batching by event time. For example 500ms")
+    return str(window), str(max_delay)
 
 
 def _messages(

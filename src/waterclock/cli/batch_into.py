@@ -63,18 +63,9 @@ def batch_into(
         reporter.report(follower.counts, "ended")
 
 
-def checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
-    """Return the lengths that batching by event time needs, or raise InvalidArgumentError if one is missing."""
-    for name, value in (("window", window), ("max_delay", max_delay)):
-        if value is None:
-            raise InvalidArgumentError(f"{name} must be given for batching by event time. For example 500ms")
-    return str(window), str(max_delay)
-
-
 def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     if by == "event_time":
-        window, max_delay, *others = options
-        return ByEventTime.checked(*checked_lengths(window, max_delay), *others)
+        return ByEventTime.checked(*options)
     batch_length, timeout = options
     return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
 

@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 def doctor(*, common: Common = Common()) -> int:
-    """Say what is installed, which databases and Java are found, and what to do about what is missing."""
+    """Show the installed parts, databases and Java, and how to install what is missing."""
     findings = list(_examine(common))
     common.output.rows((finding._asdict() for finding in findings), Finding._fields)
     return int(any(finding.status == "broken" for finding in findings))

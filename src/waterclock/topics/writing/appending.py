@@ -100,7 +100,8 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
     NotFoundError
         If the topic was removed.
     """
-    _check_size(storage, entry)
+    if len(entry.data) > storage.backend.largest_value:
+        raise _too_large(storage, entry)
     if entry.messages == 0 and producer is None:
         return Appended(None, 0, rejected=entry.rejected)
     own = _Append(storage, entry, producer)
@@ -149,7 +150,8 @@ class JointAppend:
             If the database is busy or away.
         """
         for storage, entry in entries:
-            _check_size(storage, entry)
+            if len(entry.data) > storage.backend.largest_value:
+                raise _too_large(storage, entry)
         own = [_Append(storage, entry, None) for storage, entry in entries]
         for each, tried in zip(own, self._tried, strict=False):
             each.token, each.since = tried.token, tried.since
@@ -168,12 +170,11 @@ class JointAppend:
         return [each.answer for each in own]
 
 
-def _check_size(storage: Storage, entry: Entry) -> None:
-    if len(entry.data) > storage.backend.largest_value:
-        raise InvalidArgumentError(
-            f"messages must fit an entry of {storage.backend.largest_value} bytes, got {entry.messages}"
-            f" messages of {len(entry.data)} bytes. Append fewer at a time"
-        )
+def _too_large(storage: Storage, entry: Entry) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"messages must fit an entry of {storage.backend.largest_value} bytes, got {entry.messages}"
+        f" messages of {len(entry.data)} bytes. Append fewer at a time"
+    )
 
 
 def _carry_out(group: Sequence[_Append]) -> None:
