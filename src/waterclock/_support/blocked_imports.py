@@ -18,7 +18,7 @@ class _Blocker:
         self,
         fullname: str,
         path: Sequence[str] | None = None,  # noqa: ARG002  # of the protocol
-        target: ModuleType | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002  # of the protocol
     ) -> ModuleSpec | None:
         if fullname == self._name:
             raise ModuleNotFoundError(f"module {fullname!r} is blocked in this process", name=fullname)

@@ -124,11 +124,11 @@ def check(
     plan = _read(source, mapping).plan
     output = common.output
     rules = RuleSet(plan.rules)
-    broker = None if messages is not None else BrokerCheck(plan)
-    if broker is None:
-        assert messages is not None  # noqa: S101  # the line above
+    broker = None
+    if messages is not None:
         published = islice(read_published(messages), sample)
     else:
+        broker = BrokerCheck(plan)
         published = broker.sample(sample, to_duration(wait, "wait") / 1_000_000_000)
     bad = seen = 0
     for each in published:
