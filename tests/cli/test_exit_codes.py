@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from waterclock._support.urls import text_without_secrets, without_secrets
-from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.cli.app import FAILED, WRONG_USAGE, app
 
 from .conftest import Shell
 
@@ -70,6 +70,7 @@ def test_readers_that_have_gone_change_no_exit_code(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, broken: tuple[str, ...]
 ) -> None:
     shell("topic", "add", "telemetry")
+    monkeypatch.setattr(app["topic"].console, "quiet", False)  # Rich leaves it True once its reader has gone
     with ExitStack() as opened:
         for name in broken:
             reading, writing = os.pipe()

@@ -282,17 +282,29 @@ def test_a_leader_that_is_interrupted_loses_and_doubles_nothing_of_the_others(
 def test_an_append_that_is_interrupted_in_line_leaves_it_and_is_not_written(gate: Gate, sqlite_topic: Topic) -> None:
     first = gate.append(0)
     until(lambda: gate.groups)  # else the append below may join its group, and wait for the gate
+    handled = threading.Event()
+
+    def raise_once(*_: object) -> None:
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
 
     def interrupt() -> None:
         line = line_of(sqlite_topic.storage.backend, sqlite_topic.storage.topic_id)
         until(lambda: line._standing)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # A signal that comes just before a thread blocks on a lock is not seen until another one comes.
+        while not handled.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        sqlite_topic.append(published([1]))
-    thread.join()
+    before = signal.signal(signal.SIGINT, raise_once)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            sqlite_topic.append(published([1]))
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     last = gate.append(2)
     gate.open()
     assert (first.result().first, last.result().first) == (Position(0, 0, 0), Position(0, 1, 0))
