@@ -56,6 +56,12 @@ SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish with
 back. A second signal ends it at once. Reports its progress on stderr every 30 seconds.
 """
 
+_RUN = """Ingest, batch and handle messages on a gateway, as a file describes.
+
+SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part ends,
+all are stopped, and the exit code is 1. SIGHUP makes the ingest read the file again.
+"""
+
 _UPKEEP = """Run the periodic tasks of all topics and message tables; show what ran when.
 
 Seals and compacts topics and enforces their retention; purges tables, puts the due messages of schedules, and releases
@@ -76,6 +82,7 @@ COMMANDS = {
     "upkeep": ("upkeep:app", _UPKEEP),
     "ingest": ("ingest:app", "Move messages from an MQTT broker into topics."),
     "batch": ("batch:batch", "Cut messages into batches and print one line a batch, or put them into a message table."),
+    "run": ("run:run", _RUN),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),
     "restore": ("backup:restore", _RESTORE),

@@ -68,6 +68,16 @@ class TomlTable:
             )
         return value
 
+    def texts(self, key: str) -> list[str] | None:
+        """Take an array of texts; None if the key is not there."""
+        values = cast("list[object] | None", self.take(key, (list,), "an array of strings"))
+        for value in values or ():
+            if not isinstance(value, str) or value == "" or "\0" in value:
+                raise self.wrong(
+                    key, f"{self._name}.{key} must hold non-empty strings without NUL characters, got {quoted(value)}"
+                )
+        return None if values is None else [self._filled(key, str(value)) for value in values]
+
     def url(self, key: str) -> str | None:
         """Take the URL of a database."""
         value = self.optional(key)

@@ -18,6 +18,9 @@ from waterclock.time import NS_PER
 from waterclock.topics.model.names import check_name
 
 _TABLES = ("broker", "subscribe", "database", "limits")
+_OF_A_GATEWAY = ("batch", "work")
+"""Tables of the same file that only `waterclock run` reads."""
+
 _PATHS = ("time", "value", "source", "stream")
 
 
@@ -50,7 +53,7 @@ class IngestFile:
         """
         content, lines = read_toml(path)
         for key, value in content.items():
-            if key not in _TABLES:
+            if key not in _TABLES + _OF_A_GATEWAY:
                 line = lines.find(key) if isinstance(value, dict | list) else lines.find("", key)
                 raise InvalidArgumentError(f"{path}, line {line}: {key} is not known; there are {', '.join(_TABLES)}")
         broker = _broker(TomlTable(path, lines, "broker", content.get("broker")))

@@ -99,6 +99,10 @@ class Output:
         if not self.quiet:
             _say(text)
 
+    def relay(self, line: str) -> None:
+        """Pass on a line of another process, which has decided whether it is said."""
+        _say(line)
+
     def complain(self, text: str, *, on_new_line: bool = False) -> None:
         """Say to the person what failed, also if all other talk is unwanted."""
         start = "\n" if on_new_line and sys.stderr.isatty() else ""

@@ -1,0 +1,25 @@
+"""A process of `waterclock run`: one command, which stops if the process that started it is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from waterclock.cli import main
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _stop_with(parent: int) -> None:
+    """Get SIGTERM when the parent ends, however it ends: without it, this process has no supervisor."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _stop_with(int(sys.argv[1]))
+    main(sys.argv[2:])

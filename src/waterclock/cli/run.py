@@ -1,0 +1,78 @@
+"""``waterclock run FILE``: ingest, batching and work of a gateway, each a process, stopped in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.output import Output
+
+if TYPE_CHECKING:
+    from waterclock.gateway.supervisor import Supervisor
+
+
+def run(file: Path, /, *, common: Common = Common()) -> None:
+    """Ingest, batch and handle what a file describes, until stopped.
+
+    SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part
+    ends, all are stopped, and the exit code is 1. SIGHUP makes the ingest read the file again.
+
+    Parameters
+    ----------
+    file
+        A TOML file with the tables of an ingest, [[batch]] and [work].
+    """
+    from waterclock.gateway.gateway_file import GatewayFile
+    from waterclock.gateway.supervisor import Supervisor, current_environment
+
+    read = GatewayFile.read(file)
+    url = common.database_url if read.url is None else read.url
+    ledgers = common.ledgers if read.url is None else read.ledgers
+    output = common.output
+    flags = [word for word, given in (("--json", common.json), ("-q", common.quiet), ("-v", common.verbose)) if given]
+    program = [sys.executable, "-m", "waterclock.cli.gateway_part", str(os.getpid()), *flags]
+    supervisor = Supervisor(read.parts, program, current_environment(url, ledgers), _teller(output))
+    output.talk(f"running {', '.join(part.name for part in read.parts)}")
+    with _signals(supervisor):
+        supervisor.run()
+
+
+def _teller(output: Output) -> Callable[[str, str], None]:
+    lock = threading.Lock()
+
+    def tell(name: str, line: str) -> None:
+        with lock:
+            if not output.as_json:
+                output.relay(f"{name}: {line}")
+                return
+            facts: Any = None
+            with suppress(ValueError):
+                facts = json.loads(line)
+            if isinstance(facts, dict):
+                output.facts({"part": name, **facts})
+                sys.stdout.flush()
+            else:
+                output.relay(f"{name}: {line}")
+
+    return tell
+
+
+@contextmanager
+def _signals(supervisor: Supervisor) -> Generator[None]:
+    handlers = {signal.SIGINT: supervisor.stop, signal.SIGTERM: supervisor.stop, signal.SIGHUP: supervisor.reload}
+    before: dict[Any, Any] = {
+        number: signal.signal(number, lambda *_, act=act: act()) for number, act in handlers.items()
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

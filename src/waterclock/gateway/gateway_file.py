@@ -1,0 +1,155 @@
+"""A gateway as a TOML file: what an ingest's file says, how topics are batched, and who handles the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
+from waterclock.batching.rate.rule import RateRule
+from waterclock.configuration.toml_file import read_toml
+from waterclock.configuration.toml_lines import TomlLines
+from waterclock.configuration.toml_table import TomlTable
+from waterclock.errors import InvalidArgumentError
+from waterclock.gateway.part import Part
+from waterclock.ingest.ingest_file import IngestFile
+from waterclock.time import to_duration
+from waterclock.topics.model.names import check_name
+
+_TABLES = ("broker", "subscribe", "database", "limits", "batch", "work")
+_OF_THE_INGEST = ("broker", "subscribe", "limits")
+_RULES = ("event_time", "rate")
+
+_GRACE = "30s"
+_STOPS_WITHIN = 30.0
+"""Seconds that a part has to end: an append gives up after 5, and a step of batching takes less."""
+
+_AFTER_GRACE = 10.0
+"""Seconds that a worker has to end after its grace period."""
+
+_UPKEEP_EVERY = "1m"
+
+
+@dataclass(frozen=True)
+class GatewayFile:
+    """What a file says.
+
+    Attributes
+    ----------
+    parts
+        What to run, in the order in which it is stopped.
+    url, ledgers
+        The database; None: the command's.
+    """
+
+    parts: tuple[Part, ...]
+    url: str | None = field(default=None, repr=False)
+    ledgers: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> GatewayFile:
+        """Read and check a file.
+
+        Raises
+        ------
+        NotFoundError, UnavailableError
+            If it is missing, or cannot be read.
+        InvalidArgumentError
+            With the file, line and key, and the reason why the value is invalid.
+        """
+        content, lines = read_toml(path)
+        for key, value in content.items():
+            if key not in _TABLES:
+                line = lines.find(key) if isinstance(value, dict | list) else lines.find("", key)
+                raise InvalidArgumentError(f"{path}, line {line}: no key {key}; choose from {', '.join(_TABLES)}")
+        parts: list[Part] = []
+        if any(name in content for name in _OF_THE_INGEST):
+            IngestFile.read(path)  # refuses mistakes before anything runs
+            parts.append(Part("ingest", ("ingest", str(path.absolute())), _STOPS_WITHIN, reloads=True))
+        parts += _batchings(path, lines, content.get("batch", []))
+        if "work" in content:
+            parts.append(_work(TomlTable(path, lines, "work", content["work"])))
+        if not parts:
+            raise InvalidArgumentError(f"{path} must have a table [broker], [[batch]] or [work]")
+        if "work" not in content:
+            parts.append(Part("upkeep", ("upkeep", f"--every={_UPKEEP_EVERY}"), _STOPS_WITHIN))
+        database = TomlTable(path, lines, "database", content.get("database", {}))
+        url, ledgers = database.url("url"), database.optional("ledgers")
+        database.end()
+        return cls(tuple(parts), url, ledgers)
+
+
+def _batchings(path: Path, lines: TomlLines, given: object) -> list[Part]:
+    if not isinstance(given, list):
+        raise InvalidArgumentError(f"{path}, line {lines.find('batch')}: write [[batch]], once for each topic")
+    parts: dict[str, Part] = {}
+    for place, values in enumerate(cast("list[object]", given)):
+        table = TomlTable(path, lines, "batch", values, place)
+        part = _batching(table)
+        if part.name in parts:  # ids of batches of two topics may be equal
+            raise table.wrong("into", "batch.into must be another table for each [[batch]]")
+        parts[part.name] = part
+    return list(parts.values())
+
+
+def _batching(table: TomlTable) -> Part:
+    topic, into = table.text("topic"), table.text("into")
+    table.check("topic", lambda: check_name(topic))
+    options = {"into": into, **_rule(table)}
+    skew, since = table.optional("max_skew"), table.optional("since")
+    if skew is not None:
+        table.check("max_skew", lambda: to_duration(skew, "max_skew"))
+    options |= _given(max_skew=skew, since=since)
+    sources = [f"--source={source}" for source in table.texts("source") or ()]
+    table.end()
+    return Part(f"batch {into}", ("batch", topic, "--follow", *_words(options), *sources), _STOPS_WITHIN)
+
+
+def _rule(table: TomlTable) -> dict[str, str]:
+    by = table.optional("by") or "event_time"
+    if by not in _RULES:
+        raise table.wrong("by", f"batch.by must be one of {', '.join(_RULES)}, got {by!r}")
+    if by == "rate":
+        length, timeout = table.optional("batch_length") or "1s", table.optional("timeout")
+        ratio = float("inf") if timeout == "inf" else timeout
+        table.check("timeout" if timeout else "batch_length", lambda: RateRule.checked(length, ratio))
+        return _given(by=by, batch_length=length, timeout=timeout)
+    window, delay, lead = table.text("window"), table.text("max_delay"), table.optional("max_lead")
+    conflict = table.optional("on_conflict")
+    if conflict is not None and conflict not in CONFLICTS:
+        raise table.wrong("on_conflict", f"batch.on_conflict must be one of {', '.join(CONFLICTS)}, got {conflict!r}")
+    for key, value in (("window", window), ("max_delay", delay), ("max_lead", lead or "0s")):
+        table.check(key, lambda key=key, value=value: to_duration(value, key))
+    table.check("window", lambda: EventTimeRule.checked(window, delay, lead or "0s", cast("Any", conflict or "split")))
+    return _given(by=by, window=window, max_delay=delay, max_lead=lead, on_conflict=conflict)
+
+
+def _work(table: TomlTable) -> Part:
+    handlers = table.texts("handlers")
+    if not handlers:
+        raise table.wrong("handlers", "work.handlers must name at least one handler, as MODULE:NAME@TABLE")
+    for handler in handlers:
+        place, at, name = handler.partition("@")
+        if not at or not name or place.count(":") != 1 or place.startswith(("-", ":")) or place.endswith(":"):
+            raise table.wrong("handlers", f"work.handlers must be MODULE:NAME@TABLE, got {handler!r}")
+    numbers = {name: str(value) for name in ("concurrency", "processes") if (value := table.whole(name)) is not None}
+    names = ("consumer", "where", "timeout", "grace", "metrics")
+    texts = _given(**{name: table.optional(name) for name in names})
+    for name in ("timeout", "grace"):
+        if name in texts:
+            table.check(name, lambda name=name: to_duration(texts[name], name))
+    grace = to_duration(texts.get("grace", _GRACE), "grace") / 1_000_000_000
+    table.end()
+    words = ("work", *handlers, "--upkeep", *_words({**numbers, **texts}))
+    return Part("work", words, grace + _AFTER_GRACE)
+
+
+def _given(**options: str | None) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    """Write options as words of a command line; with ``=``, since a value may begin with a hyphen."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

@@ -1,0 +1,140 @@
+"""A gateway's file becomes command lines; a mistake is named with its line before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.gateway.gateway_file import GatewayFile
+from waterclock.ingest.ingest_file import IngestFile
+
+INGEST = """
+[broker]
+url = "mqtt://gateway"
+[[subscribe]]
+topic = "telemetry"
+format = "collectd"
+"""
+BATCH = """
+[[batch]]
+topic = "telemetry"
+into = "batches"
+window = "500ms"
+max_delay = "1s"
+"""
+WORK = """
+[work]
+handlers = ["gateway:press@batches"]
+"""
+DATABASE = """
+[database]
+url = "sqlite:///gateway.db"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.toml"
+
+
+def read(file: Path, text: str) -> GatewayFile:
+    file.write_text(text)
+    return GatewayFile.read(file)
+
+
+def test_each_table_becomes_a_part_in_the_order_of_the_stop(file: Path) -> None:
+    found = read(file, INGEST + BATCH + WORK + DATABASE)
+    assert found.url == "sqlite:///gateway.db"
+    assert [part.words for part in found.parts] == [
+        ("ingest", str(file)),
+        (
+            "batch",
+            "telemetry",
+            "--follow",
+            "--into=batches",
+            "--by=event_time",
+            "--window=500ms",
+            "--max-delay=1s",
+        ),
+        ("work", "gateway:press@batches", "--upkeep"),
+    ]
+    assert [part.reloads for part in found.parts] == [True, False, False]
+
+
+def test_all_options_are_passed_on(file: Path) -> None:
+    text = """
+[[batch]]
+topic = "telemetry"
+into = "by-rate"
+by = "rate"
+batch_length = "2s"
+timeout = "inf"
+max_skew = "1s"
+since = "2h"
+source = ["-a", "b"]
+[work]
+handlers = ["a:b@c", "a:d.e@f"]
+concurrency = 4
+processes = 2
+where = "amount > 3"
+grace = "5s"
+"""
+    batch, work = read(file, text).parts
+    assert batch.words[3:] == (
+        "--into=by-rate",
+        "--by=rate",
+        "--batch-length=2s",
+        "--timeout=inf",
+        "--max-skew=1s",
+        "--since=2h",
+        "--source=-a",
+        "--source=b",
+    )
+    assert work.words[1:] == (
+        "a:b@c",
+        "a:d.e@f",
+        "--upkeep",
+        "--concurrency=4",
+        "--processes=2",
+        "--where=amount > 3",
+        "--grace=5s",
+    )
+    assert work.stops_within == 15.0
+
+
+def test_without_a_worker_the_upkeep_is_a_part_of_its_own(file: Path) -> None:
+    assert [part.name for part in read(file, BATCH).parts] == ["batch batches", "upkeep"]
+
+
+def test_an_ingest_reads_the_same_file(file: Path) -> None:
+    read(file, INGEST + BATCH + WORK)
+    assert IngestFile.read(file).plan.rules[0].topic == "telemetry"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", r"must have a table \[broker\], \[\[batch\]\] or \[work\]"),
+        ("[broker]\n", r"line 1: broker.url is missing"),
+        ("[bath]\n", r"line 1: no key bath; choose from broker, "),
+        (f"{BATCH}window = 5", r"is not valid TOML"),
+        (BATCH.replace('"500ms"', '"5x"'), r"line 5: batch.window = '5x': "),
+        (BATCH.replace('"1s"', "1"), r"line 6: batch.max_delay must be a string, got 1"),
+        (f'{BATCH}max_dely = "1s"', r"line 7: no key named batch.max_dely"),
+        (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, got 'weight'"),
+        (f'{BATCH}on_conflict = "x"', r"line 7: batch.on_conflict must be one of split, replace, isolate, got 'x'"),
+        (BATCH + BATCH, r"line 10: batch.into must be another table for each \[\[batch\]\]"),
+        ('[batch]\ntopic = "x"', r"line 1: write \[\[batch\]\]"),
+        ('[work]\nhandlers = "a:b@c"', r"line 2: work.handlers must be an array of strings"),
+        ("[work]\nhandlers = []", r"line 2: work.handlers must name at least one handler"),
+        ('[work]\nhandlers = ["a:b"]', r"line 2: work.handlers must be MODULE:NAME@TABLE, got 'a:b'"),
+        ('[work]\nhandlers = ["--json:b@c"]', r"line 2: work.handlers must be MODULE:NAME@TABLE"),
+        ('[work]\nhandlers = ["a:b@c", 1]', r"line 2: work.handlers must hold non-empty strings"),
+        (f'{WORK}grace = "soon"', r"line 4: work.grace = 'soon': "),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(file: Path, text: str, error: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=error):
+        read(file, text)
