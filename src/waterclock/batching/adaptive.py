@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from waterclock._support.quoting import quoted
+from waterclock.batching.facts import count
 from waterclock.errors import InvalidArgumentError
-from waterclock.time import Duration, to_duration
+from waterclock.time import Duration, format_duration, to_duration
+
+ADAPTIVE = "adaptive"
+"""The batch length that follows what its consumer can bear."""
 
 _SECOND = 1_000_000_000
 _TOO_SLOW_TWICE = 2
 _FAST_OR_IDLE = 3
-_FAST = 0.7
 _LARGEST = 8
+
+_FAST = 70
+"""Percent of the window that a fast batch takes at most."""
+
+_SPARE = 99
+"""Percent of a shorter length that a batch must stay below before that length is used: about √2 times the 70 %."""
 
 
 class AdaptiveBatchLength:
@@ -18,23 +29,29 @@ class AdaptiveBatchLength:
 
     Longer batches cost less a message, so a consumer that falls behind gets longer ones:
 
-    - where processing takes longer than the window twice running, the length doubles, to at most 8 times the first;
-    - where it takes under 70 % three times running, or nothing came for three windows, it shrinks by √2, to at least
-      the first.
+    - if processing takes longer than the window twice running, the length doubles, to at most ``longest``;
+    - if it takes under 70 % of the window three times running, or nothing came for three windows, the length shrinks
+      by √2, to at least the first. After fast batches it shrinks only if they would also keep up with the shorter
+      length.
 
     Lengths are whole pulses, so that every batch has as many.
+
+    A length settles. One that proved too short is not used again until batches take less time than they did there, by
+    more than the step between the two lengths, or until nothing comes.
 
     Parameters
     ----------
     batch_length
-        The first length; it is rounded to whole pulses.
+        The first and shortest length; it is rounded to whole pulses.
     rate
         Pulses a second of the stream that matters, whole Hz.
+    longest
+        The greatest length, rounded down to whole pulses. Default: 8 times the first.
 
     Raises
     ------
     InvalidArgumentError
-        For a length below one pulse, or a rate below 1 Hz.
+        For a length below one pulse, a rate below 1 Hz, or a greatest length below the first.
 
     Notes
     -----
@@ -42,9 +59,9 @@ class AdaptiveBatchLength:
     *RateAwareMessageBatcher* does not say them; the numbers come from running such a batcher at a neutron source.
     """
 
-    __slots__ = ("_fast", "_first", "_idle", "_pulses", "_rate", "_slow")
+    __slots__ = ("_fast", "_first", "_idle", "_largest", "_pulses", "_rate", "_slow", "_too_short")
 
-    def __init__(self, batch_length: Duration = "1s", rate: int = 1) -> None:
+    def __init__(self, batch_length: Duration = "1s", rate: int = 1, longest: Duration | None = None) -> None:
         if rate < 1:
             raise InvalidArgumentError(f"rate must be an integer ≥ 1 (pulses per second), got {quoted(rate)}")
         length = to_duration(batch_length, "batch_length", minimum=1)
@@ -54,17 +71,29 @@ class AdaptiveBatchLength:
             raise InvalidArgumentError(
                 f"batch_length must hold at least one pulse of {rate} Hz, got {quoted(batch_length)}"
             )
+        most = None if longest is None else to_duration(longest, "longest", minimum=1)
+        self._largest = _LARGEST * self._first if most is None else most * rate // _SECOND
+        if self._largest < self._first:
+            raise InvalidArgumentError(
+                f"longest must be at least batch_length ({format_duration(self.batch_length)}), got {quoted(longest)}"
+            )
         self._slow = self._fast = self._idle = 0
+        self._too_short = (0, 0)  # the window, ns, that was left last because batches took longer: so many ns
 
     @property
     def batch_length(self) -> int:
         """The length to use, ns."""
-        return (2 * self._pulses * _SECOND + self._rate) // (2 * self._rate)
+        return self._length(self._pulses)
 
     @property
     def pulses(self) -> int:
         """The length to use, in pulses."""
         return self._pulses
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The shortest and the longest length, ns."""
+        return self._length(self._first), self._length(self._largest)
 
     def processed(self, took: Duration, window: Duration | None = None) -> int:
         """Report how long a batch took to process.
@@ -85,12 +114,13 @@ class AdaptiveBatchLength:
         took_ns = to_duration(took, "took")
         window_ns = self.batch_length if window is None else to_duration(window, "window", minimum=1)
         self._idle = 0
+        self._fast = self._fast + 1 if self._is_fast(took_ns, window_ns) else 0
         self._slow = self._slow + 1 if took_ns > window_ns else 0
-        self._fast = self._fast + 1 if took_ns < _FAST * window_ns else 0
         if self._slow == _TOO_SLOW_TWICE:
+            self._too_short = (window_ns, took_ns)
             self._use(2 * self._pulses)
         elif self._fast == _FAST_OR_IDLE:
-            self._shrink()
+            self._use(self._shorter())
         return self.batch_length
 
     def nothing_came(self) -> int:
@@ -103,12 +133,45 @@ class AdaptiveBatchLength:
         """
         self._idle += 1
         if self._idle == _FAST_OR_IDLE:
-            self._shrink()
+            self._use(self._shorter())
         return self.batch_length
 
-    def _shrink(self) -> None:
-        self._use(round(self._pulses / 2**0.5))
+    def facts(self) -> list[Any]:
+        """Write everything down that is known, for `from_facts`."""
+        counts = [self._slow, self._fast, self._idle]
+        return [self._first, self._rate, self._largest, self._pulses, *counts, *self._too_short]
+
+    @classmethod
+    def from_facts(cls, facts: list[Any]) -> AdaptiveBatchLength:
+        """Read back what `facts` wrote; ValueError if it is something else."""
+        known = cls()
+        first, known._rate, known._largest, known._pulses, *counts, window, took = map(count, facts)
+        known._first = first
+        known._slow, known._fast, known._idle = counts
+        known._too_short = (window, took)
+        if not 1 <= first <= known._pulses <= known._largest or known._rate < 1:
+            raise ValueError(f"expected a length between its bounds, got {quoted(facts)}")
+        return known
+
+    def _is_fast(self, took: int, window: int) -> bool:
+        if 100 * took >= _FAST * window:
+            return False
+        shorter = self._shorter()
+        length = self._length(shorter)
+        if 100 * took >= _SPARE * length:
+            return False
+        too_short, took_there = self._too_short
+        # Else the same load, with some noise, would lead back to a length that it has left.
+        return length > too_short or took * self.batch_length < took_there * length
+
+    def _shorter(self) -> int:
+        return max(round(self._pulses / 2**0.5), self._first)
+
+    def _length(self, pulses: int) -> int:
+        return (2 * pulses * _SECOND + self._rate) // (2 * self._rate)
 
     def _use(self, pulses: int) -> None:
-        self._pulses = min(max(pulses, self._first), _LARGEST * self._first)
+        self._pulses = min(pulses, self._largest)
         self._slow = self._fast = self._idle = 0
+        if self.batch_length <= self._too_short[0]:
+            self._too_short = (0, 0)
