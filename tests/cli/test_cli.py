@@ -430,7 +430,7 @@ def test_seeking_to_nowhere_or_to_two_places_is_wrong_usage(shell: Shell) -> Non
     shell("subscription", "add", "telemetry", "billing", "--start", "latest")
     for words in ([], ["--start", "--end"]):
         shell("subscription", "seek", "telemetry", "billing", *words, expect=WRONG_USAGE)
-        assert "give one of" in shell.said
+        assert "must be exactly one of" in shell.said
 
 
 def test_numbers_out_of_range_are_refused_before_anything_is_printed(shell: Shell) -> None:

@@ -31,7 +31,7 @@ _DEMO = """Run the whole flow on a recording of real messages, and draw it.
 Appends the recording to a topic, seals it to Parquet and finds a moment a third in. From there, Spark cuts batches into
 a message table, and two workers take them (one is killed midway). Exit code 1 unless the books balance to the message.
 """
-_DOCTOR = """Show the installed parts, databases and Java, and how to install what is missing.
+_DOCTOR = """Show the installed parts, databases and Java, and how to install missing parts.
 
 Give --url to test that database as well. Exit code 1 if something needed is broken.
 """
@@ -45,15 +45,15 @@ Every checksum is compared before anything is written. --url and --ledgers name 
 """
 _GROUP = """Groups of a message table.
 
-Commands leave messages in flight alone unless --force. With --dry-run they only show what they would change.
+Commands leave messages in flight alone unless --force. With --dry-run they only show their changes.
 """
 
 _INIT = "Create the catalogue, the tables named waterclock_*, in a database."
 
 _WORK = """Run handlers on the messages of message tables.
 
-SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and gives the rest
-back. A second signal ends it at once. Reports its progress on stderr every 30 seconds.
+SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and returns the
+rest to the table. A second signal ends it at once. Reports its progress on stderr every 30 seconds.
 """
 
 _RUN = """Ingest, batch and handle messages on a gateway, as a file describes.
@@ -88,7 +88,7 @@ COMMANDS = {
     "restore": ("backup:restore", _RESTORE),
     "spark": ("spark:app", "Speed up the start of Spark on this machine."),
 }
-"""Each noun: where it is at home in this package, and its help, of which the list of commands shows the first line.
+"""Each noun: its module in this package, and its help, of which the list of commands shows the first line.
 
 It is imported when it is called: a list of commands needs none of their libraries, and none needs another's.
 """
@@ -111,7 +111,7 @@ _EVERYWHERE = (*_WITH_VALUE, "--json", "--yes", "-y", "--quiet", "-q", "--verbos
 """The options of `waterclock.cli.terminal.common.Common`, which may stand before the command."""
 
 _OPTION = re.compile(r"--[a-z][a-z-]*")
-_NEGATIVE = re.compile(r"-\d[\d.]*[A-Za-zµ:].*", re.DOTALL)  # a bare number is no option to Cyclopts
+_NEGATIVE = re.compile(r"-\d[\d.]*[A-Za-zµ:].*", re.DOTALL)  # to Cyclopts only a bare number is a value
 
 _NUMBERS: dict[type | None, str] = {int: "an integer", float: "a number"}
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
@@ -147,7 +147,7 @@ def _replace_closed_streams() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; returns 0 where it is done, 1 where it failed, 2 for wrong usage."""
+    """Run one command; return 0 if it succeeded, 1 if it failed, 2 for wrong usage."""
     if logging.lastResort is not None:  # it prints warnings of commands that do not log
         logging.lastResort.setFormatter(_EscapingFormatter())
     with warnings.catch_warnings():
@@ -224,13 +224,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _complaint(error: Exception, arguments: list[str]) -> str | None:
-    """Say what was wrong, or None for what is a fault of ours."""
+    """Return the text for a user's mistake; None for a bug of ours."""
     if isinstance(error, CoercionError) and error.target_type in _NUMBERS:
         name = error.argument.name if error.argument is not None else "a value"
-        return f"{name} must be {_NUMBERS[error.target_type]}"  # no echo: what is no number may be a secret
+        return f"{name} must be {_NUMBERS[error.target_type]}"  # not echoed: the value may be a secret
     if isinstance(error, CycloptsError):
         text = _unused(error) if isinstance(error, UnusedCliTokensError | UnknownCommandError) else str(error)
-        for argument in arguments:  # it quotes what it does not understand, which may be a URL in a wrong place
+        for argument in arguments:  # the text quotes unknown arguments, which may be a URL in a wrong place
             text = text.replace(argument, shown(argument) if _MAY_BE_URL.search(argument) else argument)
         return text
     if isinstance(error, WaterclockError):

@@ -73,9 +73,9 @@ def batch(
     into
         The message table that gets the batches, with text ids, in the topic's database.
     follow
-        With --into, continue with what is appended until interrupted.
+        Continue with messages that are appended later, until interrupted; only with --into.
     since
-        With --into, where the first run begins: at the first message published at or after this time.
+        With --into, start the first run at the first message published at or after this time.
     source
         With --into, only messages of this source; may be given several times.
     max_skew

@@ -19,7 +19,7 @@ from waterclock.topics.reading.positions import beginning, place_of
 from waterclock.work.running.signals import stopping_at_signals
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks for what was appended: a query each, and the most that a message waits to be read."""
+"""Seconds between two looks for new messages: a query each, and the longest that a message waits to be read."""
 
 TELL_EVERY = 30.0
 """Seconds between two lines about the progress."""

@@ -24,7 +24,7 @@ def demo(*, folder: Path = Path("demo"), common: Common = Common()) -> int:
     Parameters
     ----------
     folder
-        Where the database, the ledgers and timeline.svg go; made anew each time.
+        Folder for the database, the ledgers and timeline.svg; recreated each time.
     """
     from waterclock.demo.main_job import run_main_job
 
@@ -70,5 +70,5 @@ class _TerminalReport:
             progress.update(task, total=total or 1, completed=total or 1)
 
     def say(self, text: str) -> None:
-        """Tell a result."""
+        """Print a result."""
         self._console.print(f"  {without_controls(text)}", markup=False)

@@ -1,4 +1,4 @@
-"""``waterclock doctor``: what is here, what is missing, and what to do about it."""
+"""``waterclock doctor``: the installed parts, the missing ones, and how to install them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 
 def doctor(*, common: Common = Common()) -> int:
-    """Show the installed parts, databases and Java, and how to install what is missing."""
+    """Show the installed parts, databases and Java, and how to install missing parts."""
     findings = list(_examine(common))
     common.output.rows((finding._asdict() for finding in findings), Finding._fields)
     return int(any(finding.status == "broken" for finding in findings))

@@ -1,4 +1,4 @@
-"""``waterclock ingest``: move messages from where they are published into topics."""
+"""``waterclock ingest``: move published messages into topics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ _NO_MAPPING = MappingOptions()
 def ingest(source: str, /, *, mapping: MappingOptions = _NO_MAPPING, common: Common = Common()) -> None:
     """Move messages from an MQTT broker into topics until it is stopped.
 
-    Each message is acked once its append has committed. SIGTERM and SIGINT stop it, and the broker keeps what follows;
+    Each message is acked once its append has committed. SIGTERM and SIGINT stop it, and the broker keeps later
+    messages;
     SIGHUP reads the file again. User and password come from the file, or from WATERCLOCK_MQTT_USERNAME and
     WATERCLOCK_MQTT_PASSWORD.
 
@@ -113,7 +114,7 @@ def check(
     messages
         Look at the messages of this file instead, JSON lines as `mosquitto_sub -F %j` writes them.
     broker_config
-        Mosquitto's configuration, to say what it would lose: /etc/mosquitto/mosquitto.conf.
+        Mosquitto's configuration, to report its settings that lose messages: /etc/mosquitto/mosquitto.conf.
     """
     from itertools import islice
 
@@ -137,7 +138,7 @@ def check(
         bad += checked.reason is not None
         _show(output, checked)
     if broker is not None:
-        output.talk(f"the broker is {broker.version or 'of an unknown version'}, and grants what is asked for")
+        output.talk(f"the broker is {broker.version or 'of an unknown version'}, and grants all requested options")
         if broker.dropped:
             output.talk(f"the broker dropped {broker.dropped:,} messages for its clients since it was started")
     _warn_of_broker(output, broker_config)
@@ -157,7 +158,7 @@ def replay(
 ) -> None:
     """Map dead letters again, after the mapping was corrected, and append those that can be mapped.
 
-    Goes on where the last replay ended. What still cannot be mapped is a dead letter again, with the new reason.
+    Continues after the last replay. A message that still cannot be mapped is a dead letter again, with the new reason.
 
     Parameters
     ----------
@@ -283,7 +284,7 @@ def _signals(stop: Callable[[], None], reload: Callable[[], None] | None) -> Gen
 
 @contextmanager
 def _saying(runner: Ingest, output: Output) -> Generator[None]:
-    """Say meanwhile how far it is: on a terminal on a line that changes, with --json as an event."""
+    """Report the progress meanwhile: on a terminal on a line that changes, with --json as an event."""
     from waterclock._support import moments
     from waterclock.ingest.progress import Event
 

@@ -36,7 +36,7 @@ def run(
     spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
-    """Batch a topic as it grows, and write the batches; go on where the checkpoint says.
+    """Batch a topic as it grows, and write the batches; continue from the checkpoint.
 
     Says every 30 seconds on stderr how far it is, with --json as an object a line; every 10 until the first micro-batch
     has ended.
@@ -54,7 +54,7 @@ def run(
     metrics
         Address at which Prometheus can ask how far it is: 0.0.0.0:9108.
     spark_log
-        File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
+        File for Spark's log; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
     from waterclock.spark.pipeline.preflight import check_places
@@ -102,13 +102,13 @@ def replay(
     until
         Batches that start before this time.
     pipeline
-        Which of the file's pipelines, where it has several.
+        Which of the file's pipelines, if it has several.
     master
         Spark's cluster; an embedded Spark on every core unless the file or this says otherwise.
     conf
         A setting of Spark, NAME=VALUE; it wins over the file's.
     spark_log
-        File to which Spark writes what it does; without it, Spark's errors go to stderr, each as a line.
+        File for Spark's log; without it, Spark's errors go to stderr, each as a line.
     """
     from waterclock.spark.pipeline.file import PipelineFile
     from waterclock.spark.pipeline.preflight import check_places

@@ -14,10 +14,10 @@ app = App(name="spark")
 
 @app.command
 def prepare(*, common: Common = Common()) -> None:
-    """Make Spark start in about half the time on this machine, with an archive of the classes that it loads.
+    """Halve the time that Spark takes to start on this machine, with an archive of the classes that it loads.
 
-    Takes about a minute, and some 200 MB in the cache folder. Once for each Java and Spark; nothing to do where it is
-    there. WATERCLOCK_CLASS_ARCHIVE=off has sessions start without it.
+    Takes about a minute, and some 200 MB in the cache folder. Needed once for each Java and Spark; does nothing if the
+    archive exists. WATERCLOCK_CLASS_ARCHIVE=off starts sessions without it.
     """
     if not is_wanted():
         raise InvalidArgumentError(f"{SWITCH} must not be off: sessions would not use the archive. Unset it first")

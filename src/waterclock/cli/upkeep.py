@@ -29,7 +29,7 @@ def run(*, every: str | None = None, common: Common = Common()) -> int:
     Parameters
     ----------
     every
-        Do what is due again and again, with this pause, for example 1m; without it everything, once.
+        Do all due tasks again and again, with this pause, for example 1m; without it, run every task once.
     """
     from waterclock.work.running.signals import stopping_at_signals
     from waterclock.work.upkeep import Upkeep
@@ -57,7 +57,7 @@ def run(*, every: str | None = None, common: Common = Common()) -> int:
 
 @app.command
 def status(*, common: Common = Common()) -> None:
-    """Say of each topic and message table what ran when, what is due, and what failed."""
+    """Show for each topic and message table which tasks ran when, are due, or failed."""
     from waterclock.work.upkeep import Upkeep
 
     with common.connect() as database:
@@ -66,7 +66,7 @@ def status(*, common: Common = Common()) -> None:
 
 
 def tell(output: Output, task: Task) -> None:
-    """Say of a task that is done what it did, where it did something, or why it failed; with --json always."""
+    """Print the outcome of a task if it changed something or failed; with --json always."""
     if output.as_json:
         facts = _shown(task)
         output.facts({name: facts[name] for name in ("kind", "name", "task", "took", "did", "error")})

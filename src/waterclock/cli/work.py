@@ -51,9 +51,9 @@ def work(
 ) -> None:
     """Run handlers on the messages of message tables.
 
-    SIGTERM and SIGINT stop it: it takes nothing more, lets handlers end for the grace, and gives the rest back; a
-    second one ends it at once. Says every 30 seconds on stderr how far it is, and logs there what fails, with the
-    traceback; with --json each of these lines is a JSON object.
+    SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and returns the
+    rest to the table; a second signal ends it at once. Reports its progress on stderr every 30 seconds, and logs
+    failures there with the traceback; with --json each of these lines is a JSON object.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ def work(
     processes
         How many child processes call the handlers, one message in each at a time.
     consumer
-        Who takes them, for those who look.
+        Name of this consumer in statistics.
     where
         Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
     rate_limit
-        How many messages a second it takes of each table at the most.
+        How many messages a second it takes of each table at most.
     timeout
         How long a handler may take, for example 5m.
     grace
@@ -81,9 +81,9 @@ def work(
     recycle_above
         Above how many bytes of memory a child process that has handled a message is replaced.
     upkeep
-        Do the upkeep of all topics and message tables of the database beside it, as `waterclock upkeep --every 1m`.
+        Do the upkeep of all topics and message tables of the database as well, as `waterclock upkeep --every 1m`.
     metrics
-        Address at which Prometheus can ask what it does: 0.0.0.0:9109.
+        Address at which Prometheus can ask for its metrics: 0.0.0.0:9109.
     """
     from waterclock.work.worker import Worker
 
@@ -242,7 +242,7 @@ def _answering(worker: Worker, address: str | None, output: Output) -> Generator
 
 @contextmanager
 def _saying(worker: Worker, output: Output) -> Generator[None]:
-    """Say meanwhile how far it is: on a terminal on a line that changes."""
+    """Report the progress meanwhile: on a terminal on a line that changes."""
     from waterclock._support import moments
 
     ended = threading.Event()

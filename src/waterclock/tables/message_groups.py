@@ -41,7 +41,7 @@ class MessageGroups:
     """The groups of one message table (message groups, "Manageability").
 
     Messages in flight are left alone and counted as skipped, unless ``force=True``. With ``dry_run=True`` a command
-    only reports what it would do.
+    only reports its changes.
     """
 
     def __init__(self, context: TableContext, load: Callable[[str], TableContext]) -> None:
@@ -98,7 +98,7 @@ class MessageGroups:
         InvalidArgumentError
             If that table cannot take them.
         NotFoundError
-            If there is no such table.
+            If that table does not exist.
         """
         name = to if isinstance(to, str) else getattr(to, "name", None)
         if not isinstance(name, str):
@@ -160,7 +160,7 @@ class MessageGroups:
         )
 
     def unpin(self, group: Group, *, dry_run: bool = False) -> GroupChange:
-        """Let any consumer have a pinned group again."""
+        """Unpin a group, so that any consumer may get it."""
         return self._run(lambda own: group_commands.unpin(self._context, own, self._named(group), dry_run=dry_run))
 
     def skip_head(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:

@@ -458,7 +458,7 @@ class MessageTable:
         return Watched(self._row, self._request(consumer, where, None, parameters, max_groups))
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Give deliveries back, due at once and without counting an attempt. Those that are over stay over."""
+        """Return deliveries to the table, due at once and without counting an attempt. Finished ones stay finished."""
         give_back(self._context, _deliveries(deliveries))
 
     def subscribe(
@@ -583,7 +583,7 @@ class MessageTable:
             return context.backend.transact(lambda own: acking.reschedule(context, own, plain, when, epoch))
 
     def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
-        """Give deliveries back, as `Delivery.nack` does; return how many were still leased.
+        """Return deliveries to the table, as `Delivery.nack` does; return how many were still leased.
 
         Deliveries whose lease was lost are marked (`Delivery.lost`) and left alone.
         """
@@ -634,7 +634,7 @@ class MessageTable:
             Why; kept in the column ``last_error``, and shown by `explain`.
         connection
             As in `put`: cancelled when the caller commits. Until then no consumer gets them. In a table with groups
-            those behind go on within a second of the commit, where there is a subscription.
+            those behind go on within a second of the commit, if a subscription is open.
 
         Returns
         -------

@@ -38,7 +38,7 @@ class Backlog(NamedTuple):
     messages
         How many messages.
     age
-        How long ago the first of them was received, ns; 0 if there is none.
+        How long ago the first of them was received, ns; 0 without messages.
     """
 
     messages: int
@@ -54,7 +54,7 @@ class Subscription(Closing):
     """A named, durable reading position in a topic. Made by `Topic.subscribe`; usable in ``with``.
 
     One reader at a time holds a subscription, from its first `read` until it is closed, or silent for as long as the
-    lease. What was read but not committed is read again by the next reader: at least once.
+    lease. Messages that were read but not committed are read again by the next reader: at least once.
 
     Parameters
     ----------
@@ -84,14 +84,14 @@ class Subscription(Closing):
         self._stop = self._at
 
     def read(self, limit: int = 1000) -> list[Message]:
-        """Read on from where the last `read` ended, or from where the subscription was moved to.
+        """Continue after the last `read`, or at the place that the subscription was moved to.
 
         Messages in front of something that cannot be read are given first; the next call meets it then.
 
         Raises
         ------
         DamagedError
-            If a message is not what was written, or is missing though it was not deleted.
+            If a message differs from its written form, or is missing though it was not deleted.
         UnavailableError
             If another reader holds the subscription (the text says which), or a ledger's file cannot be read.
         """
@@ -129,7 +129,7 @@ class Subscription(Closing):
                 self._committed = self._at
 
     def seek(self, to: Position | Time, *, by: str = "publish_time", filter_older: bool = False) -> Position:
-        """Move the subscription, whichever reader holds it; commits of what was read before are refused from now on.
+        """Move the subscription, whichever reader holds it; commits of messages read before the move are refused.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class Subscription(Closing):
         Returns
         -------
         Position
-            Where it stands now.
+            Its new position.
         """
         time = check_by(by)
         not_before = None
@@ -233,7 +233,7 @@ class Subscription(Closing):
         return piece
 
     def _take(self, piece: _ReadAhead, wanted: int, not_before: NotBefore | None) -> list[Message]:
-        """Take some messages of a piece, keep the rest of it, and note where the next read begins."""
+        """Take some messages of a piece, keep the rest of it, and note the position of the next read."""
         batch = piece.batch
         end = min(wanted, batch.num_rows)
         taken = batch.slice(0, end)

@@ -157,7 +157,7 @@ class Topic:
         Raises
         ------
         InvalidArgumentError
-            If there is no message, if they are too large for the database (MariaDB takes half of its
+            If the messages are empty, if they are too large for the database (MariaDB takes half of its
             max_allowed_packet), or if their numbers are invalid: used for other messages, repeated only in part, or
             before the producer's last without having been appended, or so far before it that this is unknown.
         SchemaError
@@ -196,7 +196,7 @@ class Topic:
         stop
             Position to stop before.
         since, until
-            Instead of those: begin at, and stop before, the first message at or after that time (what `find` gives).
+            Instead of those: begin at, and stop before, the first message at or after that time (as of `find`).
             If the times are disordered, later messages of a smaller time are not read behind ``until``, but messages of
             a smaller time that follow ``since`` are.
         by
@@ -214,8 +214,8 @@ class Topic:
         Raises
         ------
         DamagedError
-            If a message is not what was written, or is missing though it was not deleted; it names the ledger and,
-            where there is one, the entry.
+            If a message differs from its written form, or is missing though it was not deleted; it names the ledger
+            and, if possible, the entry.
         UnavailableError
             If the file of a ledger is gone, or cannot be reached now; the text names it.
         """
@@ -462,8 +462,8 @@ class Topic:
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> Verified:
         """Check that everything in the catalogue exists and is intact. The topic may be in use.
 
-        Rows against one another: numbers without holes, bounds, running maxima. Files against rows: they exist with
-        their length and an intact footer, and there are no others.
+        Compares rows with one another: numbers without holes, bounds, running maxima. Compares files with rows: each
+        exists with its length and an intact footer, and there are no others.
 
         Parameters
         ----------
@@ -483,8 +483,8 @@ class Topic:
     def repair(self, *, progress: Progress | None = None) -> Repaired:
         """Correct the catalogue from the files, and record lost messages.
 
-        Ledger files of the store that the catalogue has lost are imported; where the topic is empty, all that are the
-        topic's, so that a lost catalogue can be rebuilt from its files. Bounds are measured again. Messages that a deep
+        Ledger files of the store that the catalogue has lost are imported; if the topic is empty, all files of the
+        topic, so that a lost catalogue can be rebuilt from its files. Bounds are measured again. Messages that a deep
         verification cannot read are recorded as lost: readers then skip them without an error, and all other messages
         keep their positions and numbers. No file is removed or changed.
 
@@ -516,8 +516,8 @@ class Topic:
         name
             1 to 255 characters.
         start
-            Where a new one begins: ``"earliest"``, ``"latest"``, a position, or the first message at or after a time.
-            Without meaning for one that exists.
+            Start of a new one: ``"earliest"``, ``"latest"``, a position, or the first message at or after a time.
+            Ignored for an existing one.
         by
             Which time that is, as for `find`.
         lease
@@ -714,7 +714,7 @@ class Topic:
         NotFoundError
             If no message is at a position (any more).
         DamagedError
-            If a message is not what was written, or is missing though it was not deleted.
+            If a message differs from its written form, or is missing though it was not deleted.
         LostFileError
             If the file of a ledger is gone.
         """

@@ -32,13 +32,13 @@ def answering(
     Raises
     ------
     InvalidArgumentError, UnavailableError
-        For an address that is none, or cannot be listened at.
+        For an invalid address, and for one that cannot be listened at.
     """
     return prometheus.answering(address, _USUAL_PORT, lambda: families(counts(), facts(), unfinished()))
 
 
 def families(counts: Counts, facts: dict[str, Any], unfinished: int) -> prometheus.Families:
-    """Give what Prometheus is answered."""
+    """Return the metrics for Prometheus."""
     messages = CounterMetricFamily(_PREFIX + "messages", "Messages by outcome.", labels=["outcome"])
     for name, count in asdict(counts).items():
         messages.add_metric([name], count)

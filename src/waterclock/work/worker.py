@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Runs handlers on messages of message tables. An instance runs once.
 
-    A handler that returns acks its message; one that raises gives it back, with its back-off. It may raise `Retry`,
+    A handler that returns acks its message; one that raises sends it back, with its back-off. It may raise `Retry`,
     `Snooze`, `DeadLetter` or `Discard` for another outcome. The lease is extended while the handler runs.
 
     Handlers defined with ``def`` run in threads, those with ``async def`` in one event loop.
@@ -419,7 +419,7 @@ class Worker:
             )
 
     def _wait_for_unwinding(self) -> None:
-        """Give cancelled handlers a moment to end; their outcomes then count."""
+        """Wait a moment for cancelled handlers to end; their outcomes then count."""
         until = moments.monotonic() + _UNWINDING
         while any(one.cancel is not None for one in self._lanes.running) and moments.monotonic() < until:
             moments.sleep(_LOOK_EVERY)

@@ -121,7 +121,7 @@ def resume(table: str, group: str, /, *, dry_run: bool = False, common: Common =
 
 @app.command
 def close(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
-    """Let an exclusive group go from its consumer, as soon as nothing of it is in flight."""
+    """Release an exclusive group from its consumer once none of its messages is in flight."""
     _change(common, table, group, "closed", lambda of: of.close(group, dry_run=dry_run), "group")
 
 
@@ -135,7 +135,7 @@ def release(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Take a group from its consumer; with --force what is in flight is sent again."""
+    """Take a group from its consumer; with --force its messages in flight are sent again."""
     _change(common, table, group, "released", lambda of: of.release(group, force=force, dry_run=dry_run))
 
 
@@ -148,7 +148,7 @@ def pin(table: str, group: str, consumer: str, /, *, dry_run: bool = False, comm
 
 @app.command
 def unpin(table: str, group: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
-    """Let any consumer have a group that was pinned."""
+    """Unpin a group, so that any consumer may take it."""
     _change(common, table, group, "unpinned", lambda of: of.unpin(group, dry_run=dry_run), "group")
 
 
@@ -181,7 +181,7 @@ def _change(
     change: _Change,
     noun: str = "message",
 ) -> None:
-    """Change a group and say what was done; if that is nothing, NotFoundError for an unknown group."""
+    """Change a group and report the change; NotFoundError if nothing changed and the group is unknown."""
     with common.connect() as database:
         groups = database.table(table).groups
         changed = change(groups)

@@ -56,7 +56,7 @@ def columns_of(table: MessageTable, given: list[str] | None) -> dict[str, Any]:
 
 
 def pairs(option: str, given: list[str] | None) -> dict[str, str]:
-    """Read the values of an option that is given as name=value."""
+    """Parse the values of an option of the form name=value."""
     found: dict[str, str] = {}
     for text in given or []:
         name, equals, value = text.partition("=")

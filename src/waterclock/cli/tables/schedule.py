@@ -1,4 +1,4 @@
-"""``waterclock schedule``: messages that are put again and again, at times that a rule of cron gives."""
+"""``waterclock schedule``: messages that are put repeatedly, at the times of a cron rule."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add(
     priority: int = 0,
     common: Common = Common(),
 ) -> None:
-    """Make a schedule, or change the one of this name; it begins with the next tick.
+    """Create a schedule, or change the one of this name; it begins with the next tick.
 
     Parameters
     ----------
@@ -59,11 +59,11 @@ def add(
     name
         The schedule's name.
     payload
-        What it puts, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
+        The payload to put, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
     cron
         When: minute, hour, day, month and weekday, for example "0 3 * * *", or @daily.
     timezone
-        Where those hours are, for example Europe/Berlin.
+        Timezone of those hours, for example Europe/Berlin.
     catch_up
         Which missed ticks are put later: none, the last one, or all.
     within

@@ -60,14 +60,14 @@ def add(
     options: ChangingOptions = ChangingOptions(),
     common: Common = Common(),
 ) -> None:
-    """Make a message table.
+    """Create a message table.
 
     Parameters
     ----------
     name
         Its name, also in SQL.
     id_type
-        bigint and uuid ids are generated where none is given.
+        bigint and uuid ids are generated if missing.
     payload
         What a message is.
     groups
@@ -85,9 +85,9 @@ def add(
     column
         A further column, name=type with bigint, double, boolean, text, bytes or json; may be given several times.
     adopt
-        Make the SQL table of this name, which is there already, a message table.
+        Turn the existing SQL table of this name into a message table.
     exist_ok
-        Do nothing where the table exists already.
+        Do nothing if the table exists already.
     """
     header = {} if group_header is None else {"group_header": group_header}
     with common.connect(create=None) as database:
@@ -134,7 +134,7 @@ def info(name: str, /, *, common: Common = Common()) -> None:
 
 
 def _open_transactions(database: Database) -> str | None:
-    """Name the transactions that make the server keep old rows; None: there is none, or it does not tell."""
+    """Name the transactions that make the server keep old rows; None if there are none, or the server does not tell."""
     from waterclock.database.held_snapshots import held_snapshots
 
     with suppress(ForbiddenError):
@@ -183,9 +183,9 @@ def put(
     id
         Its id. Putting the same id again changes nothing.
     at
-        When it is to be sent: a time with offset.
+        When to send it: a time with offset.
     delay
-        After how long it is to be sent, for example 5m.
+        How long to wait before sending it, for example 5m.
     group
         Its group.
     priority
@@ -206,7 +206,7 @@ def put(
         What an int that is the time at or expires_at of a line counts since 1970.
     """
     if (payload is None) == (jsonl is None):
-        raise InvalidArgumentError("payload is missing, or given with --jsonl; give one of them")
+        raise InvalidArgumentError("the message must be either the argument payload or the option --jsonl")
     with common.connect() as database:
         table = database.table(name)
         if expires is not None and to_time(expires, "expires") <= database.backend.now():
@@ -243,7 +243,7 @@ def receive(
     ack: bool = False,
     common: Common = Common(),
 ) -> int:
-    """Take messages that are due, and print them. Exit code 1 where there was none.
+    """Take messages that are due, and print them. Exit code 1 if no message was due.
 
     Parameters
     ----------
@@ -272,7 +272,7 @@ def receive(
 
 @app.command
 def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Common = Common()) -> int:
-    """Print messages that wait, without taking them. Exit code 1 if there are no such messages.
+    """Print waiting messages, without taking them. Exit code 1 if no messages wait.
 
     Parameters
     ----------
@@ -301,7 +301,7 @@ def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> int:
 
 @app.command
 def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> int:
-    """Cancel messages by id: what waits is dropped, and consumers see it of what they have.
+    """Cancel messages by id: waiting ones are dropped; of those in flight, consumers see that they are cancelled.
 
     Exit code 1 if one of them is unknown, or was acked or cancelled before.
 
@@ -390,7 +390,7 @@ def archive(
 
 @app.command
 def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noqa: A002  # the option's name
-    """Say why a message is not out."""
+    """Explain why a message has not been sent."""
     with common.connect() as database:
         table = database.table(name)
         explanation = table.explain(message_id(table, id))

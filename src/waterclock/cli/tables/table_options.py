@@ -21,9 +21,9 @@ class ChangingOptions:
     purge_after: str | None = None
     """How long acked messages are kept. A new table has 1d."""
     batch_size: int | None = None
-    """How many messages a consumer takes at a time, where it does not say. A new table has 10."""
+    """How many messages a consumer takes at a time unless it sets this itself. A new table has 10."""
     cache_size: int | None = None
-    """How many messages a subscription holds at the most. A new table has 10000."""
+    """How many messages a subscription holds at most. A new table has 10000."""
     poll_interval: str | None = None
     """How often consumers look for messages that no notification announced. A new table has 30s."""
     min_backoff: str | None = None
@@ -33,11 +33,11 @@ class ChangingOptions:
     jitter: float | None = None
     """Fraction by which waits vary. A new table has 0.33."""
     max_attempts: int | None = None
-    """How often a message is sent at the most; then it becomes a dead letter."""
+    """How often a message is sent at most; then it becomes a dead letter."""
     dead_letter: str | None = None
     """The message table that takes dead letters; NAME_dead unless given."""
     rate_limit: float | None = None
-    """How many messages a second are handed out at the most."""
+    """How many messages a second are handed out at most."""
     on_exhausted: Literal["block", "dead_letter"] | None = None
     """When the first message of a group has used up its attempts, it becomes a dead letter, or the group waits (block).
     A new table has dead_letter."""

@@ -13,7 +13,7 @@ _DEAD_COLUMNS = ("id", "time_died", "dead_reason", "last_error", "epoch", "group
 
 @app.command
 def pause(name: str, /, *, until: str | None = None, common: Common = Common()) -> None:
-    """Send nothing until a time, or until `resume`; what is out may be acked.
+    """Send nothing until a time, or until `resume`; messages in flight may be acked.
 
     Parameters
     ----------

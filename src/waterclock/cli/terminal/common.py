@@ -1,4 +1,4 @@
-"""The options that every command takes, and what they open."""
+"""The options that every command takes, and the database that they open."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Common:
     ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
         default=None, repr=False
     )
-    """Folder or URL of sealed ledgers: for new topics, and for existing ones whose store is there and not where the
-    catalogue says. New topics on SQLite have FILE-ledgers unless given."""
+    """Folder or URL of sealed ledgers: for new topics, and for existing ones whose store was moved there. New topics on
+    SQLite have FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object a line."""
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False
@@ -36,17 +36,17 @@ class Common:
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", group=_GROUP)] = False
     """Say nothing on stderr but errors."""
     verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), negative="", group=_GROUP)] = False
-    """Log what is done to stderr."""
+    """Log all activity to stderr."""
 
     @property
     def output(self) -> Output:
-        """Where results and talk go."""
+        """The terminal, for results and messages to the user."""
         if self.verbose:
             log_to_stderr()
         return Output(as_json=self.json, quiet=self.quiet)
 
     def confirm(self, what: str) -> None:
-        """Ask before something that cannot be undone; refuse where there is no terminal to ask on."""
+        """Ask before an irreversible action; refuse without a terminal to ask on."""
         if self.yes:
             return
         if not sys.stdin.isatty():
@@ -56,7 +56,7 @@ class Common:
 
     @property
     def database_url(self) -> str:
-        """The database that was named; InvalidArgumentError where none was."""
+        """The database's URL; InvalidArgumentError if missing."""
         if self.url is None:
             raise InvalidArgumentError(
                 "no database given; use --url sqlite:///factory.db, or set WATERCLOCK_URL once for all commands"

@@ -41,12 +41,12 @@ class Span:
 
 
 def span(ns: int | None) -> Span | None:
-    """Give a length of time as output takes it; None stays None."""
+    """Convert a length of time to the form that output takes; None stays None."""
     return None if ns is None else Span(ns)
 
 
 def pause_end(until: int | None) -> str | None:
-    """Give the end of a pause as output takes it; None: there is no pause."""
+    """Convert the end of a pause to the form that output takes; None: not paused."""
     return None if until is None else "no end" if until == MAX_NS else format_time(until)
 
 
@@ -63,7 +63,7 @@ def writing() -> Generator[None]:
 
 
 def drop(stream: TextIO) -> None:
-    """Send to the null device what is still buffered, and what follows: it would fail again at exit."""
+    """Send buffered and later output to the null device: writing it would fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -95,7 +95,7 @@ class Output:
         self.quiet = quiet
 
     def talk(self, text: str) -> None:
-        """Say something to the person at the terminal."""
+        """Print a note to the user, on stderr."""
         if not self.quiet:
             _say(text)
 
@@ -104,7 +104,7 @@ class Output:
         _say(line)
 
     def complain(self, text: str, *, on_new_line: bool = False) -> None:
-        """Say to the person what failed, also if all other talk is unwanted."""
+        """Print an error to the user, even with --quiet."""
         start = "\n" if on_new_line and sys.stderr.isatty() else ""
         _say(f"{start}waterclock: {text}")
 
@@ -162,7 +162,7 @@ class Output:
 
 
 def _plain(value: object) -> object:
-    """Give what JSON can hold; what it cannot is written as text."""
+    """Convert a value for JSON; one of an unknown type is written as text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Span):

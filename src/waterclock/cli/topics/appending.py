@@ -1,4 +1,4 @@
-"""Appending a file's messages so that the same file, appended again, goes on where it was broken off."""
+"""Appending a file's messages so that the same file, appended again, continues after the last stored message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waterclock.topics.writing.producers import last_sequence, newest_numbers, n
 
 @dataclass(frozen=True)
 class AppendedFile:
-    """What became of a file.
+    """The outcome of appending a file.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ def _appended_before(topic: Topic, producer: str) -> int:
 
 
 def _append(topic: Topic, messages: list[Message], name: str | None, first: int, checksum: int | None) -> Appended:
-    """Append messages of a file; with them a checksum of the file up to their end, where there is one to keep."""
+    """Append messages of a file, with a checksum of the file up to their end if ``checksum`` holds it."""
     if name is None or checksum is None:
         return topic.append(messages, producer=name, sequence=None if name is None else first)
     storage = topic.storage
@@ -121,7 +121,7 @@ class _Again:
         self._messages: list[Message] = []
 
     def compare(self, chunk: list[Message], passed: int) -> None:
-        """Take the next messages of the file, ``passed`` before them; OtherFileError where they are others."""
+        """Take the next messages of the file, after ``passed`` others; OtherFileError if they differ."""
         if self._numbers is None:
             return
         first, last = self._numbers

@@ -1,12 +1,13 @@
-"""Recognising a file that was appended before, so that it goes on after what is in, and nothing is doubled.
+"""Recognize a file that was appended before, and continue after its stored messages without doubling any.
 
 A file's producer is named by the first message of the file. With each append the catalogue keeps, in the transaction of
-the append, a checksum of all messages of the file up to its end. So a file is recognised where it begins with just the
-messages that were appended, however it goes on: it may have grown, and what no append has reached may have been mended.
+the append, a checksum of all messages of the file up to its end. So a file is recognized if it begins with exactly the
+messages that were appended. Its rest may differ: the file may have grown, and messages that were not appended yet may
+have been corrected.
 
-A file that has the same first message and no other in common with what was appended is another file, with a producer of
-its own. One that has more in common, but not all, was changed where it is in already, and is refused: to append it
-would double messages, and to pass over them would leave out the change.
+A file that shares only its first message with an appended file is another file, with its own producer. One that shares
+more but not all was changed in its appended part, and is refused: to append it would double messages, and to skip them
+would lose the change.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     Raises
     ------
     InvalidArgumentError
-        If the file was changed in what is in already; it names the line and the remedy.
+        If the appended part of the file was changed; it names the line and the remedy.
     WaterclockError
-        What reading raises.
+        Any error of reading.
     """
     if not file.can_be_read_again():
         return None
@@ -137,7 +138,7 @@ def _is_another(file: MessageFile, held: list[Message]) -> bool:
 
 
 def _difference(topic: Topic, file: MessageFile, append: AppendMetadata, begin: int) -> str:
-    """Say where, from message ``begin`` to the end of an append, a file differs from what was appended."""
+    """Describe where, from message ``begin`` to the end of an append, a file differs from its appended form."""
     held = list(_held(topic, append)) if append.first == begin else []
     if len(held) == append.last - append.first + 1:
         end = 0
@@ -153,7 +154,7 @@ def _difference(topic: Topic, file: MessageFile, append: AppendMetadata, begin: 
 
 
 def _held(topic: Topic, append: AppendMetadata) -> Iterator[Message]:
-    """Read the messages of an append as the topic has them; none where they are gone, or where none was taken."""
+    """Read the messages of an append as the topic has them; none if they were deleted, or all were rejected."""
     if append.position is None:
         return
     for message in topic.read(append.position, limit=append.last - append.first + 1):
@@ -167,7 +168,7 @@ def _contents(file: MessageFile) -> Iterator[bytes]:
 
 
 def _as_given(message: Message) -> bytes:
-    """Lay all of a message out, also the times that a topic fills in where they are not given."""
+    """Encode all of a message, also the times that a topic fills in if they are missing."""
     return json.dumps([message.publish_time, message.receive_time]).encode() + _content(message)
 
 

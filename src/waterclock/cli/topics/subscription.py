@@ -32,7 +32,7 @@ def add(
     by: By = "publish_time",
     common: Common = Common(),
 ) -> None:
-    """Make a subscription; one that exists stays where it is.
+    """Create a subscription; an existing one keeps its position.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def add(
 
 @app.command
 def ls(topic: str, /, *, common: Common = Common()) -> None:
-    """List a topic's subscriptions, where they stand and their readers."""
+    """List a topic's subscriptions with their positions and readers."""
     with common.connect() as database:
         infos = database.topic(topic).subscriptions()
         common.output.rows([{name: getattr(info, name) for name in _COLUMNS} for info in infos], _COLUMNS)
@@ -60,7 +60,7 @@ def ls(topic: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def info(topic: str, name: str, /, *, common: Common = Common()) -> None:
-    """Show where a subscription stands, and what it has still to read."""
+    """Show a subscription's position, and how much it has still to read."""
     with common.connect() as database:
         subscription = _existing(database.topic(topic), name)
         backlog = subscription.backlog
@@ -78,7 +78,7 @@ def read(
     commit: bool = True,
     common: Common = Common(),
 ) -> int:
-    """Print the next messages, and count them as read. Exit code 1 where there was none.
+    """Print the next messages, and count them as read. Exit code 1 if there are none.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def seek(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     common: Common = Common(),
 ) -> None:
-    """Move a subscription; what was read before and not committed can no longer be.
+    """Move a subscription; messages that were read before the move can no longer be committed.
 
     Parameters
     ----------
@@ -137,12 +137,12 @@ def seek(
     filter_older
         Leave out messages behind that place whose own time is before it.
     dry_run
-        Only say where it would go.
+        Only show the new position.
     """
     choices = [to, since, "earliest" if start else None, "latest" if end else None]
     chosen = [choice for choice in choices if choice is not None]
     if len(chosen) != 1:
-        raise InvalidArgumentError("the target is missing; give one of --to, --since, --start and --end")
+        raise InvalidArgumentError("the target must be exactly one of --to, --since, --start and --end")
     with common.connect() as database:
         opened = database.topic(topic)
         subscription = _existing(opened, name)

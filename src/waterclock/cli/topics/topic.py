@@ -40,7 +40,7 @@ for command in (
     app.command(command)
 
 FOLLOW_EVERY = 0.2
-"""Seconds between two looks of ``--follow`` for what was appended."""
+"""Seconds between two looks of ``--follow`` for new messages."""
 
 _PAGE = 1000
 _REASONS = 10  # rejected messages of which the reason is printed
@@ -63,24 +63,24 @@ def add(
     exist_ok: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Parameters
     ----------
     name
         Its name.
     roll_after
-        How long a ledger stays open at the most.
+        How long a ledger stays open at most.
     roll_size
         Bytes at which the open ledger is closed.
     retention
-        How long messages are kept; for ever unless given.
+        How long messages are kept; forever unless given.
     max_ahead
         How far ahead of the database's clock a publish or receive time may be, for example 5m; any unless given.
     on_ahead
-        What becomes of a message that is further ahead: reject leaves it out, keep writes it with a warning.
+        What to do with a message that is further ahead: reject leaves it out, keep writes it with a warning.
     exist_ok
-        Do nothing where the topic exists already.
+        Do nothing if the topic exists already.
     """
     with common.connect(create=None) as database:
         topic = database.create_topic(
@@ -178,7 +178,7 @@ def ls(*, limit: int | None = None, common: Common = Common()) -> None:
 
 @app.command
 def info(name: str, /, *, common: Common = Common()) -> None:
-    """Show what a topic holds, from when to when, and where it ends."""
+    """Show a topic's size, its first and last times, and its end."""
     with common.connect() as database:
         topic = database.topic(name)
         facts, bounds = topic.info, topic.bounds
@@ -211,16 +211,16 @@ def append(
     """Append the messages of a file: JSON lines, or .parquet; - is standard input.
 
     A file that was appended before, or a part of it, is not appended twice: it goes on after its last message. Exit
-    code 1 where the topic did not take all of its messages.
+    code 1 if the topic rejected some of its messages.
 
     Parameters
     ----------
     name
         The topic.
     file
-        Where the messages are, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
+        The messages, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
     producer
-        The producer's name; what it appended before, counted from the first message of the file, is passed over. Unless
+        The producer's name; messages that it appended before, counted from the first of the file, are skipped. Unless
         given, a file is known by the messages with which it begins, and standard input is appended whole.
     max_payload
         Bytes that a payload may have; 64 MiB unless given.
@@ -284,7 +284,7 @@ def read(
     limit
         At most this many messages.
     follow
-        Go on with what is appended, until interrupted.
+        Continue with messages that are appended later, until interrupted.
     """
     with common.connect() as database:
         topic = database.topic(name)
@@ -368,7 +368,7 @@ def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: C
     start
         Number of the ledger to begin at.
     limit
-        At most this many; what is not listed is not read.
+        At most this many; the others are not read.
     """
     from waterclock.topics.model.names import check_integer
     from waterclock.topics.reading.reading import check_limit

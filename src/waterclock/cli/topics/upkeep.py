@@ -75,7 +75,7 @@ def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
     with common.connect() as database:
         topic = database.topic(name)
         age = to_duration(ttl, "ttl")
-        common.confirm(f"expire what is older than {format_duration(age)} in topic {name}")
+        common.confirm(f"expire messages older than {format_duration(age)} in topic {name}")
         expired = topic.expire(age)
         common.output.facts(expired._asdict())
 
@@ -132,7 +132,7 @@ def files(name: str, /, *, common: Common = Common()) -> None:
 
 
 def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
-    """Let a topic's files lie somewhere else: copy them there, or say where their folder has come to.
+    """Relocate a topic's files: copy them to a new root, or record where their folder was moved to.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         try:
             topic = database.topic(name)
         except UnavailableError:
-            # Its store is not where it was; it may be where it is said to be now.
+            # Its store is not where the catalogue says; it may have been moved to the new root.
             topic = Topic.open(database.backend, root, name)
         relocated = topic.relocate(root, progress=step)
         try:

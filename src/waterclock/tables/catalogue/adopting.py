@@ -54,12 +54,12 @@ _OURS: dict[str, tuple[type[TypeEngine[Any]], ...]] = {
 def adopt(
     backend: Backend, name: str, options: TableOptions, columns: Mapping[str, object] | None, *, exist_ok: bool
 ) -> None:
-    """Turn the SQL table of this name into a message table by adding what it lacks.
+    """Turn the SQL table of this name into a message table by adding the missing columns.
 
     Raises
     ------
     NotFoundError
-        If there is no SQL table of this name.
+        If no SQL table has this name.
     AlreadyExistsError
         If it is already a message table and ``exist_ok`` is False.
     SchemaError

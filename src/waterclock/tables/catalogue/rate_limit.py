@@ -1,7 +1,7 @@
 """A table's rate limit over all consumers: its state is in the catalogue, and the database's clock counts.
 
 A claim under a rate limit holds the state's row until it commits. So exactly the claimed messages count, and if a
-process dies its rollback frees what it had reserved. Tables without a rate limit do not use this.
+process dies its rollback frees its share. Tables without a rate limit do not use this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def rate_of(context: TableContext) -> Rate | None:
 
 
 def rate_free_at(context: TableContext, connection: sa.Connection) -> int | None:
-    """Return when the rate limit allows the next message, ns; None if there is no limit."""
+    """Return when the rate limit allows the next message, ns; None without a limit."""
     rate = rate_of(context)
     return None if rate is None else rate.free_at(connection.execute(_state(), _of(context)).scalar_one())
 

@@ -103,7 +103,7 @@ class Delivery:
     cancelled
         Whether the message was cancelled (`MessageTable.cancel`) since it was handed out: stop handling it. A heartbeat
         sees it within about a second while the ``with`` block runs. If the block acks the message anyway, it is acked;
-        if the block gives it back, it is not sent again.
+        if the block returns it to the table, it is not sent again.
     """
 
     __slots__ = (
@@ -205,7 +205,7 @@ class Delivery:
         self.end("ack")
 
     def nack(self, delay: Duration | None = None, *, error: str | None = None) -> None:
-        """Give the message back, to be sent again after ``delay``, by default its exponential back-off.
+        """Return the message to the table, to be sent again after ``delay``, by default its exponential back-off.
 
         In a sequenced group the messages behind it wait too. Those that are out go back with it, which counts no
         attempt.
@@ -234,7 +234,7 @@ class Delivery:
         self.end("nack")
 
     def snooze(self, delay: Duration) -> None:
-        """Give the message back, to be sent after ``delay`` without counting an attempt.
+        """Return the message to the table, to be sent after ``delay`` without counting an attempt.
 
         In a group the messages behind it wait too, as after `nack`.
 
@@ -259,13 +259,13 @@ class Delivery:
             return self.context.backend.transact(work) if whole else acking.run(self.context, work)
 
     def nack_in(self, connection: SqlConnection, delay: int | None, error: str | None) -> bool:
-        """Give the message back in our transaction; return False if the lease was lost. `end` it after the commit."""
+        """Return the message to the table in our transaction; False if the lease was lost. Call `end` afterwards."""
         if dies_when_given_back(self.context, self.leased):
             return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), error)
         return acking.back_off(self.context, connection, self.leased, self.retry_delay(delay), error)
 
     def retry_delay(self, delay: int | None) -> int:
-        """Return how long it waits before it is sent again, ns: the table's back-off unless a delay is given."""
+        """Return how long it waits before it is sent again, ns: ``delay``, or the table's back-off if that is None."""
         if delay is not None:
             return delay
         return self.context.options.backoff.delay(self.epoch - 1, random.uniform(-1, 1))  # noqa: S311  # no secret
@@ -407,7 +407,7 @@ class Delivery:
             self.end("elsewhere")
 
     def without_heartbeat(self) -> None:
-        """Let the lease end unless the caller extends it, even in ``with``."""
+        """Stop extending the lease, even in ``with``; only the caller does."""
         self._heartbeat = False
 
     def _is_over(self, verb: _Verb) -> bool:

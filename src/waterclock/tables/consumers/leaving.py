@@ -44,7 +44,7 @@ def leaving(context: TableContext, consumer: str | None) -> Generator[None]:
 def leave_behind(
     context: TableContext, consumer: str | None, unstarted: Sequence[Leased], started: Sequence[Leased]
 ) -> None:
-    """Give back a consumer's messages; those in handling count as failed.
+    """Return a consumer's messages to the table; those in handling count as failed.
 
     Messages that another transaction keeps locked return when their leases end.
     """

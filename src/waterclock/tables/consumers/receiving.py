@@ -83,7 +83,7 @@ class Watched:
         return (context.table_id, owner, *self.request.what)
 
     def changes(self) -> Changes:
-        """Begin to watch the table for changes. The caller closes what it gets."""
+        """Begin to watch the table for changes. The caller closes the result."""
         context = self.row.last_seen
         return context.sql.changes(context.backend, context.name)
 
@@ -115,7 +115,7 @@ def receive(row: TableRow, callers: CallerConnections, limit: int | None, reques
 def receive_waiting(
     row: TableRow, callers: CallerConnections, limit: int | None, request: Request, wait: int
 ) -> list[Delivery]:
-    """Claim up to ``limit`` due messages; if there are none, wait for some for at most ``wait`` ns."""
+    """Claim up to ``limit`` due messages; if none are due, wait at most ``wait`` ns for some."""
     until = moments.monotonic() + wait / _SECOND
     context = row.now()
     changes = context.sql.changes(context.backend, context.name)
@@ -171,8 +171,8 @@ def _take(
     where, order = bound
     while True:
         of = request.consumer
-        anew = nullcontext(Unanswered(secrets.randbits(63)))
-        with numbered(context, of) if context.options.groups == "exclusive" else anew as unanswered:
+        fresh = nullcontext(Unanswered(secrets.randbits(63)))
+        with numbered(context, of) if context.options.groups == "exclusive" else fresh as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
             if moments.monotonic_ns() >= context.sweeps.due_at:  # even if there is always something to claim

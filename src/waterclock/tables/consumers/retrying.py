@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
-    """Give deliveries back; return how many were still leased. Mark the others as lost."""
+    """Return deliveries to the table; return how many were still leased. Mark the others as lost."""
     deliveries = list(deliveries)
     decide(context, deliveries, "nack")
     ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.leased.seq)
@@ -47,7 +47,7 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
 
 
 def give_back(context: TableContext, deliveries: Sequence[Delivery]) -> None:
-    """Give deliveries back, due at once and without counting an attempt. Those that are over stay over."""
+    """Return deliveries to the table, due at once and without counting an attempt. Finished ones stay finished."""
     find_out(context, deliveries)
     ours = [one for one in deliveries if not (one.over or one.undecided)]
     if not ours:
@@ -89,7 +89,7 @@ def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
 
 
 def retry_delayed(context: TableContext) -> int:
-    """Make every message due now that was sent before, is not leased, and is due later; return the count."""
+    """Set every message due now that was sent before, is not leased, and is due later; return the count."""
     rows = context.rows
     total = last = 0
     while True:

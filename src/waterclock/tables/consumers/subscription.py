@@ -60,11 +60,11 @@ _FULL_FOR = 0.05  # s after which a full subscription checks whether some of its
 class TableSubscription(Closing):
     """An iterator over deliveries that waits for the next one to become due. Close it, or use it in ``with``.
 
-    It holds at most ``cache_size`` unfinished messages. Closing it gives back at once the messages that it claimed and
-    did not hand out, which counts no attempt. In a table with groups it also gives back unfinished messages that it
-    handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for another writer; then
-    the rest returns when the leases end, and a warning is logged. While in use it purges the table once a second, if
-    the database allows it to delete, and puts the due messages of the table's schedules.
+    It holds at most ``cache_size`` unfinished messages. Closing it at once returns to the table the messages that it
+    claimed and did not hand out, which counts no attempt. In a table with groups it also returns unfinished messages
+    that it handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for another
+    writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the table once a
+    second, if the database allows it to delete, and puts the due messages of the table's schedules.
 
     If the database refuses a claim or a claim times out, the subscription logs a warning and retries after pauses that
     grow to half a minute. While its claims fail, `stats` and `explain` say so. After half a minute, other consumers get
@@ -139,7 +139,7 @@ class TableSubscription(Closing):
 
     @property
     def watched(self) -> Watched:
-        """What it waits for."""
+        """The changes that it waits for."""
         return Watched(self._row, self._request)
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class TableSubscription(Closing):
         self._stop.set()
 
     def close(self) -> None:
-        """Give back all messages that were not handed out, at once and without counting an attempt."""
+        """Return to the table all messages that were not handed out, at once and without counting an attempt."""
         self._stop.set()
         if self._closed:
             return
@@ -187,7 +187,7 @@ class TableSubscription(Closing):
             delivery.end("close")
 
     def put_back(self, delivery: Delivery) -> None:
-        """Return a delivery whose handling has not begun: it comes next, or is given back on close."""
+        """Take back a delivery whose handling has not begun: it comes next, or returns to the table on close."""
         self._handed_out.remove(delivery)
         self._waiting.appendleft(delivery)
 
@@ -317,7 +317,7 @@ class TableSubscription(Closing):
         return min(_CLAIMS_EVERY, self._row.last_seen.options.poll_interval / _SECOND)
 
     def need_no_notifications(self) -> None:
-        """Let writers stop notifying until the next `wait`: a busy consumer looks by itself."""
+        """Stop writers' notifications until the next `wait`: a busy consumer polls by itself."""
         if self._changes_seen is not None:
             self._changes_seen.disarm()
 
@@ -326,11 +326,11 @@ class TableSubscription(Closing):
         self._stop.nudge()
 
     def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back messages from `take`, due at once and without counting an attempt, including those in handling."""
+        """Return messages from `take` to the table, due at once and uncounted, including those in handling."""
         give_back(self._row.last_seen, deliveries)
 
     def let_go(self, delivery: Delivery | None = None) -> None:
-        """Give back all waiting messages, and a delivery whose handling has not begun. The subscription stays open."""
+        """Return all waiting messages to the table, and a delivery whose handling has not begun. Stays open."""
         unstarted = [*self._waiting] if delivery is None else [delivery, *self._waiting]
         self._waiting.clear()
         self._handed_out = [one for one in self._handed_out if one is not delivery]
@@ -353,10 +353,10 @@ class TableSubscription(Closing):
         raise StopIteration
 
     def poll(self) -> Delivery | float:
-        """Return the next delivery; if there is none, the seconds to wait before the next call.
+        """Return the next delivery; if none is ready, the seconds to wait before the next call.
 
         It never waits itself: one thread can poll many subscriptions. Infinity means until something changes or becomes
-        due that `watched` describes, or for ever if this was stopped.
+        due that `watched` describes, or forever if this was stopped.
         """
         self._waits = False
         while not self._stop.is_set():
@@ -566,7 +566,7 @@ class TableSubscription(Closing):
                     context.name,
                 )
             self._purge_later[purge] = moments.monotonic() + ASK_AGAIN
-        except Exception as error:  # noqa: BLE001  # upkeep never ends a subscription: what is due must not wait for it
+        except Exception as error:  # noqa: BLE001  # upkeep never ends a subscription: due messages must not wait for it
             logger.warning(
                 "%s cannot purge %r, retrying in %g s: %s",
                 self.consumer,

@@ -79,7 +79,7 @@ class Changes(Protocol):
     tells: bool
 
     def arm(self) -> bool:
-        """Make every commit from now on end the next wait; return False if one may not.
+        """Arrange that every commit from now on ends the next wait; return False if one may not.
 
         Between arming and waiting, a consumer checks once more for due messages.
         """
@@ -96,7 +96,7 @@ class Changes(Protocol):
         ...
 
     def ring(self, alarm: Stop) -> None:
-        """Have changes nudge this flag, by which one thread can wait for several tables of a database."""
+        """Nudge this flag on changes, so that one thread can wait for several tables of a database."""
         ...
 
     def disarm(self) -> None:

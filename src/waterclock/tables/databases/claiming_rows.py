@@ -101,7 +101,7 @@ class ClaimCursor:
 
     Entries of claimed and acked messages stay in an index until no snapshot can see them, and a claim from the first
     key steps over all of them. With a snapshot held for minutes that made claims seven times as slow. So a claim begins
-    where the last one stopped. Messages that a long transaction commits before that position are found when a claim
+    where its predecessor stopped. Messages that a long transaction commits before that position are found when a claim
     gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million such
     entries, it is done less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
 

@@ -37,7 +37,7 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequenc
     lock = locking_groups(context, [one.group_id or UNGROUPED for one in leased])
     if context.options.ack_order != "hold" and len({one.claim_id for one in leased}) == 1:
         ack = _acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}
-        if isinstance(connection, Direct):  # a caller could commit what was acked out of order
+        if isinstance(connection, Direct):  # a caller could commit acks that are out of order
             groups, acked = execute_all(connection, [lock, ack])
             return _judge(context, connection, leased, by_name(groups), acked.rowcount)
         noted = by_name(connection.execute(*lock))

@@ -221,7 +221,7 @@ def share_sql(
 
 
 def has_room(context: TableContext) -> sa.ColumnElement[bool]:
-    """Say in SQL that a consumer, a row of a statement around this, may get more groups."""
+    """Build the SQL condition that a consumer, a row of a statement around this, may get more groups."""
     return sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > _count_of(context, consumers.c.name))
 
 

@@ -221,7 +221,7 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
     Returns
     -------
     str | None
-        The last group that was checked; None if there are no more.
+        The last group that was checked; None after the last one.
     """
     never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
     chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(NAMED_AT_ONCE)

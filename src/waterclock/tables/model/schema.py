@@ -159,7 +159,7 @@ def message_rows(
     return sa.Table(
         name,
         sa.MetaData(),
-        sa.Column("time_scheduled", BigInt, doc="When the message is to be sent for the first time, ns."),
+        sa.Column("time_scheduled", BigInt, doc="When to send the message for the first time, ns."),
         sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True, doc="Names the message; unique."),
         sa.Column(
             "time_next",

@@ -31,7 +31,7 @@ GroupState = Literal["absent", "unrouted", "ready", "due_later", "leased", "drai
 """The state of a group."""
 
 Hold = Literal["paused", "rate", "owner_away", "unsettled", "locked"]
-"""What may keep a ready message from being sent. It is not in the row, so it is no state."""
+"""What may keep a ready message from being sent. It is not in the row, so it does not count as a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ HOLDS: Mapping[Hold, Meaning] = {
 GROUPS: Mapping[GroupState, Meaning] = {
     "idle": Meaning("Has no messages; its owner, a pause or a pin is remembered.", "`head` is NULL"),
     "unrouted": Meaning(
-        "Its messages are new; the next claim gives them their places.", "rows with `routed` = 0 and no `position`"
+        "Its messages are new; the next claim places them.", "rows with `routed` = 0 and no `position`"
     ),
     "draining": Meaning(
         "Goes to another consumer as soon as none of its messages is leased.",

@@ -55,7 +55,7 @@ class ShardedSubscription(Closing):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give back all messages that were not handed out, at once and without counting an attempt."""
+        """Return to the table all messages that were not handed out, at once and without counting an attempt."""
         self.stop()
         for reader in self._readers:
             reader.stop()

@@ -101,7 +101,7 @@ class ShardedTable:
 
     @property
     def context(self) -> TableContext:
-        """Return the context of the table on an available shard; UnavailableError if there is none."""
+        """Return the context of the table on an available shard; UnavailableError if no shard is available."""
         return self._any().context
 
     @property
@@ -140,8 +140,7 @@ class ShardedTable:
         Parameters
         ----------
         connection
-            As in `MessageTable.put`. It must be to the shard of the id; if no id is given, one is drawn that belongs
-            there.
+            As in `MessageTable.put`. It must be to the shard of the id; without an id, one is drawn that belongs there.
         """
         message: dict[str, Any] = {
             "payload": payload,
@@ -288,7 +287,7 @@ class ShardedTable:
         return sum(self._each(self._split(given), lambda table, part: table.reschedule(part, at, epoch), "reschedule"))
 
     def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
-        """Give deliveries back, as `MessageTable.nack`; return how many were still leased."""
+        """Return deliveries to the table, as `MessageTable.nack`; return how many were still leased."""
         return sum(
             self._each(
                 self._split(many("deliveries", deliveries, "deliveries")),

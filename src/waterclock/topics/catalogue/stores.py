@@ -103,13 +103,13 @@ def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) 
     StoreError
         If no store or another one is there; the text names both places.
     InvalidArgumentError
-        If no place is given and the catalogue does not know enough to open it.
+        If no place was passed and the catalogue does not know enough to open it.
     """
     given = _given(row, place)
     if given is not None and not (row.is_complete and _is_another(given)):
         files = given
-    elif (beside := _beside(row, place)) is not None:
-        return beside
+    elif (next_to_database := _beside(row, place)) is not None:
+        return next_to_database
     else:
         files = recorded_store(row.identity, row.root, row.is_complete, f"topic {name!r}")
     _look(files)
@@ -123,7 +123,7 @@ def _given(row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) -> LedgerFiles | No
 
 
 def _is_another(files: LedgerFiles) -> bool:
-    """Return whether another store is surely there: the catalogue knows where the topic's is."""
+    """Return whether the root certainly holds another store, so that the catalogue's root is used instead."""
     try:
         return files not in _found and files.marker() not in (None, files.identity)
     except StoreError:

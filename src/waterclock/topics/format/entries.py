@@ -56,7 +56,7 @@ class Entry:
     Attributes
     ----------
     data, messages, bounds
-        Its bytes, how many messages they hold, and the bounds of their times; without a message there are no bytes.
+        Its bytes, how many messages they hold, and the bounds of their times; no bytes if no message is left.
     given
         How many messages were given.
     checksum
@@ -94,14 +94,14 @@ def encode_entry(
     *,
     with_checksum: bool = False,
 ) -> Entry:
-    """Encode the messages of one append: packed where they are few and small, else as compressed columns.
+    """Encode the messages of one append: packed if they are few and small, otherwise as compressed columns.
 
     Parameters
     ----------
     messages
         Everything that `as_messages` takes.
     now
-        Fills in publish_time and receive_time where they are None. Called at most once.
+        Fills in missing publish and receive times. Called at most once.
     limit
         How far ahead of that messages may be.
     with_checksum
@@ -110,7 +110,7 @@ def encode_entry(
     Raises
     ------
     InvalidArgumentError
-        If there are no messages, or something else than messages.
+        If the messages are empty, or of another type.
     SchemaError
         If a table lacks a column.
     """

@@ -112,7 +112,7 @@ def unpack(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[s
     Raises
     ------
     DamagedError
-        If an entry is not what was written; it names ledger and entry.
+        If an entry differs from its written form; it names ledger and entry.
     """
     layout = _Layout([_checked(ledger, *row) for row in rows])
     if layout.broken is not None:
@@ -181,7 +181,7 @@ class _Layout:
         self._pairs = texts_at + own_texts, sizes_of_pairs, headers
 
     def column(self, field: pa.Field) -> pa.Array:
-        """Make a column of `MESSAGE_SCHEMA`; pyarrow.ArrowInvalid where a text is not UTF-8."""
+        """Build a column of `MESSAGE_SCHEMA`; pyarrow.ArrowInvalid if a text is not UTF-8."""
         if field.name == "headers":
             return self._headers()
         if field.name in _TEXTS:

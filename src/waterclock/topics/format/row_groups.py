@@ -31,8 +31,8 @@ class RowGroup:
     peak
         Running maximum of each time from the start of the ledger to the end of this row group, ns.
     number, row
-        If several ledgers share a file: which of its row groups holds these messages, and from which row on. Where
-        the ledger has the file to itself, None: the file's row groups are the ledger's.
+        If several ledgers share a file: which of its row groups holds these messages, and from which row on. None if
+        the ledger has the file to itself, so that the file's row groups are the ledger's.
     skipped
         How many messages right before its first are recorded as lost: they have numbers, but are not stored.
     """
@@ -131,6 +131,6 @@ def starts_of(groups: Iterable[RowGroup], first: int = 0) -> list[int]:
 
 
 def row_of(entry: npt.NDArray[np.int64], index: npt.NDArray[np.int32], place: tuple[int, int]) -> int:
-    """Find the first row whose (entry, index) is ``place`` or later; the number of rows where there is none."""
+    """Find the first row whose (entry, index) is ``place`` or later; the number of rows if all are earlier."""
     start, stop = np.searchsorted(entry, [place[0], place[0] + 1])
     return int(start) + int(np.searchsorted(index[start:stop], place[1]))

@@ -27,7 +27,7 @@ class Rejected(NamedTuple):
     index
         Which of the messages given it is, from 0.
     reason
-        What was wrong, with which value.
+        Why it was rejected, with the value.
     """
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # the word of the interface; tuple.index is not used
@@ -70,7 +70,7 @@ class AheadLimit:
 
     @classmethod
     def of_row(cls, row: sa.RowMapping) -> AheadLimit | None:
-        """Read a topic's row; None if there is no limit."""
+        """Read a topic's row; None without a limit."""
         if row["max_ahead"] is None:
             return None
         return cls(row["name"], row["max_ahead"], row["on_ahead"] or "reject")
@@ -111,7 +111,7 @@ class KnownLimit:
     Attributes
     ----------
     limit
-        None: there is no limit.
+        None: no limit.
     read_at
         When it was read, on the monotonic clock.
     """

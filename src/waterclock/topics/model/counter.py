@@ -43,7 +43,7 @@ class Counter:
     bounds
         The open ledger's; None while it is empty.
     peak
-        Running maximum over all closed ledgers; None while there are none.
+        Running maximum over all closed ledgers; None before the first is closed.
     roll_after, roll_size
         When the open ledger is due to be closed: ns, bytes.
     """

@@ -1,7 +1,7 @@
 """The numbers of a producer's messages, as pure rules: which append is new, which is a repeat, and which is a mistake.
 
-A producer's numbers only grow. What it has appended is remembered twice: its last appends one by one, with position and
-checksum, and all numbers that were ever appended, as ranges. Both are bounded, and forgotten numbers never count as
+A producer's numbers only grow. The catalogue remembers them twice: its last appends one by one, with position and
+checksum, and all numbers that were ever appended, as ranges. Both are bounded. Forgotten numbers never count as
 appended: an append with forgotten numbers is an error, since dropping it could silently lose messages.
 """
 
@@ -92,7 +92,7 @@ class AppendMetadata(NamedTuple):
     first, last
         Numbers of its first and its last message.
     ledger, entry
-        Where it stands; None if all of its messages were rejected.
+        Its position; None if all of its messages were rejected.
     checksum
         Of the messages that were given.
     verdict
@@ -138,7 +138,7 @@ class Numbering:
     recent
         Its last appends, oldest first, at most `REMEMBERED`.
     covered
-        The numbers that it has appended, joined where they touch, at most `RANGES`.
+        The numbers that it has appended, as ranges, adjacent ones joined, at most `RANGES`.
     """
 
     producer_epoch: int
@@ -240,7 +240,7 @@ def check_sequence(sequence: object, messages: int) -> int:
     Raises
     ------
     InvalidArgumentError
-        If it is no int from 0 on, or the last message's number were larger than `LARGEST`.
+        If it is not an int from 0 on, or the last message's number would be larger than `LARGEST`.
     """
     if not isinstance(sequence, int) or isinstance(sequence, bool):
         raise InvalidArgumentError(f"sequence must be an int, the number of the first message, got {sequence!r}")

@@ -39,7 +39,7 @@ class TopicOptions:
 
     @classmethod
     def check(cls, **given: Unpack[TopicChanges]) -> Self:
-        """Check what a user wrote; what is not given has its default.
+        """Check a user's options; a missing one has its default.
 
         Raises
         ------

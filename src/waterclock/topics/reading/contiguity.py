@@ -1,4 +1,4 @@
-"""Read what is stored at a position of a topic, and check that it follows the previous piece.
+"""Read the messages stored at a position of a topic, and check that they follow the previous piece.
 
 A topic has no gaps: ledgers, their entries, and messages are numbered consecutively, in rows and in files. Only ledgers
 at the start may be missing, which were deleted on purpose, and the topic's row records up to where. Any other gap is
@@ -61,9 +61,9 @@ class NextPart(NamedTuple):
     gaps
         The gaps in front of it.
     sealed
-        The row of the ledger, where it is sealed.
+        The row of the ledger, if it is sealed.
     entries
-        Its entries from the position on, as many as are taken at once, where it is not.
+        Otherwise, its entries from the position on, as many as one query reads.
     """
 
     ledger: int
@@ -90,9 +90,9 @@ def look(storage: Storage, position: Position, stop: Position, ordinal: int | No
     Parameters
     ----------
     stop
-        Where the reader stops; later gaps do not matter.
+        Position before which the reader stops; later gaps do not matter.
     ordinal
-        The number of the message at ``position``, where that is known.
+        The number of the message at ``position``, if known.
     """
     with storage.backend.snapshot() as connection:
         return look_in(storage, connection, position, stop, ordinal)
@@ -168,7 +168,7 @@ class LedgerSequence:
     Parameters
     ----------
     start, stop
-        The range: what is missing outside does not matter.
+        The range: messages missing outside it do not matter.
     topic
         The topic's row, of the snapshot in which the ledgers are read.
     """

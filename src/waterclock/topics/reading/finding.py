@@ -42,7 +42,7 @@ class Found(NamedTuple):
     Attributes
     ----------
     position
-        Of the first message at or after the time; if there is none, the position of the next to be written.
+        Of the first message at or after the time; if all are earlier, the position of the next to be written.
     found
         Whether there is such a message.
     """
@@ -69,7 +69,7 @@ def find_first(
 ) -> Found:
     """Find the first remaining message with ``by`` at or after ``time``.
 
-    After *PIP-345: Optimize finding message by timestamp* ('Detailed Design'), where it is step 12.
+    After *PIP-345: Optimize finding message by timestamp* ('Detailed Design', step 12).
 
     A ledger whose file is lost is skipped with a warning: the result is the first readable message.
 
@@ -131,7 +131,7 @@ def find_newest(storage: Storage, by: str) -> Found:
 
 
 def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
-    """Find where a reader begins that wants what is at or after a time.
+    """Find where a reader of the messages at or after a time begins.
 
     That is the first such message, unless an earlier lost or missing part may hold one: then the reader begins there,
     and reports it. The arguments are those of `find_first`.
@@ -284,7 +284,7 @@ def _measured(storage: Storage, ledger: int) -> bool:
     try:
         measure_ledger(storage, ledger)
     except LostFileError as error:
-        path_now(storage, ledger)  # an error, where the whole topic has moved
+        path_now(storage, ledger)  # raises if the whole topic has moved
         _log.warning("find passes over ledger %d of topic %r: %s", ledger, storage.name, error)
         return False
     return True
@@ -316,7 +316,7 @@ def _place_in_file(
         Damage(storage.name, on_damage, quiet=True).meet(error, 0)
         return start
     except LostFileError as error:
-        path_now(storage, row["ledger"])  # an error, where the whole topic has moved
+        path_now(storage, row["ledger"])  # raises if the whole topic has moved
         if at_lost:
             return start
         _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)

@@ -38,13 +38,13 @@ def parsed_footer(
     Parameters
     ----------
     files, path
-        The file. Its own footer is read where there is no copy, or that is damaged; once in a while.
+        The file. Its own footer is read if the copy is missing or damaged, which is rare.
     copy
-        The catalogue's copy, where the caller has it.
+        The catalogue's copy, if the caller has it.
     expected
         The footer's checksum.
     fallback
-        Fetches the catalogue's copy; asked where the file's own is damaged.
+        Fetches the catalogue's copy; called if the file's own footer is damaged.
 
     Raises
     ------

@@ -71,7 +71,7 @@ def look_up(
     NotFoundError
         If no message is at a position (any more), including lost ones.
     DamagedError
-        If it is not what was written, or is missing though it was not deleted.
+        If it differs from its written form, or is missing though it was not deleted.
     LostFileError
         If the file of a ledger is gone.
     """

@@ -18,7 +18,7 @@ from waterclock.topics.reading.sealed_ledger import SealedLedger
 
 
 def measure_ledger(storage: Storage, ledger: int) -> None:
-    """Scan one ledger and write its bounds, and what follows from them for later ledgers, into the catalogue.
+    """Scan one ledger and write its bounds, and the running maxima of later ledgers, into the catalogue.
 
     Raises
     ------

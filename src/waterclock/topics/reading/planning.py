@@ -57,8 +57,8 @@ def plan_runs(
 ) -> list[Slice | SliceRun]:
     """Cut the wanted parts of a range into slices of about ``max_messages``, in one snapshot.
 
-    A slice that was not sealed when it was cut can still be read when it has been sealed since, and one that was
-    compacted since from where it is now. A ledger that was deleted since can be read until its grace time has ended.
+    A slice can still be read if its ledger was sealed, compacted or deleted after it was cut; a deleted ledger until
+    its grace time has ended.
 
     Parameters
     ----------
@@ -133,9 +133,9 @@ class _LedgerRow(NamedTuple):
     shares
         Whether its part of the file is not all of it.
     chosen
-        Whether it may hold what is wanted.
+        Whether it may hold a wanted message.
     bounds
-        The first and the last of each time that is wanted, in their order.
+        The wanted first and last value of each time, in their order.
     """
 
     ledger: int
@@ -176,8 +176,8 @@ def _ledgers_of(
 class _Plan:
     """Joins pieces of one ledger or of one file that follow one another into slices.
 
-    It looks into a ledger only if that has to be cut: where it holds more than a slice may, where the range begins
-    or ends in it, where not all of it is wanted, and where a slice begins or ends in a file that ledgers share.
+    It looks into a ledger only if that must be cut: if it is larger than a slice, if the range begins or ends in it, if
+    only some of it is wanted, or if a slice begins or ends in a file that ledgers share.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class _Plan:
         return self._slices
 
     def _add_whole(self, row: _LedgerRow) -> bool:
-        """Add a sealed ledger in one piece, where none of it is left out and it fits into a slice."""
+        """Add a sealed ledger in one piece, if all of it is wanted and it fits into a slice."""
         ledger = row.ledger
         if ledger not in self._whole or row.lost_in_file or not self._wants_all(row):
             return False

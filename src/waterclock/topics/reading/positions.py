@@ -29,21 +29,21 @@ class Place(NamedTuple):
 
 
 def beginning(storage: Storage) -> Place:
-    """Return where the topic begins; earlier ledgers were deleted on purpose."""
+    """Return the first place that is left of the topic; earlier ledgers were deleted on purpose."""
     with storage.backend.snapshot() as connection:
         row = storage.row(connection)
     return Place(Position(row["first_ledger"], 0, 0), row["first_ordinal"])
 
 
 def place_of(storage: Storage, position: Position, damage: Damage | None = None) -> Place:
-    """Find the first remaining message at or after a position; the topic's head if there is none.
+    """Find the first remaining message at or after a position; the topic's head if all are earlier.
 
     If a ledger is missing in front of it, the place is where that one began, so that the reader meets the hole.
 
     Parameters
     ----------
     damage
-        Decides about what cannot be read; where that is to be skipped, the place is behind it. None: an error.
+        Decides about unreadable parts; if they may be skipped, the place is behind them. None: an error.
 
     Raises
     ------
@@ -86,9 +86,9 @@ def _hole(storage: Storage, connection: sa.Connection, position: Position, row: 
 
 
 def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) -> Position:
-    """Find the position of a message by its number in the topic; the topic's head if there is none.
+    """Find the position of a message by its number in the topic; the topic's head if the number is not used yet.
 
-    If the message was deleted or is recorded as lost, the answer is where the messages behind it begin.
+    If the message was deleted or is recorded as lost, return the first place behind it that is left.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def _ledger_holding(storage: Storage, ordinal: int) -> sa.Select[*tuple[Any, ...
 
 
 def _behind_missing(storage: Storage, connection: sa.Connection, ordinal: int, damage: Damage) -> Position:
-    """Return where the ledger begins that follows the one of a message, which is not there."""
+    """Return the beginning of the ledger that follows the one of a missing message."""
     topic = storage.row(connection)
     statement = sa.select(ledgers.c.ledger, ledgers.c.first_ordinal).where(
         ledgers.c.topic_id == storage.topic_id, ledgers.c.first_ordinal > ordinal

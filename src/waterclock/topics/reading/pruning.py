@@ -32,7 +32,7 @@ class ReadFilter:
     streams: Collection[str] | None = None
 
     def conditions(self, table: sa.Table) -> list[sa.ColumnElement[bool]]:
-        """Say in SQL which ledgers or entries may hold a wanted message; those without bounds may."""
+        """Build SQL conditions for ledgers or entries that may hold a wanted message; those without bounds may."""
         return [
             sa.or_(
                 table.c[f"begin_{time}"].is_(None),
@@ -64,7 +64,7 @@ class ReadFilter:
         return ("source", self.sources), ("stream", self.streams)
 
     def row_groups(self, metadata: pq.FileMetaData) -> list[bool]:
-        """Say of each row group of a file whether its statistics leave room for a wanted source."""
+        """Return for each row group of a file whether its statistics leave room for a wanted source."""
         return [self._has_source(metadata.row_group(number).column(0)) for number in range(metadata.num_row_groups)]
 
     def _has_source(self, column: pq.ColumnChunkMetaData) -> bool:

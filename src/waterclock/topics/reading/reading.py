@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
     Attributes
     ----------
     ledger
-        Their ledger; where the table has a column of this name, that of the first.
+        Their ledger; if the table has a column of this name, that of the first.
     first_ordinal
         Number of the first of them in the topic.
     table
@@ -78,12 +78,12 @@ def read_chunks(
     damage
         Decides about unreadable parts; None: they are an error.
     wanted
-        Parts of files without a wanted source are skipped. What is read may still hold others.
+        Parts of files without a wanted source are skipped. The result may still hold other sources.
 
     Raises
     ------
     DamagedError
-        If something is not what was written, or is missing; it names the ledger.
+        If something differs from its written form, or is missing; it names the ledger.
     LostFileError
         If the file of a ledger is gone.
     UnavailableError

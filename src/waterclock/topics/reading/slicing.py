@@ -29,7 +29,7 @@ from waterclock.topics.store.sealed_file import SealedFile
 
 @dataclass(frozen=True, slots=True)
 class TopicAddress:
-    """What another process needs to open a topic. Can be pickled; holds no open thing.
+    """Everything that another process needs to open a topic. Can be pickled; holds no open resource.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Slice(NamedTuple):
     Attributes
     ----------
     address
-        The topic. Its database is opened only for a piece that was not sealed when it was cut, and for what is damaged.
+        The topic. Its database is opened only for a piece that was not sealed when it was cut, and for damaged parts.
     start, stop
         First position, and the one to stop before.
     messages
@@ -75,7 +75,7 @@ class Slice(NamedTuple):
     size
         The file's length, bytes.
     checksums
-        What the catalogue keeps of the file's checksums (`FileChecksums`), for each ledger.
+        The file's checksums from the catalogue (`FileChecksums`), for each ledger.
     """
 
     address: TopicAddress
@@ -137,7 +137,7 @@ def read_slice(
     Raises
     ------
     DamagedError
-        If something is not what was written, or is missing; it names the ledger.
+        If something differs from its written form, or is missing; it names the ledger.
     LostFileError
         If the ledger's file is gone.
     UnavailableError
@@ -204,7 +204,7 @@ def _of_row_group(
 
 
 def _wanted_of(part: Slice, number: int) -> tuple[Position, int]:
-    """Return where the first message of a row group that is in a slice stands, and how many messages these are."""
+    """Return the position of the first message of a row group that is in a slice, and how many such messages follow."""
     statement = (
         sa.select(ledgers)
         .where(ledgers.c.topic_id == part.address.topic_id, ledgers.c.path == part.path)

@@ -17,8 +17,8 @@ from waterclock.topics.reading.slicing import Slice
 def whole_files(storage: Storage, slices: Iterable[Slice]) -> dict[str, range]:
     """Choose the files of which slices take every message, with the ledgers that each holds.
 
-    A file holds more than is wanted of it where the range begins or ends inside it, where a ledger that shares it was
-    deleted, imported from elsewhere or lost, and where some of its row groups are recorded as lost.
+    A file holds more than the slices take if the range begins or ends inside it, if a ledger that shares it was
+    deleted, imported from elsewhere or lost, or if some of its row groups are recorded as lost.
 
     Parameters
     ----------

@@ -83,7 +83,7 @@ class LedgerFiles:
 
     @property
     def is_complete(self) -> bool:
-        """Whether `place` is all that it takes to open the store: no credentials, options or filesystem beside it."""
+        """Whether `place` alone opens the store, without credentials, options or a filesystem."""
         is_path = self.filesystem is None or isinstance(self.filesystem, fs.LocalFileSystem)
         return is_path and self.place == self.root.rstrip("/")
 
@@ -97,7 +97,7 @@ class LedgerFiles:
         return posixpath.join(self.place, path)
 
     def marker(self) -> str | None:
-        """Read the identity of the store at the root; None if there is no store.
+        """Read the identity of the store at the root; None if the root holds no store.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class LedgerFiles:
         StoreError
             If the store is missing or another one: nothing is written, and no folder is created instead.
         UnavailableError
-            If the disk is full, or it cannot be written for another reason, which the text gives.
+            If the disk is full, or it cannot be written for another reason, which the text names.
         """
         _, full = self._inside(path)
         self.check()
@@ -254,7 +254,7 @@ class LedgerFiles:
         return size
 
     def size_if_there(self, path: str) -> int | None:
-        """Return a file's length in bytes; None if there is no such file.
+        """Return a file's length in bytes; None if it does not exist.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class LedgerFiles:
             yield posixpath.relpath(full, base), size
 
     def is_empty(self) -> bool:
-        """Return whether nothing is in the folder, or there is none; UnavailableError if it cannot be reached."""
+        """Return whether the folder is empty or missing; UnavailableError if it cannot be reached."""
         try:
             filesystem, base = self._opened
             return not filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True))
@@ -309,7 +309,7 @@ class LedgerFiles:
             raise UnavailableError(f"cannot delete {self.place}: {self._reason(error)}") from error
 
     def delete(self, path: str) -> None:
-        """Remove a file and what an interrupted writer left of it; nothing to do if there is none.
+        """Remove a file and the remains of an interrupted writer; does nothing if it does not exist.
 
         Raises
         ------
@@ -450,14 +450,14 @@ def _write_once(path: Path, data: bytes) -> None:
             return
         except OSError:
             if not path.exists():
-                own.rename(path)  # a filesystem without links: what is there in the end counts, as on an object store
+                own.rename(path)  # a filesystem without links: the last writer wins, as on an object store
     finally:
         own.unlink(missing_ok=True)
     sync(path.parent)
 
 
 def _make_folders(folder: Path, root: Path) -> None:
-    """Make what is missing of a folder below the root, never the root itself."""
+    """Create the missing folders below the root, never the root itself."""
     for each in reversed([folder, *folder.parents]):
         if root in each.parents and not each.exists():
             each.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The place of ledger files as a caller of `connect` gives it, importable without filesystem libraries."""
+"""The place of ledger files, as passed to `connect`; importable without filesystem libraries."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class LedgerRoot(NamedTuple):
-    """The place of ledger files, as a caller of `connect` gives it.
+    """The place of ledger files, as passed to `connect`.
 
     Attributes
     ----------
     root
-        Folder or URL; None: where the catalogue says.
+        Folder or URL; None: the place in the catalogue.
     filesystem
         Stands in for the one that ``root`` names.
     default
-        The place of new topics if no root is given; None: no default.
+        The place of new topics if no root is passed; None: no default.
     """
 
     root: str | None

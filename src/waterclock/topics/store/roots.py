@@ -15,16 +15,16 @@ from waterclock._support.urls import text_without_secrets, without_secrets
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
 CONNECT_TIMEOUT = 3.0
-"""Seconds in which an object store has to take a connection, where the URL has no ``connect_timeout``."""
+"""Seconds in which an object store has to take a connection, unless the URL has ``connect_timeout``."""
 
 REQUEST_TIMEOUT = 10.0
-"""Seconds for which an object store may be silent in a request, where the URL has no ``request_timeout``."""
+"""Seconds for which an object store may be silent in a request, unless the URL has ``request_timeout``."""
 
 ATTEMPTS = 3
 """How often a request to S3 is made at most."""
 
 RETRY_LIMIT = 30.0
-"""Seconds for which a request to Google's store is repeated, where the URL has no ``retry_limit_seconds``."""
+"""Seconds for which a request to Google's store is repeated, unless the URL has ``retry_limit_seconds``."""
 
 CREDENTIALS_LIMIT = 5.0
 """Seconds for which a request to Google's store is repeated that only checks for credentials."""
@@ -41,7 +41,7 @@ _S3_SWITCHES = ("allow_delayed_open", "allow_bucket_creation", "allow_bucket_del
 
 
 def absolute(root: str) -> str:
-    """Make a root independent of the working directory: an absolute path, or a URL."""
+    """Convert a root to a form that is independent of the working directory: an absolute path, or a URL."""
     if not root.strip():
         raise InvalidArgumentError(f"ledgers must be a folder or a URL such as s3://bucket/folder, got {root!r}")
     scheme, separator, rest = root.partition("://")
@@ -97,7 +97,7 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
     Raises
     ------
     InvalidArgumentError
-        If the root is no URL of a filesystem that pyarrow or fsspec knows, or where what is needed is not installed.
+        If pyarrow and fsspec do not know the root's filesystem, or its library is not installed.
     UnavailableError
         If the store had to be asked, and could not be reached.
     """
@@ -111,7 +111,7 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
         pass  # this pyarrow was built without it
     except InvalidArgumentError:
         raise
-    # From None, here and below: what libraries say of a root may quote it with what is secret in it.
+    # From None, here and below: errors of libraries may quote the root with its secrets.
     except (pa.ArrowInvalid, ValueError) as error:
         raise InvalidArgumentError(
             "ledgers must be a folder or a URL such as s3://bucket/folder, got"

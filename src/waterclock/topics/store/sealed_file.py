@@ -126,7 +126,7 @@ class _FooterHeld:
     Attributes
     ----------
     footer
-        What was held back, as the catalogue keeps it; empty while row groups are written.
+        The footer as the catalogue keeps it; empty while row groups are written.
     """
 
     closed = False
@@ -244,7 +244,7 @@ class SealedFile:
         Raises
         ------
         DamagedError
-            If they are not what was written.
+            If they differ from their written form.
         LostFileError
             If the file is gone.
         UnavailableError
@@ -254,7 +254,7 @@ class SealedFile:
         return table
 
     def read_back(self, group: int, before: int) -> tuple[pa.Table, list[int], int]:
-        """Read one row group whole, with the checksums of what it was decoded from.
+        """Read one row group whole, with the checksums of its bytes in the file.
 
         Returns
         -------
@@ -372,7 +372,7 @@ class _Window(io.RawIOBase):
         return self.read_buffer(size).to_pybytes()
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        # pyarrow takes this where it finds it, and saves a copy.
+        # pyarrow calls this instead of `read` if it exists, and saves a copy.
         offset = self._at - self._start
         part = self._data.slice(offset, min(size, len(self._data) - offset))
         self._at += len(part)

@@ -259,7 +259,7 @@ def _of_ledger(storage: Storage, row: sa.RowMapping) -> Iterator[tuple[int, pa.T
 def _row_groups(
     pieces: Iterator[tuple[int, int, pa.Table]], groups: dict[int, list[RowGroup]], fingerprints: list[int]
 ) -> Iterator[pa.Table]:
-    """Join pieces into the file's row groups, and note where each has come to lie, and what they say."""
+    """Join pieces into the file's row groups, and note the new place and facts of each."""
 
     def whole(held: list[pa.Table]) -> pa.Table:
         table = pa.concat_tables(held)
@@ -304,7 +304,7 @@ def _measured(
 
 
 def _imported_files(storage: Storage, connection: sa.Connection, run: Run) -> set[str]:
-    """Name the imported files of a run: another database may work on them still, so they are left where they are."""
+    """Name the imported files of a run: another database may still use them, so they stay."""
     statement = sa.select(ledgers.c.path).where(*_chosen(storage, run), ledgers.c.imported > 0)
     return set(connection.execute(statement).scalars())
 

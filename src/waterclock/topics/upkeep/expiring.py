@@ -1,7 +1,8 @@
 """Expiring: skipping messages that are too old, by a time that no producer's clock can forge.
 
-Which ledgers are expired follows from the catalogue's bounds. Only where exactly a subscription goes on within the
-first ledger that is not wholly expired is read, and where it cannot be read, that is at the ledger's beginning.
+Which ledgers are expired follows from the catalogue's bounds. Only the first ledger that is not wholly expired is read,
+to find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at its
+beginning.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _in_ledger(storage: Storage, ledger: int, begin: Position, cutoff: int) -> P
 
 
 def _first_piece(storage: Storage, ledger: int, begin: Position, cutoff: int) -> Position:
-    """Return where the first row group or entry begins that may hold such a message, as the catalogue says."""
+    """Return the start of the first row group or entry that may hold such a message, according to the catalogue."""
     with storage.backend.snapshot() as connection:
         row = ledger_from(storage, connection, ledger)
         if row is not None and row["ledger"] == ledger and row["state"] == "sealed":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FaultKind = Literal["missing ledger", "missing entries", "missing file", "damaged", "catalogue", "spare", "orphan"]
-"""What is wrong.
+"""The kind of fault.
 
 ``missing ledger``, ``missing entries``: the catalogue has no row where its neighbours say that there was one.
 ``missing file``: the store is there, and the file of a sealed ledger is not in it.
@@ -31,17 +31,17 @@ class Fault:
     Attributes
     ----------
     kind
-        As `FaultKind` says.
+        As of `FaultKind`.
     text
-        What is wrong, in a sentence.
+        The fault, in a sentence.
     ledger, entry
-        Where; None if it is no ledger's, or no single entry's. Of a row group, its first entry.
+        Place of the fault; None if it concerns no ledger, or no single entry. For a row group, its first entry.
     messages
         How many messages cannot be read because of it.
     file
         Full name of the file that it is about.
     row_group
-        Number of the row group of the file, where it is about one.
+        Number of the row group of the file, if it is about one.
     """
 
     kind: FaultKind
@@ -103,9 +103,9 @@ class Repaired:
     lost
         How many messages are gone for good, and recorded as lost by this repair.
     faults
-        What was wrong once files were imported and found.
+        Faults after files were imported and found.
     left
-        What is wrong still.
+        Faults that remain.
     """
 
     topic: str

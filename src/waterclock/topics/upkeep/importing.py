@@ -49,7 +49,7 @@ class _Offer(NamedTuple):
 def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, int]]:
     """List the files of the store, or of a folder in it, of which the catalogue says nothing: names and sizes in bytes.
 
-    Files that are being written, or wait for their deletion, are none.
+    Files that are being written, or wait for their deletion, are left out.
     """
     found = {path: size for path, size in storage.files.listing(folder) if path.endswith(".parquet")}
     # Looked up after they were listed: a file is recorded before it is written.
@@ -95,7 +95,7 @@ def import_lost(storage: Storage) -> list[int]:
 
 
 def _offers(storage: Storage) -> Iterator[_Offer]:
-    """Yield the files that may hold what is missing, as far as they can be read."""
+    """Yield the files that may hold missing messages, as far as they can be read."""
     for path, size in (*orphans(storage), *_beside_holes(storage)):
         try:
             facts = facts_in(parsed_by_its_mark(storage.files, path))
@@ -155,7 +155,7 @@ def _wanted(storage: Storage, offer: _Offer) -> list[LedgerFacts]:
 
 
 def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[LedgerFacts]) -> list[LedgerFacts]:
-    """Choose the ledgers that the catalogue misses, and that fit where they are missing."""
+    """Choose the ledgers that the catalogue misses, and that fit into its gaps."""
     topic = storage.row(connection)
     counter = Counter.of_row(topic)
     first, last = offered[0].ledger, offered[-1].ledger
@@ -178,7 +178,7 @@ def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[Ledg
 
 
 def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> dict[int, list[int]]:
-    """Read the row groups of the wanted ledgers whole and compare them with what is said; return their checksums."""
+    """Read the row groups of the wanted ledgers whole, compare them with their facts, and return their checksums."""
     metadata: pq.FileMetaData = parsed_by_its_mark(storage.files, offer.path)
     file = SealedFile(storage.files, offer.path, offer.size, metadata, None)
     chunks: dict[int, list[int]] = {}
@@ -225,7 +225,7 @@ def _commit(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts], chun
 def _row(
     offer: _Offer, facts: LedgerFacts, footer: bytes, chunks: dict[int, list[int]], total: int, now: int
 ) -> dict[str, Any]:
-    """Make the catalogue's row of a ledger; the running maxima follow when the topic is measured again."""
+    """Build the catalogue's row of a ledger; the running maxima follow when the topic is measured again."""
     row_groups = row_groups_to_json(facts.row_groups)
     shared = len(offer.ledgers) > 1
     own = {number: chunks[number] for number in _numbers(facts.row_groups)}

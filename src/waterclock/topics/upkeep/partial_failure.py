@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class Undone(NamedTuple):
-    """A ledger that was left as it is: what is wrong with it, and whether its file is gone. Can be pickled."""
+    """A ledger that was skipped: its fault, and whether its file is gone. Can be pickled."""
 
     ledger: int
     why: str

@@ -54,7 +54,7 @@ class Relocated(NamedTuple):
     Attributes
     ----------
     root
-        Where the files are now, without credentials and options.
+        The files' new root, without credentials and options.
     copied
         How many files were copied; 0 if the store itself had come there.
     found
@@ -69,7 +69,7 @@ class Relocated(NamedTuple):
 def relocate_topic(
     storage: Storage, root: str, filesystem: Any, progress: Progress | None
 ) -> tuple[LedgerFiles, Relocated]:
-    """Let a topic's files lie at ``root``, as `Topic.relocate` says; return their store, and what was done."""
+    """Relocate a topic's files to ``root``, as `Topic.relocate` says; return their store and the outcome."""
     place = LedgerRoot(root, None if filesystem is None else roots.wrapped(filesystem))
     there = place.needed(storage.backend)
     identity = there.marker()
@@ -320,7 +320,7 @@ def _copy(copies: _Copies, path: str, size: int) -> int:
     if count != size:
         raise LostFileError(f"the ledger file {here.name(path)} has {count} bytes; {size} were written")
     if _digest(there, path) != digest.digest():
-        raise UnavailableError(f"{there.name(path)} reads back differently from what was copied there")
+        raise UnavailableError(f"{there.name(path)} reads back differently")
     return 1
 
 

@@ -1,9 +1,10 @@
 """Repairing a topic: correcting the catalogue, and recording missing messages as lost.
 
-Ledger files that the catalogue has lost are imported first, and files under another name are found, since what is in a
-file is not lost. Then bounds are measured again, and what cannot be read is recorded as lost: entries, row groups,
-ledgers. A ledger of which the catalogue was wrong is imported from its file after that. No file is removed or changed:
-a damaged one stays where it is. Each step is a transaction of its own, so a repair that is killed is simply run again.
+First, ledger files that the catalogue has lost are imported, and files under another name are found, since messages in
+a file are not lost. Then bounds are measured again, and unreadable messages are recorded as lost: entries, row groups,
+ledgers. After that, a ledger about which the catalogue was wrong is imported from its file. No file is removed or
+changed: a damaged one stays in its place. Each step is a transaction of its own, so a repair that is killed is simply
+run again.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _record_loss(storage: Storage, fault: Fault) -> int:
 
 
 def _missing(storage: Storage, connection: sa.Connection, first: int) -> range:
-    """Name a missing ledger and those that are missing beside it."""
+    """Return a missing ledger with the missing ones that follow it."""
     following = sa.select(sa.func.min(ledgers.c.ledger)).where(
         ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > first
     )
@@ -112,7 +113,7 @@ def _missing(storage: Storage, connection: sa.Connection, first: int) -> range:
 
 
 def _missing_entries(storage: Storage, connection: sa.Connection, ledger: int, first: int) -> list[int]:
-    """Name an entry that is damaged; where it is missing, those that are missing beside it, too."""
+    """Return a damaged entry; or a missing one with the missing ones that follow it."""
     following = sa.select(sa.func.min(entries.c.entry)).where(
         entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, entries.c.entry >= first
     )

@@ -25,7 +25,7 @@ from waterclock.topics.reading.measuring import measure_ledger
 from waterclock.topics.upkeep.sweeping import delete_rows
 
 GRACE = 3_600_000_000_000
-"""How long the files of deleted ledgers stay, ns: Spark reads what it planned to read some time ago."""
+"""How long the files of deleted ledgers stay, ns, so that Spark can finish reads that it planned before."""
 
 _LEDGERS_AT_ONCE = 1000
 
@@ -45,7 +45,7 @@ def enforce_retention(storage: Storage, *, force: bool = False) -> int:
 def end_of_older(storage: Storage, by: str, cutoff: int) -> Position:
     """Return the beginning of the first ledger that may hold a message with ``by`` at or after ``cutoff``.
 
-    The topic's head if there is none. A ledger without bounds is measured; if that fails, it may hold one.
+    The topic's head if no message is left. A ledger without bounds is measured; if that fails, it may hold one.
     """
     unmeasurable = -1
     while True:
@@ -70,7 +70,7 @@ def end_of_older(storage: Storage, by: str, cutoff: int) -> Position:
 
 
 def _first_reaching(storage: Storage, by: str, cutoff: int) -> sa.Select[*tuple[Any, ...]]:
-    # What is lost for good cannot be measured any more, but all of it had been received when its ledger was closed.
+    # A lost ledger cannot be measured any more, but all of it had been received when it was closed.
     end = sa.case(
         (ledgers.c.state == "lost", sa.func.coalesce(ledgers.c[f"end_{by}"], ledgers.c.closed_at)),
         else_=ledgers.c[f"end_{by}"],

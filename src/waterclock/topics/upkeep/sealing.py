@@ -63,7 +63,7 @@ def seal_ledgers(storage: Storage) -> int:
 
 
 def try_to_seal(storage: Storage, ledger: int) -> Done:
-    """Seal one ledger; where it is damaged, log that and say so.
+    """Seal one ledger; if it is damaged, log that and report it as a failure.
 
     Raises
     ------

@@ -42,7 +42,8 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
     strict
         Whether a file that cannot be deleted is an error.
     at_hand
-        Stores that the topic has moved out of, by their identities; the others are where the catalogue says.
+        Stores that the topic has moved out of, by their identities; the others are opened at their place in the
+        catalogue.
     """
     known = {"": storage.files, **(at_hand or {})}
     removed = 0
@@ -158,7 +159,7 @@ def _ledgers_with_rows(storage: Storage) -> list[int]:
                 return found
             state = sa.select(ledgers.c.state).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
             is_state = connection.execute(state).scalar()
-            # A row that is missing is no reason to delete: where it was not deleted on purpose, its entries mend that.
+            # A missing row is not enough to delete: unless it was deleted on purpose, its entries restore it.
             if is_state in ("sealed", "lost") or (is_state is None and ledger < topic["first_ledger"]):
                 found.append(ledger)
         last = ledger

@@ -1,4 +1,4 @@
-"""Reading back a ledger file that was just written: each byte is compared with what was written, and each value.
+"""Reading back a ledger file that was just written: each byte and each value is compared with the original.
 
 Bytes alone would not do: a bit may flip in memory, before it is in the file, and then the file is as it was written and
 holds other messages. Values alone would not do: a bit that means nothing to this reader may mean something to another.
@@ -57,7 +57,7 @@ def read_back(
 ) -> Iterator[tuple[int, pa.Table, list[int]]]:
     """Read a new file whole; return each row group's number, its table, and the checksums of its column chunks.
 
-    The checksums are those of the very bytes from which the table was decoded that equals what was written.
+    The checksums are those of the very bytes from which the table was decoded that equals the original.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def read_back(
     Raises
     ------
     UnavailableError
-        If the file cannot be read, or is not what was written.
+        If the file cannot be read, or differs from the original.
     """
     try:
         if read_footer(files, path) != footer:
@@ -96,5 +96,5 @@ def read_back(
 
 
 def reads_differently(files: LedgerFiles, path: str) -> UnavailableError:
-    """Return the error that a file differs from what was written."""
-    return UnavailableError(f"{files.name(path)} reads back differently from what was written. Check its disk or store")
+    """Return the error for a file that reads back differently."""
+    return UnavailableError(f"{files.name(path)} reads back differently. Check its disk or store")

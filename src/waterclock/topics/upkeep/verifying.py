@@ -1,7 +1,7 @@
 """Verifying a topic: checking that everything in the catalogue exists and is intact.
 
 The catalogue's rows are checked against one another, then each file against the catalogue, several at a time. A topic
-may be in use meanwhile: what was sealed, compacted or deleted since the verification began is no fault.
+may be in use meanwhile: ledgers that were sealed, compacted or deleted since the verification began are not faults.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | N
     Raises
     ------
     UnavailableError
-        If the store or the database cannot be reached, or is another one: that is no fault.
+        If the store or the database cannot be reached, or is another one: that is not a fault.
     """
     storage.files.check()
     rows, topic = _catalogue(storage)
@@ -98,7 +98,7 @@ def _catalogue(storage: Storage) -> tuple[Sequence[sa.RowMapping], sa.RowMapping
 
 
 def check_succession(rows: Sequence[Mapping[Any, Any]], topic: Mapping[Any, Any]) -> Iterator[Fault]:
-    """Say where ledgers do not follow one another, given their rows and the topic's."""
+    """Yield a fault where ledgers do not follow one another, from their rows and the topic's."""
     ledger, ordinal = topic["first_ledger"], topic["first_ordinal"]
     open_ledger = {"ledger": topic["ledger"], "first_ordinal": topic["ordinal"] - topic["messages"], "messages": 0}
     for row in (*rows, open_ledger):
@@ -116,14 +116,14 @@ def check_succession(rows: Sequence[Mapping[Any, Any]], topic: Mapping[Any, Any]
 
 
 def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
-    """Say where a running maximum is too low, so that searches skip messages; too high costs them only time."""
+    """Yield a fault for each running maximum that is too low, so that searches skip messages."""
     peak: dict[str, int] = dict.fromkeys(BOUNDED, MIN_NS)
     for row in rows:
         ends = {time: row[f"end_{time}"] for time in BOUNDED}
         if row["messages"] and row["state"] != "lost" and None in ends.values():
             yield Fault("catalogue", f"ledger {row['ledger']} has no bounds in the catalogue", row["ledger"])
             continue
-        for time, end in ends.items() if row["state"] != "lost" else ():  # no search ends in what is lost
+        for time, end in ends.items() if row["state"] != "lost" else ():  # no search ends in a lost ledger
             peak[time] = max(peak[time], peak[time] if end is None else end)
         low = [time for time in BOUNDED if row[f"peak_{time}"] is not None and row[f"peak_{time}"] < peak[time]]
         if low:
@@ -132,7 +132,7 @@ def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
 
 
 def _orphans(storage: Storage, paths: set[str]) -> Iterator[Fault]:
-    """Name the files beside the topic's own of which the catalogue says nothing."""
+    """Yield the files next to the topic's own that the catalogue does not know."""
     for folder in sorted({posixpath.dirname(path) for path in (*paths, new_file(storage, 0, 0).path)}):
         try:
             found = list(orphans(storage, folder))

@@ -86,7 +86,7 @@ def _check_footer(storage: Storage, rows: Sequence[sa.RowMapping], name: str) ->
     try:
         _, checksums = checked_row_groups(rows[0])
     except DamagedError:
-        return  # reported where the ledger is opened
+        return  # reported when the ledger is opened
     ledger = rows[0]["ledger"]
     if copies and footer_checksum(copies[0]) != checksums.footer:
         yield Fault("spare", f"the catalogue's copy of the footer of {name} is damaged", ledger, file=name)

@@ -71,8 +71,8 @@ class _Append(Waiting):
 
     Attributes
     ----------
-    since
-        Where the topic ended when a transaction first held this append; None before. If there is one, a commit may
+    End of the topic when a transaction first held this append; None before. If it is set, a commit without an answer
+    may have taken place, and writing the entry once more would double it.
         have taken place of which no answer came, and writing the entry once more would double it.
     """
 
@@ -96,7 +96,7 @@ def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None
         If a newer instance of the producer has taken over.
     InvalidArgumentError
         If the messages' numbers were used for others, were appended in part or lie before the producer's last, or
-        where they are too large for the database.
+        if they are too large for the database.
     NotFoundError
         If the topic was removed.
     """
@@ -178,7 +178,7 @@ def _too_large(storage: Storage, entry: Entry) -> InvalidArgumentError:
 
 
 def _carry_out(group: Sequence[_Append]) -> None:
-    """Write a group in one transaction and finish each; where one may be at fault for all, each is tried alone."""
+    """Write a group in one transaction and finish each; if one append may be at fault for all, try each alone."""
     storage = group[0].storage
     try:
         answers = storage.backend.transact(partial(_write, storage, group), indexed=True)
@@ -261,7 +261,7 @@ def _answer(connection: SqlConnection, append: _Append, known: Producers) -> App
 
 
 def _repeated(append: _Append, repeat: Repeat) -> Appended:
-    """Answer as the first time: the clock has gone on since, so what was rejected then need not be now."""
+    """Answer as the first time: the clock has gone on since, so a message rejected then might be accepted now."""
     entry, verdict = append.entry, repeat.verdict
     rejected: tuple[Rejected, ...] = ()
     if verdict is not None and entry.times is not None:
@@ -302,4 +302,4 @@ def _locking(backend: Backend) -> sa.Select[Any]:
 
 
 _locking_statements = PerDatabaseCache[sa.Select[Any]](_locking)
-"""One for each database, so that it is compiled once."""
+"""One for each database, so that each compiles it once."""

@@ -79,7 +79,7 @@ class Line(Generic[_W]):
         self._took = 0.0  # seconds, the group before
 
     def pass_through(self, own: _W, carry_out: Callable[[Sequence[_W]], object]) -> None:
-        """Stand in line until one's own append is finished; lead where no other does.
+        """Stand in line until one's own append is finished; lead if no other thread does.
 
         Parameters
         ----------

@@ -70,7 +70,7 @@ class Producers:
         return None if numbering is None else numbering.find_repeat(append, self._storage.name)
 
     def note(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None) -> None:
-        """Note an append that is being written; what is given is as of `Remembered`."""
+        """Note an append that is being written."""
         numbering = self.get(append.name) or Numbering(append.producer_epoch or 0)
         self.put(append.name, numbering.appended(append, position, verdict))
 
@@ -98,7 +98,7 @@ class Producers:
 
 
 def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Numbering | None:
-    """Read what is known of a producer; None if missing of this name."""
+    """Read the state of a producer; None if unknown."""
     row = connection.execute(_READ, _key(storage, name)).first()
     return None if row is None else Numbering.read(*row)
 
@@ -154,14 +154,14 @@ def last_sequence(storage: Storage, name: str) -> int | None:
 
 
 def producers_named(storage: Storage, prefix: str) -> dict[str, Numbering]:
-    """Return what is known of the producers whose names begin so, by their names."""
+    """Return the states of the producers whose names begin so, by their names."""
     chosen = sa.select(*_READ.selected_columns, producers.c.name).where(*_begins(storage, prefix))
     with storage.backend.snapshot() as connection:
         return {name: Numbering.read(*row) for *row, name in connection.execute(chosen)}
 
 
 def forget_producers(storage: Storage, prefix: str) -> int:
-    """Forget the producers whose names begin so, and with them what they appended; return how many."""
+    """Forget the producers whose names begin so, with their appends; return how many."""
     chosen = sa.delete(producers).where(*_begins(storage, prefix))
     return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
 

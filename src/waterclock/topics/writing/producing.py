@@ -89,7 +89,7 @@ class Producer(Closing):
         InvalidArgumentError
             If the number is smaller than one before, and the topic does not hold that message, or does not know.
         WaterclockError
-            The error of an earlier append, for example `ProducerFencedError`: what was sent since is not stored.
+            The error of an earlier append, for example `ProducerFencedError`: later messages are not stored.
         """
         if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
             raise InvalidArgumentError(f"message must be a Message, got a {type(message).__name__}")
@@ -116,7 +116,7 @@ class Producer(Closing):
         Raises
         ------
         WaterclockError
-            The error of an append: what was sent since is not stored.
+            The error of an append: later messages are not stored.
         """
         with self._changed:
             self._drain()

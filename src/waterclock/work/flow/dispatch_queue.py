@@ -199,7 +199,6 @@ class Lanes:
 
     @property
     def is_full(self) -> bool:
-        """Return whether there is no room for messages."""
         with self._lock:
             return self._room() <= 0
 
@@ -384,7 +383,7 @@ class Lanes:
         self._held.setdefault(_place(one), _Held()).by.add(one)
 
     def _go_on_after(self, handlings: Sequence[Handling]) -> None:
-        """Let later claims bring the next messages of groups that went back with one of these."""
+        """Allow later claims to bring the next messages of groups that went back with one of these."""
         now = moments.monotonic_ns()
         for one in handlings if self._held else ():
             held = self._held.get(_place(one))

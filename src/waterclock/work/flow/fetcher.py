@@ -101,7 +101,7 @@ class Intake:
         self.subscription.stop()
 
     def join(self, seconds: float) -> bool:
-        """Wait for a running claim; return whether there is none."""
+        """Wait for a running claim; return whether it has ended."""
         if self._thread.ident is not None:
             moments.join(self._thread, seconds)
         return not self._thread.is_alive()
@@ -188,7 +188,7 @@ class Intake:
             discard([one.delivery], extended=True)
 
     def give_back(self, handlings: Sequence[Handling]) -> None:
-        """Give messages back, due at once, without counting an attempt.
+        """Return messages to their tables, due at once, without counting an attempt.
 
         If that fails, it is retried before the next claim, which may bring later messages of their groups. If there is
         no other claim, they return when their leases end.

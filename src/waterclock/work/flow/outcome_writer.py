@@ -110,7 +110,7 @@ class Recorder:
         except (OrderError, RefusedError, InvalidArgumentError) as error:
             self._ack_apart(intake, handled, error)
             return
-        except Exception as error:  # noqa: BLE001  # one table's fault is no other's
+        except Exception as error:  # noqa: BLE001  # an error of one table must not stop the others
             self._say_unrecorded(intake, len(deliveries), error)
             return
         self._note_acked(intake, handled)
@@ -145,7 +145,7 @@ class Recorder:
         except LeaseLostError as error:
             self._say_lost(error, one.delivery.id)
             self._counter.note("lost")
-        except Exception as error:  # noqa: BLE001  # one message's fault is no other's
+        except Exception as error:  # noqa: BLE001  # an error of one message must not stop the others
             self._say_unrecorded(intake, 1, error)
         intake.give_back(dropped)
 

@@ -1,6 +1,6 @@
 """Handlers: functions that a worker calls with messages, each for the messages of a kind or for all of them.
 
-A message's kind is its header ``kind``. The parameters of a handler decide what it gets.
+A message's kind is its header ``kind``. The parameters of a handler decide its arguments.
 """
 
 from __future__ import annotations

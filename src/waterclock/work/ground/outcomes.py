@@ -17,7 +17,7 @@ def _text_of(why: object) -> str:
     return said_of(why) if isinstance(why, BaseException) else quoted(why)
 
 
-class HandlerSays(Exception):  # noqa: N818  # none of them is an error: a handler says what is to become of its message
+class HandlerSays(Exception):  # noqa: N818  # not errors: a handler decides the outcome of its message
     """Base of the exceptions by which a handler decides its message's outcome."""
 
 

@@ -59,7 +59,7 @@ def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
     Raises
     ------
     InvalidArgumentError
-        For an object that is no message table, and for a table without a handler.
+        For an object that is not a message table, and for a table without a handler.
     """
     given = dict(table) if isinstance(table, Mapping) else {table: handler}
     if isinstance(table, Mapping) and handler is not None:
@@ -70,7 +70,7 @@ def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
         if not isinstance(each, AnyTable):
             raise InvalidArgumentError(f"table must be a message table, got {quoted(each)}")
         if its_handler is None:
-            raise InvalidArgumentError(f"handler is missing for table {each.name!r}; give a function")
+            raise InvalidArgumentError(f"handler is missing for table {each.name!r}; pass a function")
         if not is_factory(its_handler):
             Handlers(its_handler)
     return list(given.items())

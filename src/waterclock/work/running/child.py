@@ -264,7 +264,7 @@ def _ignore(_number: int, _frame: object) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Make the system kill this process with its parent, even if a handler never releases the GIL."""
+    """Ask the system to kill this process with its parent, even if a handler never releases the GIL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def lead_group() -> None:
-    """Make this process, a `GroupedProcess`, the leader of a process group that its own children will be in."""
+    """Turn this process, a `GroupedProcess`, into the leader of a process group that its children will be in."""
     os.setpgid(0, 0)
 
 

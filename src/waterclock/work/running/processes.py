@@ -75,14 +75,14 @@ class _Process:
         return self._process.is_alive()
 
     def end(self) -> None:
-        """Let it exit its context managers, or kill it."""
+        """Wait for it to exit its context managers, or kill it."""
         with suppress(OSError):
             self.say(None)
         self._process.join(_LEAVES)
         self.bury()
 
     def bury(self) -> str:
-        """Make sure that it has ended; return how it ended."""
+        """Kill it if it is alive; return how it ended."""
         self._process.kill()
         self._process.join()
         code = self._process.exitcode or 0
@@ -215,7 +215,7 @@ class Processes:
             self._processes.discard(process)
 
     def _handle(self, process: _Process, one: Handling) -> _Process | None:
-        """Let a process handle a message; return the process that exists afterwards."""
+        """Handle a message in a process; return the process that exists afterwards."""
         ended: Ended | None = None
         why = ""
         late = False

@@ -93,7 +93,7 @@ class Watch:
 
 
 def give_back(handlings: Iterable[Handling]) -> None:
-    """Give messages back to their tables, due at once, without counting an attempt."""
+    """Return messages to their tables, due at once, without counting an attempt."""
     by_intake: dict[Intake, list[Handling]] = {}
     for one in handlings:
         by_intake.setdefault(one.intake, []).append(one)

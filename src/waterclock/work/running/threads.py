@@ -31,7 +31,7 @@ class Threads:
             self._start_one()
 
     def replace(self) -> None:
-        """Give the slot of a stuck thread to a new one."""
+        """Replace a stuck thread in its slot."""
         self._start_one()
 
     def _start_one(self) -> None:

@@ -61,7 +61,7 @@ def _known(connection: SqlConnection, rows: sa.Table, messages: dict[Any, dict[s
 
 @built_once(maxsize=256)
 def _looking_up(rows: sa.Table) -> sa.Select[Any]:
-    # The ids are in the driver's form, so that they are compared as they were sent.
+    # The ids are in the driver's form, to be compared as they were sent.
     bare = sa.table(rows.name, sa.column("id"))
     return sa.select(bare.c.id).where(bare.c.id.in_(sa.bindparam("ids", expanding=True))).with_for_update(read=True)
 

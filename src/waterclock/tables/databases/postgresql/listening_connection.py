@@ -159,7 +159,7 @@ class ListeningConnection:
             left = until - moments.monotonic()
             ready = stop.wait_for(left, *descriptors)
             if one.alarm.descriptor in ready:
-                one.alarm.wait(0)  # so that it is not nudged twice
+                one.alarm.wait(0)  # consumes the nudge, which would come twice otherwise
             if leads and ready:
                 self._take_in()
             if ready - descriptors:

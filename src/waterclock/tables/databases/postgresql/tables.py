@@ -336,7 +336,7 @@ class PostgresqlTables(TableDialect):
         return (set(), None) if row is None else (set(row.column_names), row)
 
     def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
-        """Use strpos, because there is no instr."""
+        """Use strpos, because PostgreSQL lacks instr."""
         return sa.func.strpos(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
 
     def changes(self, backend: Backend, name: str) -> Changes:

@@ -111,7 +111,7 @@ class Listening:
         return self._connection.wait(self, seconds, stop)
 
     def ring(self, alarm: Stop) -> None:
-        """Have notifications nudge this flag."""
+        """Nudge this flag on notifications."""
         self.alarm = alarm
 
     def disarm(self) -> None:

@@ -113,7 +113,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
     reads_old = False
-    unacked_apart = False  # there are no partitions
+    unacked_apart = False  # SQLite has no partitions
     clock = _NOW
     taking = staticmethod(_taking)
 

@@ -65,7 +65,7 @@ class GroupClaim(ABC):
             None,
         )  # a priority, and the groups of it that were locked
         self._seen: set[tuple[str, str, int | None]] = set()
-        self._starts: dict[str, int | None] = {}  # where the unclaimed messages of chosen groups begin
+        self._starts: dict[str, int | None] = {}  # the first unclaimed seq of each chosen group
         # One for all, so that groups whose messages were sent equally often go out in one statement.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
         self._expired = 0

@@ -68,7 +68,7 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
     except WaterclockError as error:
         if not claimed:
             raise
-        _log.warning("a claim of %s ends early: %s", context.name, error)  # what it has is the consumer's already
+        _log.warning("a claim of %s ends early: %s", context.name, error)  # its messages are the consumer's already
         if wanted.unanswered is not None:
             wanted.unanswered.doubt(moments.monotonic_ns())
         return claimed

@@ -317,9 +317,9 @@ def _own_groups_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
 
 
 def _ready_ends(context: TableContext, whose: str, owner: sa.ColumnElement[str]) -> list[sa.Label[Any]]:
-    """Select the lowest and highest priority of an owner's groups that have something, and what is due first there.
+    """Select the lowest and highest priority of an owner's ready groups, and the earliest due time.
 
-    That is of the lowest: where both are the same, which is usual, it is what is due first of all.
+    That time is of the lowest priority: if both are the same, which is usual, it is the earliest of all.
     """
     priority, ready_at = groups.c.priority, groups.c.ready_at
 

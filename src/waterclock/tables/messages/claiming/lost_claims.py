@@ -73,7 +73,7 @@ class TakenBefore:
 def trying(
     context: TableContext, wanted: Wanted, claimed: Sequence[Claimed], work: Callable[[SqlConnection], _T]
 ) -> Callable[[SqlConnection], _T | TakenBefore]:
-    """Make a claim look first for messages that an earlier try or claim took.
+    """Wrap a claim to look first for messages that an earlier try or claim took.
 
     Parameters
     ----------

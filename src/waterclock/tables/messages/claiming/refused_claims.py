@@ -223,7 +223,7 @@ class _Postponed:
         self.refused: set[str] = set()
 
     def add(self) -> bool:
-        """Postpone the first groups; return False if there are none, or too many were postponed."""
+        """Postpone the first groups; return False if no groups are left, or too many were postponed."""
         if len(self._names) >= MOST_POSTPONED:
             return False
         # Looked up now, because a claim that repairs groups may have changed which are first.

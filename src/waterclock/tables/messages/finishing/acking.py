@@ -72,7 +72,7 @@ def is_of_one_claim(leased: Sequence[Leased]) -> bool:
 
 
 def back_off_all(context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]) -> list[bool]:
-    """Give messages back, each after a delay of its own, ns; return whether each lease was still ours.
+    """Return messages to the table, each after its own delay, ns; return whether each lease was still ours.
 
     In a group the messages behind the first go back with it, as in `back_off`, without counting an attempt. Nothing may
     follow in the transaction, which may be committed.
@@ -100,7 +100,7 @@ def is_one_update(context: TableContext, leased: Sequence[Leased]) -> bool:
 def back_off_at_once(
     context: TableContext, connection: SqlConnection, delays: Sequence[tuple[Leased, int]]
 ) -> list[bool]:
-    """Give messages back as `back_off_all`, if that `is_one_update`."""
+    """Return messages as `back_off_all`, if that `is_one_update`."""
     pairs = [(one.seq, min(delay, FARTHEST)) for one, delay in delays]
     of = {"pairs": pairs, "by": delays[0][0].claim_id}
     changed = set(connection.scalars(_backing_off_pairs(context), of))
@@ -184,7 +184,7 @@ def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[
 
 
 def back_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int, error: str | None) -> bool:
-    """Give a message back to be sent again after ``delay`` ns; return False if the lease was lost.
+    """Return a message to the table, to be sent again after ``delay`` ns; return False if the lease was lost.
 
     In a group those behind it go back at once, without counting an attempt: they must not overtake it.
     """
@@ -197,7 +197,7 @@ def back_off(context: TableContext, connection: SqlConnection, leased: Leased, d
 
 
 def put_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int) -> bool:
-    """Give a message back to be sent after ``delay`` ns; return False if the lease was lost.
+    """Return a message to the table, to be sent after ``delay`` ns; return False if the lease was lost.
 
     It counts as not sent: neither its attempts nor its back-off change. In a group those behind it go back as well, as
     in `back_off`.
@@ -232,7 +232,7 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
 def leave_behind(
     context: TableContext, connection: SqlConnection, unstarted: Sequence[Leased], started: Sequence[Leased]
 ) -> set[Leased]:
-    """Give back a leaving consumer's messages; those that it has begun to handle back off.
+    """Return a leaving consumer's messages to the table; those that it has begun to handle back off.
 
     Returns
     -------
@@ -359,7 +359,7 @@ def _backing_off_each(context: TableContext, delays: Sequence[tuple[Leased, int]
 def _back_off_row(
     context: TableContext, connection: SqlConnection, taken: Taken, delay: int, error: str | None
 ) -> bool:
-    """Give a message back to be sent again after ``delay`` ns; return False if the lease was lost."""
+    """Return a message to the table, to be sent again after ``delay`` ns; return False if the lease was lost."""
     statement = _backing_off(context.rows, context.backend.now_sql())
     parameters = {"of": taken[0], "by": taken[1], "delay": min(delay, FARTHEST), "why": error}
     return connection.execute(statement, parameters).rowcount == 1

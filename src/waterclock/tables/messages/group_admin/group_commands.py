@@ -71,7 +71,7 @@ def choose(
     count: int | None,
     force: bool,
     dry_run: bool,
-    beside: Sequence[str] = (),
+    further: Sequence[str] = (),
 ) -> Chosen:
     """Lock a group and choose the first ``count`` messages that may be changed; it has the turn to route.
 
@@ -80,10 +80,10 @@ def choose(
 
     Parameters
     ----------
-    beside
+    further
         Further groups to lock with it.
     """
-    names = [group_id, *beside]
+    names = [group_id, *further]
     lock_groups(context, connection, names)
     if not dry_run and (count != 0 or force):
         connection.execute(_locking(context, count, force=force), {"of": group_id})

@@ -101,7 +101,7 @@ def reroute(
     dry_run: bool,
 ) -> GroupChange:
     """Append messages to another group, in order."""
-    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run, beside=[to])
+    chosen = choose(context, connection, group_id, count=count, force=force, dry_run=dry_run, further=[to])
     if dry_run or not chosen.seqs:
         return GroupChange(len(chosen.seqs), chosen.skipped)
     tail: int = ensure_group(context, connection, to).tail
@@ -130,7 +130,7 @@ def _mark_routed(context: TableContext) -> sa.Update:
 
 
 def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool) -> GroupChange:
-    """Give consumers with few groups some of those with many, without touching messages in flight."""
+    """Move groups from consumers with many to those with few, without touching messages in flight."""
     rows = context.rows
     now = context.backend.now(connection)
     living = connection.execute(

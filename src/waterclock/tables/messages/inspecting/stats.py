@@ -43,7 +43,7 @@ class TableStats:
     dead
         In the dead-letter table, and not acked there.
     sent
-        Total deliveries, including those of purged messages. Messages that a closed consumer gives back unstarted do
+        Total deliveries, including those of purged messages. Messages that a closed consumer returns unstarted do
         not count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
     purged
         Total messages that were acked or dropped, and purged.
@@ -54,7 +54,7 @@ class TableStats:
     held
         Handled, but acked only after those before them in their group (``ack_order="hold"``).
     sent_rate
-        Deliveries per second in the last minute, without those that a closed consumer gives back unstarted. Processes
+        Deliveries per second in the last minute, without those that a closed consumer returns unstarted. Processes
         report theirs every ten seconds. Those of a process that has ended count for at most half a minute, or not at
         all if it lived less than ten seconds.
     subscribers
@@ -178,7 +178,7 @@ def _dead(context: TableContext, connection: sa.Connection) -> int:
 
 
 def _put_since(context: TableContext, connection: sa.Connection, since: int) -> int:
-    """Count rows from the newest back, until a whole chunk is older: there is no index on time_created."""
+    """Count rows from the newest back, until a whole chunk is older: time_created has no index."""
     rows = context.rows
     total, below, look = 0, None, _FIRST_LOOK
     while True:

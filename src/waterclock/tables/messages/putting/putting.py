@@ -290,7 +290,7 @@ def check_id(context: TableContext, value: Any) -> MessageId:
         if isinstance(value, uuid.UUID):
             return value
         try:
-            return uuid.UUID(value)  # pyright: ignore[reportArgumentType]  # what is no text is refused below
+            return uuid.UUID(value)  # pyright: ignore[reportArgumentType]  # other types are refused below
         except (ValueError, AttributeError, TypeError):
             pass
     wanted = {

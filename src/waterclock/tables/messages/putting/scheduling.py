@@ -329,12 +329,12 @@ def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[
     return put
 
 
-def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list[Tick], beside: str = "") -> PutIds:
+def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list[Tick], suffix: str = "") -> PutIds:
     message = _unpacked(context, row.message)
     rows: list[dict[str, Any]] = [
         message
         | {
-            "id": _id_of(context, f"{row.name}@{format_time(one.at)}{beside}"),
+            "id": _id_of(context, f"{row.name}@{format_time(one.at)}{suffix}"),
             "headers": {**(message["headers"] or {}), **_headers(row.name, one)},
         }
         for one in ticks
@@ -426,7 +426,7 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def _tell(context: TableContext, connection: SqlConnection) -> None:
-    """Make all processes that have the table open check its schedules within a second."""
+    """Cause all processes that have the table open to check its schedules within a second."""
     change(cast("sa.Connection", connection), context.table_id)
 
 

@@ -2,8 +2,8 @@
 
 A key's row in the catalogue names the message that was last put with it. A put with the key locks the row until its
 transaction ends, so puts come one after another. The message's own row shows whether it still has the key: until it is
-claimed, or until it is acked or dead. So claims, acks, nacks and plain SQL need not know about keys, and a message that
-is given back cannot conflict with one that was put meanwhile.
+claimed, or until it is acked or dead. So claims, acks, nacks and plain SQL need not know about keys, and a message
+that returns to the table cannot conflict with one that was put meanwhile.
 
 In a caller's transaction, the existing message is locked as well, so that no consumer takes it before the caller's own
 data are visible.
@@ -47,7 +47,7 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
     is rolled back. Transactions that lock an existing row simply follow each other.
     """
     if context.sql.one_writer:
-        return  # the transaction that puts does it; there is no other one
+        return  # on a database with one writer, the transaction that puts does it
     names = _names(keys)
 
     def insert_keys(own: SqlConnection) -> None:
@@ -192,7 +192,7 @@ def _message_id(context: TableContext, text: str) -> MessageId:
 def _replace(
     context: TableContext, connection: SqlConnection, message_id: MessageId, row: Mapping[str, Any], held: Any
 ) -> bool:
-    """Give a waiting message the content of another one; return False if a consumer has claimed it."""
+    """Replace the content of a waiting message by that of another one; return False if a consumer has claimed it."""
     own = user_column_names(context.rows)
     values = {f"new_{name}": row[name] for name in (*_CONTENT, *own)}
     at = {"of": message_id, "new_at": row["at"]}
@@ -309,5 +309,5 @@ def _replacing(context: TableContext, *, until_done: bool) -> sa.Update:
     content = {name: sa.bindparam(f"new_{name}", type_=rows.c[name].type) for name in names}
     chosen = rows.c.id == sa.bindparam("of", type_=rows.c.id.type)
     # A consumer with a lapsed lease may still ack late: its message, and not the content from now on.
-    anew = {"time_scheduled": at, "time_next": at, "claim_id": None}
-    return sa.update(rows).where(chosen, not_acked(rows), free).values(**anew, **content)
+    times = {"time_scheduled": at, "time_next": at, "claim_id": None}
+    return sa.update(rows).where(chosen, not_acked(rows), free).values(**times, **content)

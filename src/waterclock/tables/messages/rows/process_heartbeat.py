@@ -246,7 +246,7 @@ def note_acked(context: TableContext, ids: Collection[Any]) -> None:
 
 @contextmanager
 def changing(context: TableContext) -> Generator[None]:
-    """Make the subscriptions of this process check their waiting messages once the block is done."""
+    """Cause the subscriptions of this process to check their waiting messages once the block is done."""
     yield
     for subscription in process_heartbeat(context).subscriptions():
         subscription.note_changes()

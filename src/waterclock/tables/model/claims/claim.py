@@ -1,4 +1,4 @@
-"""Data of a claim: the request, the claimed messages, and where the next one looks for new messages of groups."""
+"""Data of a claim: the request, the claimed messages, and the start of the next search for messages of groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Claimed:
     lease_until
         When it will be sent again, ns.
     expired
-        Whether it had expired, so that it is removed and not handed out.
+        Whether it had expired, and so must be removed and not handed out.
     claim_id
         The id of the claim that took it; None: of the current claim.
     """

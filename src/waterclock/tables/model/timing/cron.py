@@ -169,7 +169,7 @@ def _counts_from(now: int, catch_up: CatchUp, within: int | None) -> int:
 
 
 def _before_last(cron: str, timezone: str, begin: int, end: int) -> int:
-    """Return a time shortly before the last tick between two times; the first time if there is none.
+    """Return a time shortly before the last tick between two times; the first time without a tick.
 
     It bisects the interval, so that a year takes no longer than a day.
     """

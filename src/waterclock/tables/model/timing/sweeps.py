@@ -62,7 +62,7 @@ class Sweeps:
         Parameters
         ----------
         last
-            Its last group; None if there are no more.
+            Its last group; None after the last one.
         took
             How long it took, ns.
         processes

@@ -24,7 +24,7 @@ def check_text(name: str, text: str) -> str:
     Raises
     ------
     InvalidArgumentError
-        Names the argument, and what is wrong with the text.
+        Names the argument, and the error in the text.
     """
     problem = _problem(text)
     if problem is not None:
