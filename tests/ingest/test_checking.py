@@ -56,5 +56,5 @@ def test_what_a_broker_would_lose_follows_from_its_configuration() -> None:
     assert "queues 1000 messages" in installed[0]
     assert "persistence false" in installed[1]
     saved = broker_warnings(broker_settings("persistence true\nmax_queued_messages 0\nautosave_interval 60"))
-    assert saved == ["a broker that is killed loses what it acked in the last 60 s (autosave_interval)"]
+    assert saved == ["a broker that is killed loses messages that it acked in the last 60 s (autosave_interval)"]
     assert broker_warnings({"max_queued_messages": "0", "persistence": "true", "autosave_interval": "0"}) == []

@@ -86,7 +86,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, li
 
 def test_filters_must_differ(tmp_path: Path) -> None:
     text = COMPLETE.replace("plant/+/state", "collectd/#")
-    with pytest.raises(InvalidArgumentError, match="filter 'collectd/#' is given twice"):
+    with pytest.raises(InvalidArgumentError, match="filter 'collectd/#' occurs twice"):
         IngestFile.read(write(tmp_path, text))
 
 

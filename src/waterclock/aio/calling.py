@@ -37,7 +37,7 @@ class Threads:
         """Call a function in a thread.
 
         If the caller is cancelled, a call that has not begun is not made. One that has begun goes on to its end, since
-        a statement cannot be taken back, and ``undo`` gets what it returned.
+        a statement cannot be taken back, and ``undo`` gets its result.
         """
         future = self.submit(function)
         try:
@@ -81,7 +81,7 @@ class Facade(Generic[_Sync]):
     sync
         The synchronous object. Its methods block.
     threads
-        Where its methods are called.
+        The threads that call its methods.
     """
 
     def __init__(self, sync: _Sync, threads: Threads) -> None:

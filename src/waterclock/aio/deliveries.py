@@ -23,7 +23,7 @@ class Delivery(Facade[SyncDelivery]):
     """A message that this consumer has; see `waterclock.Delivery`.
 
     ``async with delivery:`` extends its lease while the block runs. It acks when the block ends, and backs off when the
-    block raises. If the task is cancelled, the message is given back at once, and no attempt is counted.
+    block raises. If the task is cancelled, the message returns to the table at once, and no attempt is counted.
     """
 
     id = Plain[SyncDelivery, Any](lambda delivery: delivery.id)
@@ -72,7 +72,8 @@ class Delivery(Facade[SyncDelivery]):
 class Deliveries:
     """Iterates over deliveries with ``async for``, and waits for the next one; see `waterclock.tables`' subscription.
 
-    Use it in ``async with``: what it claimed and did not hand out then goes back at once. The database is asked in one
+    Use it in ``async with``: it then at once returns claimed messages that it did not hand out. The database is asked
+    in one
     of its threads, and waiting takes no thread of its own.
     """
 
@@ -138,7 +139,7 @@ class Deliveries:
         self._ending.set()
 
     async def close(self) -> None:
-        """Give back what was not handed out, at once and without counting an attempt."""
+        """Return to the table the messages that were not handed out, at once and without counting an attempt."""
         self._ending.set()
         sync, self._sync = self._sync, None
         if sync is not None:

@@ -121,7 +121,7 @@ class MessageTable(Facade[SyncTable]):
         return MessageSchedules(self.sync.schedules, self.threads)
 
     def open_deliveries(self, subscribe: Callable[[], SyncSubscription]) -> Deliveries:
-        """Iterate over what a subscription gives."""
+        """Iterate over the deliveries of a subscription."""
         return Deliveries(subscribe, self.threads, self._waiting)
 
     async def receive(
@@ -160,5 +160,5 @@ class MessageTable(Facade[SyncTable]):
         return await self.threads.call(partial(self.sync.extend, [each.sync for each in deliveries], duration))
 
     async def nack(self, deliveries: Any, delay: Duration | None = None) -> int:
-        """Give deliveries back; see `waterclock.MessageTable.nack`."""
+        """Return deliveries to the table; see `waterclock.MessageTable.nack`."""
         return await self.threads.call(partial(self.sync.nack, [each.sync for each in deliveries], delay))

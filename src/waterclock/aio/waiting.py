@@ -52,7 +52,7 @@ class Waiting:
         Returns
         -------
         bool
-            False if ``seconds`` were over first; then nothing is to be reported.
+            False if ``seconds`` were over first; then do not call `report`.
         """
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -87,7 +87,7 @@ class Waiting:
         return True
 
     def report(self, watched: Watched, *, found: bool) -> None:
-        """Say what the claim found for which a waiter was woken."""
+        """Record the outcome of the claim for which a waiter was woken."""
         with self._lock:
             watch = self._watches.get(watched.what)
             if watch is None or not watch.is_claiming:
@@ -112,7 +112,7 @@ class Waiting:
                 raise
 
     def _open(self) -> list[_Watch]:
-        """Return what is waited for. With nothing left the thread ends; the next waiter starts another one."""
+        """Return the watched tables. When no table is left the thread ends; the next waiter starts another one."""
         with self._lock:
             for what, watch in [*self._watches.items()]:
                 if self._stop.is_set() or not (watch.waiters or watch.is_claiming):
@@ -124,7 +124,7 @@ class Waiting:
             return [*self._watches.values()]
 
     def _end(self) -> None:
-        """Wake all, so that their claims say what is wrong."""
+        """Wake all, so that their claims raise the error."""
         with self._lock:
             watches, self._watches = self._watches, {}
             self._thread = None
@@ -149,7 +149,7 @@ class Waiting:
                     pauses.append(_WRITERS_UNDER_WAY)
                 due_in = watch.watched.due_in()
             except WaterclockError:
-                due_in = 0.0  # the claim raises it where it can be handled
+                due_in = 0.0  # the claim raises it to its caller
             if due_in <= 0:
                 self._wake(watch)
             else:

@@ -69,7 +69,7 @@ def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, clo
 
 
 def encode_facts(source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
-    """Write what is known of a batch besides its messages."""
+    """Encode the facts of a batch besides its messages."""
     return _to_json({"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}).encode()
 
 

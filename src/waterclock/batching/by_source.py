@@ -43,14 +43,14 @@ class BySource:
     Parameters
     ----------
     factory
-        Makes the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")`` or
-        ``lambda: RateAwareBatcher("1s")``. A rate-aware batcher gets those messages of a list that are its source's in
-        one call; it has no deadline, and `advance` has it look whether its window has stalled, and whether it is to be
-        forgotten (``forget_after``).
+        Creates the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")`` or ``lambda:
+        RateAwareBatcher("1s")``. A rate-aware batcher gets the messages of its source in a list with one call. It has
+        no deadline; `advance` makes it check whether its window has stalled, and whether to forget its state
+        (``forget_after``).
 
     Notes
     -----
-    `add`, `advance` and `next_deadline` cost as much as what they take in and give out, however many sources are idle.
+    The cost of `add`, `advance` and `next_deadline` depends on their input and output, however many sources are idle.
     """
 
     def __init__(self, factory: Callable[[], EventTimeBatcher | RateAwareBatcher]) -> None:
@@ -118,8 +118,8 @@ class BySource:
     def reset(self, source: str | None = None) -> list[Batch]:
         """Forget how far the clock of a source has come, as after one message with a wrong clock far ahead.
 
-        What is open there is given out, and the next message sets the clock again, though not behind what the last
-        `advance` promised; see ``EventTimeBatcher.reset`` and ``RateAwareBatcher.reset``.
+        Its open messages are returned, and the next message sets the clock again, though not behind the last `advance`;
+        see ``EventTimeBatcher.reset`` and ``RateAwareBatcher.reset``.
 
         Parameters
         ----------
@@ -129,9 +129,9 @@ class BySource:
         Raises
         ------
         NotFoundError
-            If nothing of this source has come.
+            If no message of this source has come.
         InvalidArgumentError
-            For what is no text.
+            If the name is not a text.
         """
         if source is not None and not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"source must be a string, got {quoted(source)}")
@@ -195,7 +195,7 @@ class BySource:
         return len(gone) + self._by_rate.forget(silence)
 
     def stats(self) -> dict[str, BatcherStats]:
-        """Say of each source where its clock stands, and how far ahead of what comes."""
+        """Return for each source the state of its clock, and how far that is ahead of its messages."""
         batchers = {source: lane.batcher for source, lane in self._lanes.items()} | self._by_rate.batchers
         return {source: batcher.stats() for source, batcher in batchers.items()}
 
@@ -251,7 +251,7 @@ class BySource:
         self._note_touched(source, lane)
 
     def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _Lane | None:
-        """Make the batcher of a new source; None if it batches by rate, and is known once the list is checked."""
+        """Create the batcher of a new source; None if it batches by rate, and is known once the list is checked."""
         if source in self._by_rate or source in met:
             return None
         batcher = self._factory()

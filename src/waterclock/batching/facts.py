@@ -19,7 +19,7 @@ _MOMENTS = range(MIN_NS - 1, MAX_NS + 2)
 
 @contextmanager
 def read_as(name: str) -> Generator[None]:
-    """Turn any error that damaged facts cause into one error that names what they belong to.
+    """Turn any error from decoding damaged facts into one that names their batch or state.
 
     Raises
     ------

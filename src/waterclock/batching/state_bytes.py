@@ -28,7 +28,7 @@ class StateForm(NamedTuple):
     key
         Under which its facts stand in the schema metadata.
     name
-        What it is, for errors.
+        Its name, for errors.
     """
 
     form: bytes
@@ -50,7 +50,7 @@ class StateForm(NamedTuple):
         SchemaError
             If they are something else.
         InvalidArgumentError
-            If they are no bytes.
+            If they are not bytes.
         """
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not check types
             raise InvalidArgumentError(f"state must be the bytes of {self.name}, got {quoted(data)}")
@@ -66,7 +66,7 @@ class StateForm(NamedTuple):
 
 
 def _runs(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Cut messages into runs that a record batch can hold; one run of none if there are none."""
+    """Cut messages into runs that a record batch can hold; one empty run without messages."""
     first = size = 0
     for at, message in enumerate(messages):
         own = len(message.payload) + len(message.source) + len(message.stream)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class BatcherStats(NamedTuple):
-    """Where a batcher stands.
+    """The state of a batcher.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ class Checked:
     published
         As it was published.
     messages
-        What it is mapped to.
+        The messages of its mapping.
     reason
         Why it would be a dead letter; None if it would not.
     """
@@ -63,7 +63,7 @@ def read_published(path: Path) -> Iterator[Published]:
     Raises
     ------
     NotFoundError
-        If there is no such file.
+        If the file does not exist.
     InvalidArgumentError
         If a line is not such an object.
     """
@@ -171,10 +171,10 @@ def broker_warnings(settings: Mapping[str, str]) -> list[str]:
             " (max_queued_messages)"
         )
     if settings["persistence"] != "true":
-        warnings.append("the broker forgets sessions and what it queued when it stops (persistence false)")
+        warnings.append("the broker forgets sessions and their queues when it stops (persistence false)")
     elif settings["autosave_interval"] != "0":
         warnings.append(
-            f"a broker that is killed loses what it acked in the last {settings['autosave_interval']} s"
+            f"a broker that is killed loses messages that it acked in the last {settings['autosave_interval']} s"
             " (autosave_interval)"
         )
     return warnings

@@ -69,7 +69,7 @@ def message_to_json(message: Message) -> dict[str, Any]:
 
 
 def message_from_json(fields: object) -> Message:
-    """Make a message of what `message_to_json` wrote, or of what a user wrote by hand.
+    """Build a message from the output of `message_to_json`, or from a user's own JSON.
 
     A ``position`` is passed over, because a message gets one from the topic it is in.
 
@@ -130,8 +130,8 @@ class MessageFile:
         Parameters
         ----------
         progress
-            Is called with how much of the file was read, and with all: bytes, or messages in Parquet. Not called for
-            what has no length, such as standard input.
+            Is called with how much of the file was read, and with all: bytes, or messages in Parquet. Not called for an
+            input without a length, such as standard input.
         """
         chunk: list[Message] = []
         size = 0
@@ -150,7 +150,7 @@ class MessageFile:
         Raises
         ------
         NotFoundError
-            If there is no such file.
+            If the file does not exist.
         InvalidArgumentError, SchemaError
             If a line or column is not a message, or a payload is too large; it names the line or column.
         UnavailableError
@@ -220,7 +220,7 @@ def _parse_line(path: Path, number: int, line: bytes, time_unit: TimeUnit) -> Me
             fields = in_nanoseconds(fields, _TIMES, time_unit)
         message = message_from_json(fields)
         if b"\\u" in line:
-            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is not a text
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"{path}, line {number}: is not UTF-8: {error}") from None
     except UnicodeEncodeError as error:

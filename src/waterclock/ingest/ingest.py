@@ -1,4 +1,4 @@
-"""The long-running ingest: receives on connections, appends in one thread, acks what was appended."""
+"""The long-running ingest: receives on connections, appends in one thread, acks after the append."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DEAD_LETTERS = "ingest-dead-letters"
 """The topic of dead letters unless another one is named."""
 
 MOST_PAYLOAD = 1 << 20
-"""Bytes of a payload unless another limit is given: measurements have some hundred, and brokers may allow 256 MB."""
+"""Default limit for a payload, bytes: measurements have some hundred, and brokers may allow 256 MB."""
 
 _APPEND_PATIENCE = 5.0
-"""Seconds after which an append is given up, and tried again: so long may a stop take while the database is away."""
+"""Seconds after which an append is abandoned and tried again: so long a stop may take if the database is away."""
 
 _FIRST_PAUSE = 0.2  # s
 _LONGEST_PAUSE = 5.0
@@ -49,9 +49,9 @@ class IngestPlan:
     Attributes
     ----------
     broker
-        Where messages come from.
+        Source of the messages.
     rules
-        What is subscribed to, and how it is mapped.
+        The subscribed filters, with their mappings.
     dead_letters
         The topic of what cannot be mapped.
     most_payload
@@ -72,7 +72,7 @@ class IngestPlan:
             )
         filters = [rule.filter for rule in self.rules]
         if twice := next((each for each in filters if filters.count(each) > 1), None):
-            raise InvalidArgumentError(f"filter {quoted(twice)} is given twice")
+            raise InvalidArgumentError(f"filter {quoted(twice)} occurs twice")
 
     def open_topics(self, database: Database) -> dict[str, Topic]:
         """Open the topics that the rules name; NotFoundError if one is missing."""
@@ -85,7 +85,7 @@ class Ingest:
     Parameters
     ----------
     database
-        Where the topics are.
+        The database of the topics.
     plan
         What to do.
     tell
@@ -110,7 +110,7 @@ class Ingest:
         self._store = self._made_store(topics)
 
     def stop(self) -> None:
-        """Stop soon: append and ack what was received, and leave the rest to the broker. Safe in a signal handler."""
+        """Stop soon: append and ack received messages, and leave the rest to the broker. Safe in a signal handler."""
         self._wishes_stop = True
 
     def reload(self, read: Callable[[], IngestPlan]) -> None:
@@ -184,7 +184,7 @@ class Ingest:
         return thread
 
     def _watch(self) -> None:
-        """Wait for an end, and do what is not the business of a message: reload, and look for silent sessions."""
+        """Wait for an end, and meanwhile reload the file on request and look for silent sessions."""
         look_at = moments.monotonic() + _LOOK_EVERY
         while not self._wishes_stop and self._failure is None:
             with self._changed:

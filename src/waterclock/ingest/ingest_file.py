@@ -47,9 +47,9 @@ class IngestFile:
         Raises
         ------
         NotFoundError, UnavailableError
-            If there is none, or it cannot be read.
+            If the file is missing, or cannot be read.
         InvalidArgumentError
-            Naming the file, the line, the key and what is wrong with its value.
+            Naming the file, the line, the key and the error in its value.
         """
         content, lines = read_toml(path)
         for key, value in content.items():

@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 Tell = Callable[[Event], None]
-"""What is called with each event, from any thread."""
+"""Is called with each event, from any thread."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class IngestProgress:
     skipped
         Retained messages that were not taken.
     lost
-        Messages at QoS 0 for which there was no room.
+        Messages at QoS 0 that were dropped because the inbox was full.
     broker_dropped
         Messages that the broker says it dropped since the start, of all its clients.
     connected

@@ -13,7 +13,7 @@ from waterclock.ingest.mapping.collectd import parse_columns
 def read_recording() -> pa.Table:
     """Read the 200,000 messages of the recording, in the order in which they were received.
 
-    Its README, beside the file, says how it was made. For entries of many messages take
+    Its README, in the same folder, describes how it was made. For entries of many messages take
     ``read_recording().to_batches(max_chunksize=…)``.
 
     Returns

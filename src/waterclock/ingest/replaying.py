@@ -68,7 +68,7 @@ def replay(database: Database, plan: IngestPlan, *, dry_run: bool = False) -> Re
     Raises
     ------
     NotFoundError
-        If there is no such topic.
+        If the topic does not exist.
     LeaseLostError
         If another replay runs.
     """
@@ -102,7 +102,7 @@ class _Replay:
         self._dry_run = dry_run
 
     def move(self, chunk: Sequence[Message], start: Position | None, stop: Position) -> None:
-        """Map some letters and append what they give, together with how far the replay is."""
+        """Map some letters and append their messages, together with the progress of the replay."""
         now = self._database.backend.now()
         found: dict[str, list[Message]] = {}
         for letter in chunk:

@@ -1,4 +1,4 @@
-"""Follows a topic: reads what was appended, batches it, and puts the batches into a message table, exactly once."""
+"""Follows a topic: reads new messages, batches them, and puts the batches into a message table, exactly once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Follower:
     Parameters
     ----------
     topic, table
-        Where messages come from, and where batches go.
+        Source of the messages, and target of the batches.
     rule
         How they are batched.
     max_skew
@@ -104,7 +104,7 @@ class Follower:
         self._stream: LiveStream | None = rule.stream(self._state.stream)
 
     def step(self, limit: int = MESSAGES_A_STEP) -> int:
-        """Read and batch the next messages, or close what is due by the clock; return how many messages were read.
+        """Read and batch the next messages, or close due batches by the clock; return how many messages were read.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Follower:
 
     def _take(self, stream: LiveStream, limit: int) -> int:
         topic, state = self._topic, self._state
-        # Read before the topic's end is: what is appended later was received at this time or after it.
+        # Read before the topic's end: messages that are appended later were received at this time or after it.
         now = topic.storage.backend.now()
         head = topic.head
         outcomes: list[pa.RecordBatch] = []

@@ -51,15 +51,15 @@ class EventTimeBatcher:
         are rejected ``replaced`` when the window closes.
         ``"isolate"`` cuts the window, and all messages of the conflicting event time are a batch of their own,
         ``[c, c]``; the next later message opens a new window.
-    streams
-        All streams of the source, where each sends its messages in event-time order. Then a window is given out as
+    All streams of the source, if each sends its messages in event-time order. Then a window closes as soon as every
+    stream has passed its end (reason ``complete``), with the same contents. The declaration is a
         soon as every stream has passed its end (reason ``complete``), with the same contents. The declaration is a
         promise: a message of another stream is an error, an older one of a window already given out is late.
 
     Raises
     ------
     InvalidArgumentError
-        For an option that cannot be meant.
+        For an invalid option.
 
     Notes
     -----
@@ -167,10 +167,10 @@ class EventTimeBatcher:
     def reset(self, source: str | None = None) -> list[Batch]:
         """Forget how far the receive clock has come, as after a message that was received by a clock far ahead.
 
-        What is open is given out, as by `flush`, and the next message sets the clock again. The event times given out
-        are still known, so that no message is in two batches and no batch has the identity of an earlier one: what
-        comes for a window given out, also for one that the leap of the clock closed too early, is rejected. Of traffic
-        scattered in time, the gaps between such windows may count as given out too.
+        Open messages are returned, as by `flush`, and the next message sets the clock again. The batcher still knows
+        which event times it has returned, so that no message is in two batches and no two batches have one identity. A
+        message for a returned window is rejected, even if the leap of the clock closed that too early. If traffic is
+        scattered in time, the gaps between such windows may count as returned too.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class EventTimeBatcher:
         return batches
 
     def stats(self) -> BatcherStats:
-        """Say where the receive clock stands, and how far ahead of what comes."""
+        """Return the state of the receive clock, and how far that is ahead of the messages."""
         clock = None if self._floor == MIN_NS else min(self._floor, MAX_NS)
         return BatcherStats(self._source, clock, self._ahead, self._open.count)
 
@@ -211,7 +211,8 @@ class EventTimeBatcher:
     def is_done(self, since: int, promised: int) -> bool:
         """Return whether nothing was received after ``since`` and a new batcher would judge later messages alike.
 
-        That is: nothing is open, no rejection waits to be taken, and what was given out can only come late.
+        That is: no window is open, no rejection waits to be taken, and a message for a returned window can only be
+        late.
 
         Parameters
         ----------
@@ -254,7 +255,7 @@ class EventTimeBatcher:
 
     @classmethod
     def restore(cls, state: bytes) -> EventTimeBatcher:
-        """Make a batcher that continues where the one that wrote ``state`` stood.
+        """Restore a batcher from ``state``, to continue after the last message that this covers.
 
         Raises
         ------

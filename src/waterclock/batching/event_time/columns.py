@@ -28,7 +28,7 @@ _MOST_ROWS = 2**31
 
 
 class Assignment(NamedTuple):
-    """What became of each row.
+    """The outcome of each row.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def assign_batches(
 ) -> pa.Table:
     """Find the batch of every message of a table, for all its sources.
 
-    The result is what an `EventTimeBatcher` of each source gives for the same messages in order of receive time. It
+    The result equals that of an `EventTimeBatcher` of each source for the same messages in order of receive time. It
     depends on the set of rows; their order decides only which of equal ones (in source, stream, event time and receive
     time) is the duplicate.
 
@@ -73,7 +73,7 @@ def assign_batches(
     table
         With columns ``source`` and ``stream`` (text, or dictionary of text, which is faster) and ``event_time`` and
         ``receive_time`` (whole numbers of ns, or timestamps of any unit with a time zone), none with nulls. Other
-        columns are kept. If there is no row, columns may be of type null.
+        columns are kept. If the table is empty, columns may be of type null.
     window, max_delay, max_lead, on_conflict
         As of `EventTimeBatcher`.
     now
@@ -83,9 +83,9 @@ def assign_batches(
     Returns
     -------
     pyarrow.Table
-        The rows in their order, with ``batch_start`` and ``batch_end`` (int64 ns; null where the message is in no
-        batch, or not yet) and ``rejected`` (dictionary of text: late, future, duplicate or replaced; null where the
-        message is not rejected, or not yet).
+        The rows in their order, with ``batch_start`` and ``batch_end`` (int64 ns; null if the message is in no batch,
+        or not yet) and ``rejected`` (dictionary of text: late, future, duplicate or replaced; null if the message is
+        not rejected, or not yet).
 
     Raises
     ------
@@ -93,12 +93,12 @@ def assign_batches(
         For a missing column, one of another type, such as times that name no moment (floats, dates, timestamps without
         a time zone), or one named like a column to be added.
     InvalidArgumentError
-        For a column with nulls, a time that does not fit int64 ns, and an option that cannot be meant.
+        For a column with nulls, a time that does not fit int64 ns, and an invalid option.
 
     Notes
     -----
-    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Compiled code is kept beside the package or, where
-    that cannot be written, in the user's cache folder or that of ``NUMBA_CACHE_DIR``: only the very first call waits.
+    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Compiled code is kept next to the package or, if
+    that is read-only, in the user's cache folder or that of ``NUMBA_CACHE_DIR``: only the very first call waits.
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
     clock = None if now is None else to_time(now, "now")
@@ -237,7 +237,7 @@ def read_clocks(
     receive_times
         int64 ns.
     clocks
-        What each source's clock showed before; moved to what it shows afterwards.
+        The receive clock of each source before; updated to its value afterwards.
     """
     readings = np.empty(len(receive_times), np.int64)
     compiled().read_clocks(_plain(sources, np.int32).view(np.uint32), _plain(receive_times, np.int64), clocks, readings)
@@ -308,7 +308,7 @@ def _inputs(
 
 
 def _memory(count: int) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any, Any, Any]]:
-    """Get what the kernel writes beside verdicts, and what it works in."""
+    """Allocate the kernel's outputs other than verdicts, and its working memory."""
     return (
         (np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8)),
         (
@@ -368,7 +368,7 @@ def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
 
 
 def _numbers_each_text_once(column: pa.ChunkedArray) -> bool:
-    """Tell whether equal texts have equal numbers: Arrow lets a dictionary repeat a text, and hold nulls."""
+    """Return whether equal texts have equal numbers: an Arrow dictionary may repeat a text, and hold nulls."""
     dictionaries = [chunk.dictionary for chunk in column.chunks]
     return all(
         not each.null_count and pc.call_function("count_distinct", [each]).as_py() == len(each) for each in dictionaries

@@ -1,4 +1,4 @@
-"""Which event times of a source have been given out, so that none is batched twice."""
+"""The event times of a source that are in batches already: no event time is batched twice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ make them too, and the narrowest gaps between stretches count as given out first
 class GivenOut:
     """The event times of windows given out.
 
-    Windows are given out in order, and what comes for an event time before the newest one is refused. Only where the
-    receive clock was set again do earlier times come again; then the stretches of time given out are distinguished.
+    Windows are returned in order, and a message before the newest returned event time is refused. Earlier times come
+    again only if the receive clock was set again; then the stretches of returned time are kept apart.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class GivenOut:
         self.begun_anew = False
 
     def covers(self, event_time: int) -> bool:
-        """Tell whether what happened then, at or before ``newest``, was given out."""
+        """Return whether this event time, at or before ``newest``, is in a batch already."""
         return not self.begun_anew or any(start <= event_time <= last for start, last in self.spans)
 
     def add(self, start: int, last: int) -> None:

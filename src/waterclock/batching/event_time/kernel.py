@@ -391,7 +391,7 @@ def assign_judged(
 ) -> int:
     """Find the windows of rows that are judged already; see `waterclock.batching.event_time.columns.assign_judged`.
 
-    Takes and writes what `assign` does, but for ``verdicts``, where it reads which rows are accepted.
+    Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
     """
     return _cut(
         sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict),
@@ -402,7 +402,7 @@ def assign_judged(
 
 @njit(types.void(_codes_in, _times_in, _times_out, _times_out), cache=True, nogil=True)
 def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: Times) -> None:
-    """Move the receive clock of each source with its messages, and note what it showed at each."""
+    """Move the receive clock of each source with its messages, and note its value at each."""
     for row in range(sources.size):
         source = sources[row]
         clocks[source] = max(clocks[source], receive_times[row])
@@ -411,7 +411,7 @@ def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: T
 
 @njit
 def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, last_place: Times, leads: Times) -> None:
-    """Find for a window that opens at each place where the next one opens: its place, or ``stop`` if nothing follows.
+    """Find the place at which the next window opens, for a window that opens at each place; ``stop`` if none does.
 
     Places hold one source's messages in order of time. Those of one time share a window; the first place stands for it.
     """
@@ -446,14 +446,14 @@ def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, las
 def _synchronises(
     times: Times, leads: Times, first: int, stop: int, rule: _Rule, begin: int, since: int, possible: Bytes
 ) -> bool:
-    """Tell whether the windows from ``since`` on are the same wherever windows opened before ``begin``."""
+    """Return whether the windows from ``since`` on do not depend on where windows opened before ``begin``."""
     window, _, on_conflict = rule
     possible[first:stop] = 0
     possible[first] = 1
     furthest = first
     if times[first] <= _plus(begin, window):
-        # A window may have opened before and hold the first messages: the next opens at one of these, or where the
-        # window of the first leads, since an earlier window never leads further than a later one.
+        # A window may have opened before and hold the first messages. The next opens at one of these, or at the place
+        # to which the window of the first leads, since an earlier window never leads further than a later one.
         furthest = leads[first]
         possible[first:furthest] = 1
     k = first
@@ -492,7 +492,7 @@ def synchronise(
     since: int,
     synchronised: Bytes,
 ) -> None:
-    """Tell of each source whether its windows synchronise; see `waterclock.batching.event_time.replay`.
+    """Determine for each source whether its windows synchronise; see `waterclock.batching.event_time.replay`.
 
     Source s has the places ``bounds[s]`` to ``bounds[s + 1]``, in order of time.
     """

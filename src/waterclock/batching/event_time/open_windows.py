@@ -1,9 +1,9 @@
 """The accepted messages of one source that are in no batch yet, of which only the first window is ever cut.
 
-What a window holds depends on its start and on what follows it, never on what came before. So a message out of order
-may move every window after its own, and cutting them all again for each message would cost the square of a backlog.
-Here the later messages merely wait, in order of event time. The first window takes them in one by one, as far as its
-time has come; what a conflict or an older message puts out of it waits again.
+The contents of a window depend on its start and on later messages, never on earlier ones. So a message out of order may
+move every window after its own, and cutting them all again for each message would cost the square of a backlog. Here
+the later messages merely wait, in order of event time. The first window takes them in one by one, as far as its time
+has come. Messages that a conflict or an older message moves out of it wait again.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class OpenWindows:
         return taken
 
     def first_end(self) -> int:
-        """Find where the first window ends, ns; `NEVER` where nothing is open."""
+        """Find the end of the first window, ns; `NEVER` if none is open."""
         if self._rule.on_conflict == "replace":
             return self._last if self._at else NEVER
         self._extend(NEVER)
@@ -159,7 +159,7 @@ class OpenWindows:
         self._set_end()
 
     def _extend(self, until: int) -> None:
-        """Let the first window take in what waits before ``until`` (ns), and a few more, as far as it goes."""
+        """Move waiting messages before ``until`` (ns), and a few more, into the first window, as far as it goes."""
         waiting = self._waiting
         first = waiting.first
         if self._reach >= self._last:
@@ -228,7 +228,7 @@ class OpenWindows:
         self._cut = True
 
     def _put_out(self) -> None:
-        """Let what is beyond the end of the first window wait again."""
+        """Move messages beyond the end of the first window back to the waiting ones."""
         run, older, last, streams = self._run, self._older, self._last, self._streams
         while True:
             if run and run[-1] > last:

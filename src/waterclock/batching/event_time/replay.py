@@ -1,17 +1,17 @@
 """Replays by event time: what to read so that a range gets exactly the batches that the whole topic has there.
 
-A replay of ``[since, until)`` gives the batches that start in it, and the late, future and duplicate messages that were
-received in it. Whether a message is accepted depends on its source's receive clock, and where a window opens on the
-windows before it. So a replay reads further than its range, in both directions:
+A replay of ``[since, until)`` returns the batches that start in it, and the late, future and duplicate messages that
+were received in it. Whether a message is accepted depends on its source's receive clock, and the start of a window
+depends on the windows before it. So a replay reads further than its range, in both directions:
 
 Back to messages received at ``received_from``. What lies before was received earlier, so it can neither make a message
 late that happened at ``begin`` or later, nor take one in that is ahead.
 
-On to the last message received at ``received_until``. What is received later is late for windows that start before
+On to the last message received at ``received_until``. Messages received later are late for windows that start before
 ``until``.
 
-Where windows opened before ``begin`` is unknown. `synchronised` follows every way in which they may have opened: after
-a silence longer than the window all of them continue alike, and often much sooner.
+How windows opened before ``begin`` is unknown. `synchronised` follows every possibility: after a silence longer than
+the window all of them continue alike, and often much sooner.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from waterclock.batching.event_time.rule import ACCEPTED, CONFLICTS, REPLACED, E
 from waterclock.time import MAX_NS, MIN_NS
 
 WINDOWS_BACK = (16, 1024)
-"""So many windows before its range a replay looks for a point where they synchronise; then it reads from the start.
+"""The windows before its range in which a replay looks for a synchronised start; after that it reads from the start.
 
 Each step reads again what the one before has read: far apart, they cost little more than the last.
 """
 
 
 class ReplayRange(NamedTuple):
-    """What a replay gives, and what it may know of the messages before; int ns.
+    """The result of a replay, and the limits of its knowledge of earlier messages; int ns.
 
     Attributes
     ----------
     since, until
         Batches that start in ``[since, until)``, and messages rejected when they were received in it.
     begin
-        Messages that happened before are left aside, since it is not known whether they were accepted; None: nothing
-        lies before what is read.
+        Messages that happened before are left aside, since it is not known whether they were accepted; None: there are
+        no earlier messages than those read.
     promised
         Nothing received before this comes later: windows that close by then are given.
     """
@@ -66,7 +66,7 @@ class ReplayRange(NamedTuple):
         return min(self.until + rule.window + rule.max_delay, MAX_NS)
 
     def leaves_out(self, found: Assignment, received: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell of each message whether another range gives it: by its window, or by when it was received."""
+        """Return for each message whether it belongs to another range: by its window, or by its receive time."""
         by_window = (found.verdicts == ACCEPTED) | (found.verdicts == REPLACED)
         at = np.where(by_window, found.starts, received)
         return (at < self.since) | (at >= self.until)
@@ -80,7 +80,7 @@ def synchronised(
     rule: EventTimeRule,
     span: ReplayRange,
 ) -> npt.NDArray[np.bool_]:
-    """Tell of each source whether its windows from ``since`` on are known.
+    """Return for each source whether its windows from ``since`` on are known.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def synchronised(
     begin = MIN_NS if span.begin is None else span.begin
     clocks = read_clocks(sources, received, np.full(count, MIN_NS))
     known = (judge_arrivals(event_times, clocks, rule) == ACCEPTED) & (event_times >= begin)
-    # What follows the range's first window decides nothing about it.
+    # Messages behind the range's first window do not affect it.
     known &= event_times <= min(span.since + rule.window, MAX_NS)
     order = np.flatnonzero(known)
     order = order[np.lexsort((event_times[order], sources[order]))]

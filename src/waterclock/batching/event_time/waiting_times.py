@@ -1,4 +1,4 @@
-"""Distinct event times in order: cheap where they come in order, and never dearer than a heap."""
+"""Distinct event times in order: cheap if they come in order, and never dearer than a heap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WaitingTimes:
     Attributes
     ----------
     first
-        The least time, ns; `NEVER` where none waits.
+        The smallest time, ns; `NEVER` if empty.
     """
 
     __slots__ = ("_heap", "_run", "_taken", "first")
@@ -31,7 +31,7 @@ class WaitingTimes:
         self.first = NEVER
 
     def push(self, time: int) -> None:
-        """Let a time wait that does not wait yet."""
+        """Add a time that is not waiting yet."""
         run = self._run
         if not run or time > run[-1]:
             run.append(time)

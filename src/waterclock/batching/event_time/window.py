@@ -53,7 +53,7 @@ class Window(NamedTuple):
         return ((message.stream, message.event_time) for message in self.messages)
 
     def closed(self, source: str, rule: EventTimeRule, reason: CloseReason) -> tuple[Batch, list[Rejection]]:
-        """Make the batch that this window closes as, and reject what newer messages have replaced."""
+        """Close this window: build its batch, and reject messages that newer ones have replaced."""
         messages = self.messages
         replaced: list[Rejection] = []
         if rule.on_conflict == "replace":

@@ -12,9 +12,9 @@ from waterclock.time import format_duration
 
 
 def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
-    """Warn where one stream's messages, which arrived together, are more than 1000 batch lengths (ns) apart.
+    """Warn if one stream's messages, which arrived together, are more than 1000 batch lengths (ns) apart.
 
-    Streams that are far from each other are no backlog: the clock of one is wrong.
+    Streams that are far from each other are not a backlog: the clock of one is wrong.
     """
     farthest = ERA * batch_length
     last = {message.stream: message.event_time for message in messages}
@@ -31,11 +31,11 @@ def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
 
 
 def warn(name: str, batch_length: int) -> None:
-    """Warn of a call of what is named so. The text is the same for each call, so that Python shows it once."""
+    """Warn of a long call to ``name``. The text is the same for each call, so that Python shows it once."""
     warnings.warn(
         f"{name}: one call brought event times more than {ERA} batch lengths of {format_duration(batch_length)}"
-        " apart; what is that far from the window is delivered with it and not cut into batches; give a long backlog"
-        " in several calls",
+        " apart; messages that far from the window are delivered with it and not cut into batches; pass a long"
+        " backlog in several calls",
         LongCallWarning,
         stacklevel=4,
     )

@@ -70,7 +70,7 @@ class StreamPeriodEstimator:
         return self.rate_after(None)
 
     def rate_after(self, current: int | None) -> int | None:
-        """Estimate the rate in whole Hz; None below 4 differences, below 1 Hz, or where it is not near a whole number.
+        """Estimate the rate in whole Hz; None below 4 differences, below 1 Hz, or if it is not near a whole number.
 
         1. The median of the differences is a first guess at the period.
         2. Each difference is divided by the number of periods nearest to it, at least one: a missed pulse leaves a

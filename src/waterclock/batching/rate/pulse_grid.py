@@ -25,8 +25,8 @@ class PulseGrid(NamedTuple):
 
     Notes
     -----
-    Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". If a batch length is no whole number of
-    periods, its windows hold one pulse more or less by turns; its ``slots_per_batch`` is then their mean.
+    Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". If a batch length is not a multiple of the
+    period, its windows hold one pulse more or less by turns; its ``slots_per_batch`` is then their mean.
     """
 
     origin: int

@@ -25,20 +25,21 @@ STALLED = 10
 """After so many batch lengths in which nothing closed, the window is placed again."""
 
 MOVING = 5
-"""Batch lengths. If a window is placed again, traffic that covers so many comes before what is only numerous: a clock
-that stands still."""
+"""Batch lengths. If a window is placed again, traffic that covers so many of them outranks more numerous traffic: a
+clock that stands still."""
 
 MOST_ERAS = 16
 """At most this many eras other than the window's are distinguished until it stalls: one for each wrong clock. Of
 more, those with the latest messages count."""
 
 PACE = 2
-"""Where other eras' traffic moves on more than so many times as far as the window, it is a gateway's backlog and does
+"""If other eras' traffic moves on more than so many times as far as the window, it is a gateway's backlog and does
 not count against the window."""
 
 MOST_UNMOVED = 100_000
-"""Messages that may join a window one after the other while the high-water mark stands; then it closes. So what is
-buffered is bounded where no clock tells of a stall and the streams' clocks stand still."""
+"""Messages that may join a window one after the other while the high-water mark stands; then it closes. So the buffer
+is bounded even if no clock shows a stall and the streams' clocks stand still.
+"""
 
 ABSENT = 5
 """A stream that sent nothing in so many batches one after the other is forgotten."""
@@ -71,7 +72,7 @@ class RateRule(NamedTuple):
 
     @classmethod
     def of(cls, batch_length: int, factor: Fraction | None) -> RateRule:
-        """Make the rule of a length (ns) and a timeout in lengths."""
+        """Create the rule of a length (ns) and a timeout in lengths."""
         return cls(batch_length, math.inf if factor is None else int(factor * batch_length), factor)
 
     @classmethod
@@ -191,7 +192,7 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
     Raises
     ------
     InvalidArgumentError
-        For anything that is none of a bool, a collection of texts and a function; also for one bare text.
+        If it is not a bool, a collection of texts or a function; also for one bare text.
     """
     if isinstance(gated, bool):
         return lambda _: gated
@@ -201,7 +202,7 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
         )
     if isinstance(gated, Collection):
         for stream in gated:
-            if not isinstance(stream, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users write what they like
+            if not isinstance(stream, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users may pass anything
                 raise InvalidArgumentError(f"gated must hold names of streams, got {quoted(stream)}")
         return frozenset(gated).__contains__
     if callable(gated):

@@ -1,8 +1,8 @@
-"""Where windows have begun. The start of a batch is its identity, so none may begin where another began.
+"""The starts of earlier windows. The start of a batch is its identity, so no two windows may have one start.
 
 Windows follow each other at whole lengths, so that their starts are runs: a first one, a last one, and a step. A stall
-may place a window before others, and from there on each must pass between the starts of those. What is known is
-bounded: of too many runs the earliest become one, in which nothing is free.
+may place a window before others, and from there on each must pass between the starts of those. The runs are bounded: of
+too many, the earliest become one, in which nothing is free.
 """
 
 from __future__ import annotations

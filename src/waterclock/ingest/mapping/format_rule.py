@@ -1,4 +1,4 @@
-"""One rule of an ingest: which published messages it takes, and what it makes of each. Pure."""
+"""One rule of an ingest: the published messages that it takes, and how it maps each. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class JsonPaths:
-    """Where a JSON payload has what.
+    """The places of a message's fields in a JSON payload.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class JsonPaths:
 
 @dataclass(frozen=True)
 class FormatRule:
-    """What an ingest subscribes to, and how it maps what it receives.
+    """A filter of an ingest, and how it maps received messages.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ def read_json(payload: bytes) -> object:
         If it is not JSON in UTF-8.
     """
     try:
-        # A text with half a surrogate pair cannot be written as UTF-8, so it is refused where it is used.
+        # A text with half a surrogate pair cannot be written as UTF-8, so it is refused when it is used.
         return json.loads(
             payload.decode("utf-8"), parse_float=JsonNumber, parse_int=JsonNumber, parse_constant=_refuse_constant
         )

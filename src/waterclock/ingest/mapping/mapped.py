@@ -1,4 +1,4 @@
-"""What a format makes of one published message, and what it may not be. Pure."""
+"""The result of mapping one published message, and the limits on it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Reading(NamedTuple):
     Attributes
     ----------
     source, stream
-        What it is of.
+        Its source and stream.
     event_time
         When it happened, ns; None if its payload does not say.
     payload

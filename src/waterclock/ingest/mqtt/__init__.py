@@ -1,1 +1,1 @@
-"""Connections to MQTT brokers: what is received waits in a bounded inbox and is acked after it was appended."""
+"""Connections to MQTT brokers: received messages wait in a bounded inbox and are acked after they were appended."""

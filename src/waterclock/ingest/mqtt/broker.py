@@ -36,13 +36,13 @@ class Broker:
     Attributes
     ----------
     host, port, is_encrypted
-        Where it is, and whether it speaks TLS.
+        Its address, and whether it speaks TLS.
     client_id
         Under which the broker keeps the session; None: one that follows from the topic.
     version
         Of MQTT.
     username, password, password_file
-        To sign in; the file is read at each connect. The environment's are taken if none is given.
+        To sign in; the file is read at each connect. Default: those of the environment.
     ca, certificate, key
         Files in PEM: whom to trust, and who this client is; read at each connect.
     keepalive

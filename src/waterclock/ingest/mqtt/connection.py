@@ -27,7 +27,7 @@ from waterclock.ingest.mqtt.publish_packet import PublishPacket, read_publish
 from waterclock.ingest.storing.received import Received
 
 DROPPED_TOPIC = "$SYS/broker/publish/messages/dropped"
-"""Where Mosquitto says how many messages it dropped, every 10 s as it is installed."""
+"""Topic on which Mosquitto reports how many messages it dropped, every 10 s by default."""
 
 _PATIENCE = 20.0
 """Seconds for an answer to CONNECT, SUBSCRIBE or UNSUBSCRIBE."""
@@ -98,7 +98,7 @@ class _Client(paho.Client):
 
 
 class Connection:
-    """A connection, which acks what it delivered. Its callbacks run on paho's thread and never wait.
+    """A connection, which acks the messages that it delivered. Its callbacks run on paho's thread and never wait.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Connection:
     number
         Which connection of the session's it is.
     deliver
-        Takes a message that was received; False if it has no room. What follows is then left to the next connection.
+        Takes a message that was received; False if it has no room. Later messages are then left to the next connection.
     tell_dropped
         Takes the number of messages that the broker says it dropped.
     is_clean
@@ -237,7 +237,7 @@ class Connection:
         return self._wait_for(lambda: self._ended, seconds)
 
     def close(self) -> None:
-        """Send what is under way and DISCONNECT, without UNSUBSCRIBE: the broker keeps the session's messages."""
+        """Send outstanding packets and DISCONNECT, without UNSUBSCRIBE: the broker keeps the session's messages."""
         self._client.disconnect()
         self._wait_for(lambda: self._ended, _CLOSING)
         with self._changed:

@@ -1,4 +1,4 @@
-"""What was received and is not appended yet: bounded, so that a database that is slow or away costs no more memory."""
+"""Received messages that are not appended yet: bounded, so that a slow or absent database costs no more memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Inbox:
         return self._bytes
 
     def put(self, received: Received) -> bool:
-        """Take a message; False if there is no room. Never waits: the caller's thread also answers the broker."""
+        """Take a message; False if the inbox is full. Never waits: the caller's thread also answers the broker."""
         share = 1 if received.qos else 2
         with self._changed:
             if self._waiting and (
@@ -84,7 +84,7 @@ class Inbox:
             return self._taken()
 
     def close(self) -> None:
-        """Let `take` return what is there without waiting."""
+        """Close the inbox: `take` then returns the remaining messages without waiting."""
         with self._changed:
             self._is_wanted = False
             self._changed.notify_all()

@@ -19,7 +19,7 @@ class PublishPacket(NamedTuple):
     Attributes
     ----------
     topic, payload
-        What was published, and where.
+        The payload that was published, and its topic.
     packet_id
         0 at QoS 0.
     qos

@@ -40,7 +40,7 @@ class Surroundings:
     rules
         Returns the rules of the moment.
     inbox
-        Takes what is received.
+        Takes received messages.
     progress, tell
         Counts, and what learns of events.
     note_dropped
@@ -61,7 +61,7 @@ class BrokerSession:
     Parameters
     ----------
     shared
-        What it shares with the others.
+        The state that all sessions of the ingest share.
     row
         The session's row, which this process took.
     client_id
@@ -154,7 +154,7 @@ class BrokerSession:
         if not connection.session_present and self._number > 1:
             self._tell(
                 "session_lost",
-                f"broker {shared.broker.place} no longer had the session; what it held for it is lost",
+                f"broker {shared.broker.place} no longer had the session; messages queued for it are lost",
                 is_warning=True,
             )
         return connection
@@ -190,7 +190,7 @@ class BrokerSession:
         shared = self._shared
         shared.progress.connected -= 1
         if connection.is_overfull:
-            self._tell("disconnected", "connects again, so that the broker sends what there was no room for")
+            self._tell("disconnected", "connects again, so that the broker sends messages that did not fit")
             return
         self._tell("disconnected", f"connection to {shared.broker.place} ended: {connection.end}", is_warning=True)
         if connection.is_taken_over:

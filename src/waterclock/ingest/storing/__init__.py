@@ -1,1 +1,1 @@
-"""Storing what was received: messages, dead letters and the evidence of both, in one transaction."""
+"""Storing received messages: mapped ones, dead letters and the evidence of both, in one transaction."""

@@ -13,7 +13,7 @@ SOURCE = "mqtt"
 STREAM = "dead-letter"
 
 KEPT_OF_LARGE = 64 << 10
-"""Bytes that are kept of a payload above the limit: enough to see what it is, and no flood of the database."""
+"""Bytes that are kept of a payload above the limit: enough to recognize it, without flooding the database."""
 
 _TOPIC, _TOPIC_HEX, _REASON, _RETAINED, _BYTES = (
     "mqtt.topic",
@@ -25,7 +25,7 @@ _TOPIC, _TOPIC_HEX, _REASON, _RETAINED, _BYTES = (
 
 
 def dead_letter(published: Published, reason: str, received: int) -> Message:
-    """Make the message that keeps a published one with the reason why it was not mapped."""
+    """Build a dead letter: the published message with the reason why it was not mapped."""
     topic, payload, is_retained = published
     headers = {_REASON: _clean(cut(reason))}
     if isinstance(topic, bytes):
@@ -38,7 +38,7 @@ def dead_letter(published: Published, reason: str, received: int) -> Message:
 
 
 def dead_letter_of_large(published: Published, most: int, received: int) -> Message:
-    """Make the message that keeps the beginning of a published one whose payload is above the limit."""
+    """Build a dead letter with the beginning of a message whose payload is above the limit."""
     size = len(published.payload)
     kept = published._replace(payload=published.payload[:KEPT_OF_LARGE])
     reason = f"payload must have at most {most} bytes, got {size}; its first {len(kept.payload)} are kept"
@@ -47,7 +47,7 @@ def dead_letter_of_large(published: Published, most: int, received: int) -> Mess
 
 
 def read_dead_letter(letter: Message) -> Published:
-    """Read back what was published.
+    """Read back the published message.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The rows of sessions: who uses one, which filters the broker may have for it, and what was appended for it."""
+"""The rows of sessions: the owner of each, the broker's filters for it, and the messages appended for it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class SessionRow:
         return row, backend.transact(write_owner)
 
     def write(self, connection: SqlConnection, unacked: bytes, dropped: int | None, now: int) -> None:
-        """Write what is known of the session, in the transaction of the append.
+        """Write the state of the session, in the transaction of the append.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class SessionRow:
             connection.execute(_NOTE_RETAINED, rows)
 
     def taken_over(self) -> SessionTakenError:
-        """Make the error of a session that another process has taken."""
+        """Build the error of a session that another process has taken."""
         return SessionTakenError(
             f"cannot use session {self.name!r}: another process has taken it over. Give each ingest its own client_id"
         )

@@ -1,4 +1,4 @@
-"""Appends what was received: mapped messages, dead letters and evidence in one transaction, before any ack."""
+"""Appends received messages: mapped ones, dead letters and evidence in one transaction, before any ack."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MOST_IN_FLIGHT = 1_000
 """Messages of a session that are remembered if the broker decides how many are in flight, as under MQTT 3.1.1:
 Mosquitto has 20 and EMQX 32 unless configured otherwise."""
 
-_BYTES_BESIDE = 64
-"""Bytes of a message in an entry beside its texts and payload: three times, four offsets, validity."""
+_BYTES_PER_ROW = 64
+"""Bytes of a message in an entry besides its texts and payload: three times, four offsets, validity."""
 
 _BYTES_OF_CHARACTER = 4  # in UTF-8, at most
 
 
 @dataclass
 class Stored:
-    """What became of some messages that were received.
+    """The outcome of some received messages.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class _AppendPlan:
 
 
 class Store:
-    """Where an ingest puts what it received. One thread appends.
+    """The topics and tables of an ingest. One thread appends.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Store:
     most_payload
         Bytes that a payload may have.
     clock
-        The database's clock, ns: the receive time of what is appended.
+        The database's clock, ns: the receive time of appended messages.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ def _bytes_of(message: Message) -> int:
     """Return the bytes that a message takes in an entry, at most."""
     texts = len(message.source) + len(message.stream)
     texts += sum(len(name) + len(value) for name, value in (message.headers or {}).items())
-    return _BYTES_BESIDE + len(message.payload) + _BYTES_OF_CHARACTER * texts
+    return _BYTES_PER_ROW + len(message.payload) + _BYTES_OF_CHARACTER * texts
 
 
 def _as_int(digest: bytes) -> int:

@@ -133,7 +133,7 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
     Parameters
     ----------
     first
-        The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed. Without a lower bound,
+        The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed. There is no lower bound,
         because a smaller number may be committed later, and is routed first then.
     """
     window = {"upto": min(first - 1 + _AT_ONCE, _LAST_SEQ)}

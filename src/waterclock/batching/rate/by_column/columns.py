@@ -55,8 +55,8 @@ class RateBatches(NamedTuple):
 class RateAwareColumns:
     """Batches the messages of one source like `RateAwareBatcher`, from arrays, many calls at a time.
 
-    What is in no batch is kept, as stream, event time and number only, and laid out again at every `add`; so give many
-    calls at once.
+    Messages that are in no batch yet are kept, as stream, event time and number only, and sorted again at every `add`;
+    so pass many calls at once.
 
     Parameters
     ----------
@@ -68,14 +68,14 @@ class RateAwareColumns:
     Raises
     ------
     InvalidArgumentError
-        For an option that cannot be meant.
+        For an invalid option.
     UnavailableError
         If no folder can be written in which Numba could keep the compiled code.
 
     Notes
     -----
-    Source: *RateAwareMessageBatcher* of ESS livedata; the rules stand in `RateAwareBatcher`. Compiled code is kept
-    beside the package or in the user's cache folder: only the very first use waits, some 15 s.
+    Source: *RateAwareMessageBatcher* of ESS livedata; `RateAwareBatcher` describes the rules. Compiled code is kept
+    next to the package or in the user's cache folder: only the very first use waits, some 15 s.
     """
 
     __slots__ = (
@@ -150,7 +150,7 @@ class RateAwareColumns:
         return self._numbers
 
     def fits(self, streams: int, buffered: int, taken: int) -> bool:
-        """Tell whether it knows that many streams, keeps that many messages, and has seen that many ever."""
+        """Return whether the state knows that many streams, keeps that many messages, and has seen that many ever."""
         return (len(self._row_of) - 1, self.buffered, self._count) == (streams, buffered, taken)
 
     def admit(self, streams: Sequence[str], gated: Gated = True) -> None:
@@ -250,7 +250,7 @@ class RateAwareColumns:
 
     @classmethod
     def restore(cls, state: bytes, streams: Sequence[str] = ()) -> RateAwareColumns:
-        """Go on where the one that wrote ``state`` stood.
+        """Restore the columns from ``state``.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class RateAwareColumns:
         return restored
 
     def _rows(self) -> tuple[Ints, Ints]:
-        """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
+        """Return views of the other eras' traffic and of the runs of starts, which follow the other facts."""
         kernel = compiled()
         elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
         return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
@@ -311,7 +311,7 @@ class RateAwareColumns:
             warn(f"stream {quoted(self._names[code])}", self.batch_length)
 
     def _pass_time(self, readings: Ints) -> None:
-        """Go on counting from the first reading where the clock was not read for a while."""
+        """If the clock was not read for a while, resume counting at the first reading."""
         if self._paused and len(readings):
             kernel = compiled()
             self._facts[kernel.SINCE] += readings[0] - self._facts[kernel.LOOKED]
@@ -355,7 +355,7 @@ class RateAwareColumns:
         return batches
 
 
-# What is in the state as it is.
+# The arrays that the state holds unchanged.
 _ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
 
 

@@ -53,7 +53,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     TRACK_COLUMNS,
 ) = range(21)
 
-# What is known beside the tracks.
+# The facts of a source besides its tracks.
 (
     BEGUN,
     WINDOW_START,
@@ -84,7 +84,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     FACTS,
 ) = range(27)
 
-# Behind them, in the same array, since each further one costs at every call: the rows of what is elsewhere and of runs.
+# These follow in the same array, since each further array costs at every call: rows of other eras' traffic and of runs.
 ELSEWHERE_FROM = FACTS
 ELSEWHERE_COLUMNS = 5
 RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
@@ -152,7 +152,7 @@ def _period(ordered: Ints, double: int) -> tuple[float, int]:
 
 @njit(error_model="numpy")
 def _obvious(ring: Ints, count: int) -> int:
-    """Find the rate where it does not depend on which difference is the median; 0 if it does."""
+    """Return the rate if it does not depend on which difference is the median; 0 if it does."""
     shortest = longest = ring[0]
     for k in range(1, count):
         shortest, longest = min(shortest, ring[k]), max(longest, ring[k])
@@ -341,7 +341,6 @@ def _windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
 
 @njit(error_model="numpy")
 def _begin_track(row: int, known: Known) -> None:
-    """Make a track again."""
     track = known.tracks[row]
     track[TRACKED] = 1
     track[NEWEST] = NEVER
@@ -473,7 +472,7 @@ def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
 def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: int, facts: Ints) -> None:
     era, enough = np.uint64(ERA * length), STALLED * length
     calls = 1
-    place = ELSEWHERE_FROM  # where the next one stays
+    place = ELSEWHERE_FROM  # the row that the next kept era moves to
     for k in range(facts[ERAS]):
         known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
         from_, until = int(facts[known]), int(facts[known + _UNTIL])
@@ -576,7 +575,7 @@ def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length:
 
 
 class KernelOutput(NamedTuple):
-    """Messages in the order in which they joined a window; by batch its window, closing, reason and where it ends."""
+    """Messages in the order in which they joined a window; by batch its window, closing, reason and end."""
 
     joined: Ints
     starts: Ints
@@ -588,7 +587,6 @@ class KernelOutput(NamedTuple):
 
 @njit(error_model="numpy")
 def _join(message: int, facts: Ints, out: KernelOutput) -> None:
-    """Let a message join the window."""
     out.joined[facts[JOINED]] = message
     facts[JOINED] += 1
 
@@ -1098,9 +1096,9 @@ def run(
 ) -> None:
     """Run the calls; see `waterclock.batching.rate.by_column.columns.RateAwareColumns`.
 
-    Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]``
-    where there is a clock. Those before ``calls[0]`` are from earlier: in the window where ``waits_for`` is NONE,
-    else waiting for that track. Afterwards it tells so of all messages that are in no batch.
+    Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]`` if a
+    clock is used. Messages before ``calls[0]`` are from earlier calls: they are in the window if ``waits_for`` is NONE,
+    and otherwise wait for that track. Afterwards ``waits_for`` holds the same for all messages that are in no batch.
     """
     known = Known(facts, tracks, rings)
     messages = WaitingMessages(times, left, right, waits_for)
@@ -1155,12 +1153,12 @@ def run_many(
 ) -> int:
     """Run the calls of many sources without a clock; see `waterclock.batching.rate.by_column.many.RateAwareMany`.
 
-    Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, the calls ``call_bounds[s]`` to before
-    ``call_bounds[s + 1] - 1``, whose places count from its first message, the tracks ``track_bounds[s]`` to
-    ``track_bounds[s + 1]`` and a row of ``facts``; ``flush[s]`` says whether to give out all of it. Afterwards it has
-    the batches ``batch_bounds[s]`` to ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``, and
-    what it keeps stands in ``kept``, whose number is returned. ``joined`` and what is known of batches have a place
-    more for each source.
+    Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, and the calls ``call_bounds[s]`` to before
+    ``call_bounds[s + 1] - 1``, whose places count from its first message. It has the tracks ``track_bounds[s]`` to
+    ``track_bounds[s + 1]`` and a row of ``facts``; ``flush[s]`` is true to return all of it. Afterwards it has the
+    batches ``batch_bounds[s]`` to ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``. Its
+    remaining messages are in ``kept``, whose length is returned. ``joined`` and the arrays of batches have one more
+    place for each source.
     """
     none = np.empty(0, np.int64)
     batches = given_out = keeps = 0

@@ -203,7 +203,7 @@ class RateAwareMany:
         return np.flatnonzero(calls_so_far == np.repeat(before, np.diff(bounds)))
 
     def _admit(self, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
-        """Make rows for streams that were not met before: behind those of their source that may gate."""
+        """Add rows for new streams: behind those of their source that may gate."""
         sources, numbers = np.divmod(keys, streams)
         met, place = np.unique(numbers, return_inverse=True)
         gates = np.asarray(may_gate(met), np.bool_)[place]
@@ -230,7 +230,7 @@ class RateAwareMany:
 
 
 def _calls(bounds: Ints, begins: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Return where calls of each source begin, counted from its first message, and behind them where the last ends."""
+    """Return the first message of each call, counted from the first of its source, and the end of the last one."""
     firsts = np.flatnonzero(begins)
     of_source = np.searchsorted(bounds, firsts, side="right") - 1
     counts = np.bincount(of_source, minlength=len(bounds) - 1)

@@ -19,7 +19,7 @@ _LEVEL = 1
 
 
 def to_arrays(rules: RateAwareMany) -> tuple[list[int], bytes]:
-    """Write what is known, and how many numbers its parts have."""
+    """Encode the state; return the sizes of its parts, and the bytes."""
     kernel = compiled()
     elsewhere, runs = _further(rules.facts)
     arrays = [
@@ -78,7 +78,7 @@ def from_arrays(
 
 
 def _further(facts: Ints) -> tuple[Ints, Ints]:
-    """Look at what is elsewhere and at the runs of starts, which stand behind the other facts."""
+    """Return views of the other eras' traffic and of the runs of starts, which follow the other facts."""
     kernel = compiled()
     elsewhere = facts[:, kernel.ELSEWHERE_FROM : kernel.RUNS_FROM]
     return (

@@ -25,7 +25,7 @@ _stream = attrgetter("stream")
 
 
 class RateAwareBatcher:
-    """Batches the messages of one source in windows that close as soon as its streams have sent what is due.
+    """Batches the messages of one source in windows that close as soon as all their regular streams have sent.
 
     The rules, by their names in *RateAwareMessageBatcher*; lengths are batch lengths:
 
@@ -69,15 +69,15 @@ class RateAwareBatcher:
         next window begins at the newest plausible event time. Here what covers at least 5 lengths comes before what
         is only numerous.
 
-        The same happens without a clock, so that a replay recovers too: where the high-water mark stands while another
-        era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call; a gap
-        in them counts as three lengths at most. Each era counts apart, so that a stream whose clock is wrong does
-        not hide the others. It happens even if 100,000 messages have joined the window while the mark stands.
+        The same happens without a clock, so that a replay recovers too: if the high-water mark stands while another
+        era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call. A gap in
+        them counts as three lengths at most. Each era counts separately, so that a stream whose clock is wrong does not
+        hide the others. It also happens if 100,000 messages have joined the window while the mark stands.
 
-        The first window, and one that a stall has placed in another era, is doubtful: a wrong clock may have been alone
-        there. It goes to where the traffic is also while it closes, as long as other eras' messages, in it or in the
-        batch before, are more than its own and move on at most twice as far. If it has moved so, it is no longer
-        doubtful; nor is the first one where two streams have agreed for 10 lengths.
+        The first window, and one that a stall has placed in another era, is doubtful: it may rest on a wrong clock
+        alone. When it closes, it moves to the traffic of other eras if their messages, in it or in the batch before,
+        are more than its own and move on at most twice as far. After such a move it is no longer doubtful; nor is the
+        first one if two streams have agreed for 10 lengths.
 
         Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
         have begun, so that no batch has the identity of an earlier one.
@@ -94,19 +94,19 @@ class RateAwareBatcher:
         At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
     gated
         Which streams may gate: True for all, a collection of their names, or a function of the name. A function is
-        asked once for each name, or again after many thousands of others; where it raises, the call changes nothing.
+        called once for each name, or again after many thousands of others; if it raises, the call changes nothing.
     clock
         Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
     forget_after
         How long a source may be silent, above zero; default None: forever. If all messages of a call were received
-        longer than this after the last one before, the batcher gives out everything first, as `flush` does, and then
-        takes the call as a new batcher would: it is a batch (``start``), and rates are learned again. Only receive
-        times decide, so a replay gives the same batches.
+        longer than this after the last one before, the batcher first returns everything, as `flush` does. Then it takes
+        the call as a new batcher would: it is a batch (``start``), and rates are learned again. Only receive times
+        decide, so a replay returns the same batches.
 
     Raises
     ------
     InvalidArgumentError
-        For an option that cannot be meant.
+        For an invalid option.
 
     Warns
     -----
@@ -115,8 +115,8 @@ class RateAwareBatcher:
 
     Notes
     -----
-    What is forgotten includes where windows began. So where a source sends event times again that were batched before
-    a silence longer than ``forget_after``, a batch may have the identity of an earlier one.
+    The batcher also forgets the starts of windows. So if a source sends event times again that were batched before a
+    silence longer than ``forget_after``, a batch may have the identity of an earlier one.
 
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
@@ -154,14 +154,13 @@ class RateAwareBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a message of another source, for what is no list of messages, and for a message without receive time
-            where ``forget_after`` goes by it. The batcher is then as it was before, as it is where ``gated`` or
-            ``clock`` raise.
+            For a message of another source, for messages that are not a list, and for a message without receive time if
+            ``forget_after`` needs it. The batcher is then unchanged, as it is if ``gated`` or ``clock`` raise.
         """
         return self.take(self.check(messages))
 
     def check(self, messages: Iterable[Message]) -> list[Message]:
-        """Refuse what `add` would refuse, warn of what it would warn of, and change nothing.
+        """Raise the errors and warnings that `add` would, and change nothing.
 
         Returns
         -------
@@ -221,13 +220,13 @@ class RateAwareBatcher:
     def advance(self, now: Time) -> list[Batch]:
         """Promise that nothing received at or before ``now`` (ns) comes later, so that the source may be forgotten.
 
-        What is open is then given out at once and not with the next call. Without ``forget_after`` nothing happens.
+        Open messages are then returned at once and not with the next call. Without ``forget_after`` nothing happens.
         """
         at = self.forgotten_at
         return self._forget() if at is not None and at <= to_time(now, "now") else []
 
     def flush(self) -> list[Batch]:
-        """Close everything, window by window, as at the end of the data; an empty window gives no batch."""
+        """Close everything, window by window, as at the end of the data; empty windows are left out."""
         self._stall.look()
         batches: list[Batch] = []
         assembly = self._assembly
@@ -262,7 +261,7 @@ class RateAwareBatcher:
         return batches
 
     def stats(self) -> BatcherStats:
-        """Say where the high-water mark stands, and how far ahead of what comes."""
+        """Return the state of the high-water mark, and how far that is ahead of the messages."""
         mark, assembly = self.high_water_mark, self._assembly
         if mark is None or assembly is None or not assembly.active:
             return BatcherStats(min(self._sources, default=None), mark, 0, self.buffered)
@@ -346,14 +345,14 @@ class RateAwareBatcher:
     def restore(
         cls, state: bytes, *, gated: Callable[[str], bool] | None = None, clock: Callable[[], float] = monotonic
     ) -> RateAwareBatcher:
-        """Make a batcher that continues where the one that wrote ``state`` stood.
+        """Restore a batcher from ``state``.
 
         Parameters
         ----------
         state
-            What `state` wrote.
+            The bytes from `state`.
         gated
-            The function that chose the gating streams, where it was one: functions are not written down.
+            The function that chose the gating streams, if it was one: functions are not stored.
         clock
             As for a new batcher; between the two no time has passed.
 
@@ -417,7 +416,7 @@ class RateAwareBatcher:
         return [self._assembly.batch(messages, begin, start, "start")]
 
     def _begin_window(self, assembly: Assembly, messages: list[Message]) -> None:
-        """Begin to count again where nothing is buffered, and find the window where it is lost."""
+        """Count stalls from now on if no message is buffered, and find the window if it is lost."""
         self._stall.rearm(assembly.high_water if assembly.doubtful else None)
         if assembly.lost and messages:
             assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
@@ -432,13 +431,13 @@ class RateAwareBatcher:
         contested = self._stall.is_contested(assembly.high_water, window.end - window.start)
         self._recover(assembly, batches)
         if contested and not window.era_from <= assembly.window.start <= window.era_until:
-            assembly.doubtful = False  # it was weighed against a rival that went on, so this is no guess
+            assembly.doubtful = False  # it was weighed against a rival that went on, so it is certain
 
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
         window = assembly.window
         if assembly.active:
-            # What came while the mark moved tells where the traffic was.
+            # Messages that came while the mark stood show the place of the traffic.
             recent = assembly.active[-self._stall.unmoved :]
             times, length = list(map(_event_time, recent)), assembly.rule.batch_length
             _, anchor = plausible_range(times, length, moving=True)

@@ -29,7 +29,7 @@ class Gate:
         self._answers: dict[str, bool] = {}
 
     def ask(self, streams: Iterable[str]) -> None:
-        """Ask the function about the streams that it was not asked about lately. What it raises changes nothing."""
+        """Call the function for streams that it was not called for lately. If it raises, nothing changes."""
         if len(self._answers) > _MOST_ANSWERS:
             self._answers = {}
         for stream in dict.fromkeys(streams):

@@ -38,7 +38,7 @@ class RateLanes:
 
     def __init__(self) -> None:
         self.batchers: dict[str, RateAwareBatcher] = {}
-        self._watches: dict[object, _StallHeap] = {}  # by clock, or by its id where it cannot be a key
+        self._watches: dict[object, _StallHeap] = {}  # by clock, or by its id if it is not hashable
         self._watched: set[str] = set()
         self._silences: list[tuple[int, str]] = []  # kept as a heap
         self._heard: set[str] = set()  # those in it
@@ -90,7 +90,7 @@ class RateLanes:
         return closed
 
     def look(self) -> list[Batch]:
-        """Have the batchers look at the clock whose window may have stalled."""
+        """Advance the batchers whose window may have stalled by the clock."""
         closed: list[Batch] = []
         for key, watch in list(self._watches.items()):
             now = watch.clock()
@@ -116,7 +116,7 @@ class RateLanes:
         return [batch for batcher in self.batchers.values() for batch in batcher.flush()]
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Have one source begin again, or all."""
+        """Reset one source, or all."""
         names = list(self.batchers) if source is None else [source]
         return [batch for name in names for batch in self.batchers[name].reset()]
 

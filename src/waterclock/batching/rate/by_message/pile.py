@@ -13,8 +13,8 @@ _event_time = attrgetter("event_time")
 class Pile:
     """Waiting messages by event time, equal ones in order of arrival.
 
-    The cost of taking a window from the front depends on what it takes, not on what waits behind it. So the time to
-        catch up is linear.
+    The cost of taking a window from the front depends on its messages, not on those that wait behind it. So the time to
+    catch up is linear.
     """
 
     __slots__ = ("_first", "_messages")
@@ -37,7 +37,7 @@ class Pile:
         return self._messages[-1].event_time
 
     def push(self, message: Message) -> None:
-        """Let a message wait."""
+        """Add a waiting message."""
         messages = self._messages
         if not messages or message.event_time >= messages[-1].event_time:
             messages.append(message)
@@ -45,7 +45,7 @@ class Pile:
             insort_right(messages, message, lo=self._first, key=_event_time)
 
     def take_before(self, event_time: int) -> list[Message]:
-        """Remove and return what is older than ``event_time`` (ns)."""
+        """Remove and return messages older than ``event_time`` (ns)."""
         until = bisect_left(self._messages, event_time, lo=self._first, key=_event_time)
         taken = self._messages[self._first : until]
         self._first = until
@@ -55,7 +55,7 @@ class Pile:
         return taken
 
     def take_from(self, event_time: int) -> list[Message]:
-        """Remove and return what is not older than ``event_time`` (ns)."""
+        """Remove and return messages not older than ``event_time`` (ns)."""
         after = bisect_left(self._messages, event_time, lo=self._first, key=_event_time)
         taken = self._messages[after:]
         del self._messages[after:]

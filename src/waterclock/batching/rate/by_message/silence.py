@@ -23,7 +23,7 @@ def checked_silence(forget_after: Duration | None) -> int | None:
     Raises
     ------
     InvalidArgumentError
-        For what is no duration above zero.
+        If it is not a duration above zero.
     """
     return None if forget_after is None else to_duration(forget_after, "forget_after", minimum=1)
 
@@ -63,7 +63,7 @@ class Silence:
                 )
 
     def ends_with(self, messages: list[Message]) -> bool:
-        """Tell whether all of a call's messages were received too long after what came before, or take note of them."""
+        """Return whether all of a call's messages were received too long after the last one, or take note of them."""
         if not messages:
             return False
         times = [*map(_receive_time, messages)]
@@ -81,7 +81,7 @@ def silences(
     heard: npt.NDArray[np.bool_],
     after: int,
 ) -> npt.NDArray[np.bool_]:
-    """Tell of each call of many sources whether a silence of more than ``after`` ns comes before it.
+    """Return for each call of many sources whether a silence of more than ``after`` ns comes before it.
 
     Parameters
     ----------

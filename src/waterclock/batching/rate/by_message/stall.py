@@ -13,7 +13,7 @@ _SECOND = 1_000_000_000
 
 
 class Elsewhere(NamedTuple):
-    """Traffic that is not where the window is: event times at most 1000 lengths apart.
+    """Traffic outside the window: event times at most 1000 lengths apart.
 
     Attributes
     ----------
@@ -34,11 +34,11 @@ class Elsewhere(NamedTuple):
     mark: int
 
     def has_moved_on(self, batch_length: int) -> bool:
-        """Tell whether it has done so by 10 batch lengths (ns) in more than one call."""
+        """Return whether it has done so by 10 batch lengths (ns) in more than one call."""
         return self.calls > 1 and self.covered >= STALLED * batch_length
 
     def keeps_pace(self, mark: int) -> bool:
-        """Tell whether the high-water mark, now at ``mark`` (ns), has moved on with it: this is no backlog."""
+        """Return whether the high-water mark, now at ``mark`` (ns), has moved on with it: then it is not a backlog."""
         return self.newest - self.oldest <= PACE * (mark - self.mark)
 
 
@@ -50,7 +50,7 @@ class StallWatch:
     clock
         Seconds that pass.
     now, since
-        What it showed at this call, and when a batch last closed or the first message after it came.
+        Its reading at this call, and at the last batch's close or the first message after that.
     unmoved
         How many messages have joined the window since a batch closed or the high-water mark moved.
     elsewhere
@@ -90,7 +90,7 @@ class StallWatch:
         self.elsewhere = [] if rivalled_at is None else [e for e in self.elsewhere if e.keeps_pace(rivalled_at)]
 
     def is_contested(self, mark: int, batch_length: int) -> bool:
-        """Tell whether traffic elsewhere has moved on together with the high-water mark, now at ``mark`` (ns)."""
+        """Return whether traffic elsewhere has moved on together with the high-water mark, now at ``mark`` (ns)."""
         return any(e.has_moved_on(batch_length) and e.keeps_pace(mark) for e in self.elsewhere)
 
     def overdue_at(self, batch_length: int) -> float:
@@ -98,14 +98,14 @@ class StallWatch:
         return self.since + STALLED * batch_length / _SECOND
 
     def is_overdue(self, batch_length: int) -> bool:
-        """Tell whether 10 batch lengths (ns) have passed."""
+        """Return whether 10 batch lengths (ns) have passed."""
         return (self.now - self.since) * _SECOND >= STALLED * batch_length
 
     def is_stuck(self, implausible: list[int], joined: int, mark: int, batch_length: int) -> bool:
-        """Take note of a call that did not move the mark, or of a rival's; tell whether the traffic is elsewhere.
+        """Note a call that did not move the mark, or a rival's; return whether the traffic is elsewhere.
 
-        It is where one era's has moved on by 10 batch lengths in more than one call: a single call may bring a
-        backlog. Where more has joined the window than one should have to hold, it is stuck in any case.
+        It is elsewhere if one era's has moved on by 10 batch lengths in more than one call: a single call may bring a
+        backlog. If more messages have joined the window than it should hold, it is stuck in any case.
 
         Parameters
         ----------

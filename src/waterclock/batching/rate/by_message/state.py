@@ -71,7 +71,7 @@ def to_bytes(
 
 @dataclass(slots=True)
 class RateState:
-    """What was written down.
+    """The decoded state of a batcher.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class RateState:
     _messages: Iterator[Message]
 
     def assembly(self, may_gate: Callable[[str], bool]) -> Assembly | None:
-        """Make the assembly again; once only, as it takes the messages.
+        """Build the assembly again; only once, as it takes the messages.
 
         Raises
         ------

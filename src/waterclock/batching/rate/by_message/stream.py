@@ -1,4 +1,4 @@
-"""What batching by rate knows of one stream: its rate, its pulses, and where the window in progress ends for it."""
+"""The state of one stream in batching by rate: its rate, its pulses, and its end of the window in progress."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Track(StreamPeriodEstimator):
         self._begin()
 
     def is_near(self, window: RateWindow) -> bool:
-        """Tell whether the newest message came for the window, or three lengths before it."""
+        """Return whether the newest message came for the window, or three lengths before it."""
         return window.near_from <= self.newest <= window.era_until
 
     def notice(self, event_time: int) -> None:
@@ -98,8 +98,8 @@ class Track(StreamPeriodEstimator):
         """Build the grid again from the estimated rate, for windows from ``start`` (ns) on.
 
         A stream without a rate, or with less than one pulse a batch, has no grid and does not gate. The origin is kept
-        while it is plausible: not in another era. Else it is the stream's first event time in the window, or its
-        newest; where that is implausible too, there is no grid ("broken stream" in *RateAwareMessageBatcher*).
+        while it is plausible, that is, not in another era. Otherwise it is the stream's first event time in the window,
+        or its newest. If that is implausible too, there is no grid ("broken stream" in *RateAwareMessageBatcher*).
         """
         rate = self.rate_after(None if self.grid is None else self.grid.rate)
         grid = None

@@ -1,4 +1,4 @@
-"""The window in progress of batching by rate: what is in it, what waits for later ones, and who must reach its end."""
+"""The window in progress of batching by rate: its messages, those that wait for later ones, and the gating streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Assembly:
     source
         Whose messages these are.
     rule, pending
-        The options of the window in progress, and those of the next where they change.
+        The options of the window in progress, and those of the next if they change.
     window, high_water
         The window in progress, and the high-water mark, ns.
     held_until
@@ -43,15 +43,15 @@ class Assembly:
     gating, contributing
         How many streams gate, and how many of them sent something for the window.
     waiting
-        How many gating streams have not reached their last slot; below zero where none gates.
+        How many gating streams have not reached their last slot; below zero if no stream gates.
     doubtful
-        A wrong clock may have been alone where the window was placed: at the start, or by a stall in another era.
+        The window may have been placed by a wrong clock alone: at the start, or by a stall in another era.
     trusted_from
         The first window's doubt ends with one that begins here (ns) or later, where two streams agree.
     outnumbered
         Other eras' messages were more than its own in the window that closed last.
     lost
-        The window is to be placed again on what comes next; nothing is in it.
+        The window must be placed again with the next messages; it is empty.
     starts, setbacks
         The starts of windows, and how often one was placed before the furthest of them.
     """
@@ -192,12 +192,12 @@ class Assembly:
 
     @property
     def _is_agreed(self) -> bool:
-        """Whether two streams are where the window is, those that ride along being one, and no other era rivals it."""
+        """Whether two streams are in the window, those that ride along being one, and no other era rivals it."""
         streams = sum(track.present for track in self.tracks.values()) + self.riding.is_near(self.window)
         return streams > 1 and not self.is_rivalled
 
     def waiting_messages(self) -> list[Message]:
-        """List what waits for later windows."""
+        """List the messages that wait for later windows."""
         return [message for track in self._all_tracks() for message in track.pile.messages()]
 
     def close(self, reason: CloseReason, steps: int = 1) -> Batch:
@@ -207,13 +207,13 @@ class Assembly:
         return batch
 
     def skip(self, steps: int) -> None:
-        """Move on by that many windows without a batch; what is in the window stays."""
+        """Move on by that many windows without a batch; messages in the window stay."""
         self.open(self.window.start + steps * self.rule.batch_length, steps)
 
     def place_anew(self, anchor: int) -> Batch:
         """Stall: close the window, and open one at ``anchor`` (ns), which may be earlier.
 
-        What waits implausibly far ahead of the new window was part of the misplacement, and is given out.
+        Messages that wait implausibly far ahead of the new window came from the misplacement, and are returned.
         """
         start = placed(anchor, self.rule.batch_length)
         self.doubtful = not self.window.era_from <= start <= self.window.era_until
@@ -243,7 +243,7 @@ class Assembly:
     def open(self, start: int, steps: int = 0) -> None:
         """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.
 
-        After a stall that went back it may begin some nanoseconds later, where no window began before.
+        After a stall that went back it may begin some nanoseconds later, to avoid the start of an earlier window.
         """
         free = self.starts.free(start)
         if free != start:
@@ -263,7 +263,7 @@ class Assembly:
                 self._let_in(track)
         self.count()
         if self.piled and not self.gating:
-            # There is none to wait for: what waits has been seen, so its time counts.
+            # No stream is missing: the waiting messages have been seen, so their time counts.
             newest = max(track.pile.newest for track in self._all_tracks() if track.pile)
             self.high_water = max(self.high_water, min(newest, window.cap))
 
@@ -330,7 +330,7 @@ class Assembly:
         return batch
 
     def batch(self, messages: list[Message], start: int, end: int, reason: CloseReason) -> Batch:
-        """Make a batch, closed at the high-water mark."""
+        """Build a batch, closed at the high-water mark."""
         return Batch(self.source, start, end, self.high_water, reason, tuple(sorted(messages, key=_in_order)))
 
     def _review(self) -> None:
@@ -344,7 +344,7 @@ class Assembly:
             if track.absent < ABSENT:
                 continue
             track.dissolve()
-            if not track.pile:  # else it stays until its last message is given out
+            if not track.pile:  # otherwise it stays until its last message is returned
                 del self.tracks[stream], self.track_of[stream]
         if len(self.track_of) > len(self.tracks) + _MOST_RIDING:
             self.track_of = dict(self.tracks)
