@@ -28,13 +28,13 @@ class Rule(NamedTuple):
 
 
 FIRST_VERBS = {
-    "Give": Rule(r"Gives?\b", "Return, Yield, Set", 4),
-    "Say": Rule(r"Says?\b", "Return whether, Log, Print", 15),
-    "Let": Rule(r"Lets?\b", "the verb itself: Allow, Wait, Release", 10),
-    "Insist": Rule(r"Insists?\b", "Check, Raise", 2),
-    "Make": Rule(r"Makes?\b", "Create, Build, Return", 26),
-    "Have": Rule(r"Ha(?:ve|s)\b", "the verb itself: Start, Run", 7),
-    "Tell": Rule(r"Tells?\b", "Return, Notify, Report", 7),
+    "Give": Rule(r"Gives?\b", "Return, Yield, Set"),
+    "Say": Rule(r"Says?\b", "Return whether, Log, Print"),
+    "Let": Rule(r"Lets?\b", "the verb itself: Allow, Wait, Release"),
+    "Insist": Rule(r"Insists?\b", "Check, Raise"),
+    "Make": Rule(r"Makes?\b", "Create, Build, Return"),
+    "Have": Rule(r"Ha(?:ve|s)\b", "the verb itself: Start, Run"),
+    "Tell": Rule(r"Tells?\b", "Return, Notify, Report"),
 }
 """First words of the docstrings of functions."""
 
@@ -42,26 +42,24 @@ CONSTRUCTIONS = {
     "is no": Rule(
         r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer|more than|less)\w+",
         "is not a …, must be …, there are no …",
-        9,
     ),
-    "is none": Rule(r"\b(?:is|are) none\b", "missing, must be one of …, no … found", 8),
-    "Where": Rule(r"(?:^ *|[.!?] |[\"#] *)Where\b(?! to\b)", "If, When", 16),
-    "where there is": Rule(r"\bwhere (?:there|it|they|none|the|no|one)\b", "if, when", 81),
+    "is none": Rule(r"\b(?:is|are) none\b", "missing, must be one of …, no … found"),
+    "Where": Rule(r"(?:^ *|[.!?] |[\"#] *)Where\b(?! to\b)", "If, When"),
+    "where there is": Rule(r"\bwhere (?:there|it|they|none|the|no|one)\b", "if, when"),
     "headless what": Rule(
         r"\b[Ww]hat (?:is|are|was|were|has|have|had|it|they|another|became|follows)\b",
         "a noun: the rows that …, the outcome",
-        115,
     ),
-    "gives": Rule(r"\b(?:gives|is given)\b", "returns, takes", 31),
-    "is to be": Rule(r"\b(?:is|are) to be\b", "must be, will be", 5),
-    "so that it is": Rule(r"\bso that (?:it|they|none|nothing) (?:is|are)\b", "to …", 3),
-    "beside": Rule(r"\bbeside\b", "next to, in addition to", 12),
-    "anew": Rule(r"\banew\b", "again", 2),
-    "at the most": Rule(r"\bat the (?:most|least)\b", "at most, at least", 4),
-    "for ever": Rule(r"\bfor ever\b", "forever", 3),
+    "gives": Rule(r"\b(?:gives|is given)\b", "returns, takes"),
+    "is to be": Rule(r"\b(?:is|are) to be\b", "must be, will be"),
+    "so that it is": Rule(r"\bso that (?:it|they|none|nothing) (?:is|are)\b", "to …"),
+    "beside": Rule(r"\bbeside\b", "next to, in addition to"),
+    "anew": Rule(r"\banew\b", "again"),
+    "at the most": Rule(r"\bat the (?:most|least)\b", "at most, at least"),
+    "for ever": Rule(r"\bfor ever\b", "forever"),
     "belong into": Rule(r"\bbelongs? into\b", "belong in"),
     "has it that": Rule(r"\bhas it that\b", "the statement itself"),
-    "cannot be meant": Rule(r"\bcannot be meant\b", "is invalid", 4),
+    "cannot be meant": Rule(r"\bcannot be meant\b", "is invalid"),
     "nobody": Rule(r"\b(?:no|some|any|every)body\b", "the actor: no consumer, another consumer, every process"),
     "whoever": Rule(r"\bwhoever\b", "the actor: a consumer that …"),
 }

@@ -112,7 +112,7 @@ _HOMES = {
     "restore": "backup.restoring",
     "timeline": "figures.timeline",
 }
-"""Where each public name is at home; those that are not here are errors."""
+"""The module of each public name; others are errors."""
 
 
 def __getattr__(name: str) -> object:

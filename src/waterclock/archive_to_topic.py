@@ -23,7 +23,7 @@ from waterclock.topics.topic import Topic
 from waterclock.topics.writing.producers import newest_append, take_over
 
 PREFIX = "waterclock."
-"""How the headers begin that an archived message has beside its own."""
+"""Prefix of the headers that an archived message has in addition to its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ def archive_table(
 ) -> int:
     """Append messages that were acked long enough ago to a topic, each exactly once, and delete them from the table.
 
-    They are appended in the order of their acks. In the topic, source is the group, or the table's name where there
-    is none; stream is the table's name; event_time is when it was scheduled for and publish_time when it was put, ns.
-    Its own headers stay, and these come with it: ``waterclock.id``, ``waterclock.group``, ``waterclock.acked`` and
-    ``waterclock.epoch``, ``waterclock.priority`` and ``waterclock.last_error`` where there are such, and
+    They are appended in the order of their acks. In the topic, source is the group, or the table's name without a
+    group; stream is the table's name; event_time is when it was scheduled for and publish_time when it was put, ns. Its
+    own headers stay, and these are added: ``waterclock.id``, ``waterclock.group``, ``waterclock.acked`` and
+    ``waterclock.epoch``, ``waterclock.priority`` and ``waterclock.last_error`` if it has them, and
     ``waterclock.columns``, a JSON object of the table's further columns.
 
     Parameters
@@ -101,7 +101,7 @@ def _pieces(context: TableContext, before: int) -> Iterator[Sequence[Any]]:
         size = 0
         for row in rows:
             if isinstance(row.message, Unreadable) or isinstance(row.id, Unreadable):
-                continue  # it cannot be read: it stays where it can be looked at
+                continue  # it cannot be read: it stays in the table, to be looked at
             if piece and size > _BYTES:
                 yield piece
                 piece, size = [], 0

@@ -101,7 +101,7 @@ def _too_large(name: str, size: str) -> InvalidArgumentError:
 
 
 def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Message]:
-    """Make messages of columns; a column that is missing reads as None, a missing payload as no bytes."""
+    """Convert columns to messages; a column that is missing reads as None, a missing payload as no bytes."""
     count = batch.num_rows
     names = set(batch.schema.names)
 
@@ -171,8 +171,8 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
     SchemaError
         If source, stream or event_time is missing, a column cannot be cast, or times name no moment.
     InvalidArgumentError
-        If source, stream or event_time holds a null, source or stream an empty text, a header no text, or a time
-        does not fit; also for bytes that are no text where a text must be, and other unsound columns.
+        If source, stream or event_time holds a null, source or stream an empty text, a header a value other than text,
+        or a time does not fit; also for bytes that are not UTF-8, and other unsound columns.
     """
     given = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     arrays: list[pa.ChunkedArray] = []
@@ -204,7 +204,7 @@ def _holds_null_value(headers: pa.MapArray) -> bool:
 
 
 def _sound(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Refuse what would harm every reader: a text that is none, an offset that leads outside the column's bytes."""
+    """Refuse columns that would harm every reader: invalid UTF-8, or an offset outside the column's bytes."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -231,7 +231,7 @@ def to_ipc(batch: pa.RecordBatch, *others: pa.RecordBatch) -> bytes:
 
 
 def is_ipc(data: bytes | memoryview) -> bool:
-    """Say whether bytes begin as an Arrow IPC stream does."""
+    """Return whether bytes begin as an Arrow IPC stream does."""
     return data[: len(_STREAM)] == _STREAM
 
 

@@ -1,7 +1,7 @@
 """Checksums: every form that is written gets one, and it is compared before the bytes are decoded.
 
 CRC-32 (ISO 3309, `zlib.crc32`) finds every change of up to 32 neighbouring bits, and all but one of four billion of the
-others. It guards against disks, memory and truncation, not against a person who computes it anew.
+others. It guards against disks, memory and truncation, not against a person who computes it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def framed(form: bytes, *parts: bytes) -> bytes:
 
 
 def has_form(form: bytes, data: bytes) -> bool:
-    """Say whether bytes begin as `framed` writes this form."""
+    """Return whether bytes begin as `framed` writes this form."""
     return data[: len(form)] == form
 
 
@@ -44,7 +44,7 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
     data
         The bytes.
     name
-        What they are, for the error: ``"entry 3 of ledger 5"``.
+        Their name, for the error: ``"entry 3 of ledger 5"``.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def trailer(form: bytes, body: bytes | memoryview) -> bytes:
 
 
 def has_trailer(form: bytes, data: bytes) -> bool:
-    """Tell whether bytes end with a `trailer` of this form."""
+    """Return whether bytes end with a `trailer` of this form."""
     return data[-FRAME_BYTES : -FRAME_BYTES + len(form)] == form
 
 
@@ -78,7 +78,7 @@ def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
     Raises
     ------
     DamagedError
-        If the bytes are not those that were written; ``name`` says what they are.
+        If the bytes differ from their written form; the error contains ``name``.
     """
     body = memoryview(data)[:-FRAME_BYTES]
     if data[-FRAME_BYTES:] != trailer(form, body):

@@ -71,18 +71,18 @@ class Database(Closing):
         on_ahead: OnAhead = "reject",
         exist_ok: bool = False,
     ) -> Topic:
-        """Make a topic, a log of messages.
+        """Create a topic, a log of messages.
 
         Parameters
         ----------
         name
             1 to 255 characters.
         roll_after
-            How long a ledger stays open at the most; None: no limit.
+            How long a ledger stays open at most; None: no limit.
         roll_size
             Bytes of entries at which the open ledger is closed and the next one opened.
         retention
-            How long messages are kept; None: for ever.
+            How long messages are kept; None: forever.
         max_ahead
             How far ahead of the database's clock a publish_time or receive_time may be: one message whose clock is
             three years ahead is found for every publish_time of these years. None: any.
@@ -114,7 +114,8 @@ class Database(Closing):
         """Open a topic.
 
         Its ledgers lie in the store in which they were written, which is known by the marker at its root: under the
-        ``ledgers`` of `connect`, or where the catalogue says if that is not given or holds another store. If that place
+        ``ledgers`` of `connect`, or at its place in the catalogue if that is not given or holds another store. If that
+        place
         cannot be reached just now, the topic opens all the same, so that producers can append.
 
         Raises
@@ -135,7 +136,7 @@ class Database(Closing):
         return topic_names(self.backend)
 
     def topic_infos(self) -> list[TopicInfo]:
-        """Give what the catalogue says about every topic, in alphabetical order, with one query."""
+        """Return the facts of every topic in the catalogue, in alphabetical order, with one query."""
         from waterclock.topics.catalogue.topic_info import list_topics
 
         return list_topics(self.backend)
@@ -170,7 +171,7 @@ class Database(Closing):
         adopt: bool = False,
         exist_ok: bool = False,
     ) -> MessageTable:
-        """Make a message table, a queue in an ordinary SQL table.
+        """Create a message table, a queue in an ordinary SQL table.
 
         Parameters
         ----------
@@ -180,11 +181,11 @@ class Database(Closing):
             How long a message that was sent waits for its first ack until it is sent again; the wait doubles each time.
             At most fifty years, as ``min_backoff``.
         purge_after
-            How long acked messages are kept; None: for ever.
+            How long acked messages are kept; None: forever.
         batch_size
-            How many messages a consumer takes at a time, where it does not say.
+            How many messages a consumer takes at a time, unless it sets this itself.
         cache_size
-            How many messages a subscription holds at the most that are neither acked nor given back.
+            How many messages a subscription holds at most that are neither acked nor returned.
         poll_interval
             How often consumers look for messages that no notification announced.
         min_backoff
@@ -199,7 +200,7 @@ class Database(Closing):
         dead_letter
             The message table that takes messages whose attempts are used up, or that expire.
         rate_limit
-            How many messages a second are handed out at the most; None: no limit.
+            How many messages a second are handed out at most; None: no limit.
         groups
             ``"sequenced"``: only the first messages of a group are out, to one consumer, until all are acked.
             ``"exclusive"``: a group stays with one consumer. None: messages have no order.
@@ -222,17 +223,17 @@ class Database(Closing):
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type.
         id_type
-            ``"bigint"`` (the database generates them where none is given), ``"text"`` or ``"uuid"`` (version 7).
+            ``"bigint"`` (the database generates missing ones), ``"text"`` or ``"uuid"`` (version 7).
         payload
             ``"bytes"``, ``"text"`` or ``"json"``.
         key_range
-            The keyspace ids that the table holds; `ShardedDatabase` gives it for the shards of a table.
+            The keyspace ids that the table holds; `ShardedDatabase` sets it for the shards of a table.
         purge_by
             ``"partition"``: acked messages lie in one partition for each day, on PostgreSQL and MariaDB, and purging
             drops whole days, which writes next to no log. ``"rows"``: they are deleted.
         adopt
-            Make the SQL table of this name, which is there already, a message table: it has to have the columns of
-            *Vitess Messaging* ("Creating a message table"), and gets what it lacks beside them. Its rows are delivered.
+            Turn the existing SQL table of this name into a message table: it must have the columns of *Vitess
+            Messaging* ("Creating a message table"), and missing columns are added. Its rows are delivered.
         exist_ok
             Return an existing message table as it is instead of raising. Options other than their default that differ
             from those of the existing one are named, with both values, in a ``UserWarning``.
@@ -242,7 +243,7 @@ class Database(Closing):
         AlreadyExistsError
             If the table exists and ``exist_ok`` is False, or another SQL table has the name.
         InvalidArgumentError
-            For an option that cannot be meant, or that this version does not have.
+            For an option that is invalid, or that this version does not have.
         NotFoundError, SchemaError
             If there is no SQL table to adopt, or a column of it is missing or has another type.
         """
@@ -311,7 +312,7 @@ class Database(Closing):
         return self.backend.lend()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         if self._has_opened_tables:
             from waterclock.tables.messages.rows.process_heartbeat import forget
 
@@ -371,8 +372,9 @@ def connect(
         catalogue is of this version.
     ledgers
         Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
-        of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, where they get
-        ``FILE-ledgers/`` beside the file. A topic that has its ledgers in a store is found without it, unless the store
+        of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, whose default is
+        ``FILE-ledgers/`` next to the file. A topic that has its ledgers in a store is found without it, unless the
+        store
         takes credentials or options, which the catalogue does not keep.
     filesystem
         A filesystem of pyarrow or fsspec, instead of the one that ``ledgers`` names; that is then a path on it.
@@ -393,14 +395,14 @@ def connect(
     Raises
     ------
     InvalidArgumentError
-        For a URL of another kind, for a filesystem that is none or comes without ``ledgers``, or where the shards' key
-        ranges leave a hole or overlap.
+        For a URL of another kind, for an invalid filesystem or one without ``ledgers``, or if the shards' key ranges
+        leave a hole or overlap.
     NotFoundError
         If the database has no catalogue and ``create`` is False. With None the first call that needs one raises it.
     SchemaError
         If the catalogue is newer than this library, or older and ``create`` is not True.
     UnavailableError
-        If the database cannot be opened; of shards, where none can.
+        If the database cannot be opened; of shards, if none can.
     """
     seconds = to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT) / _SECOND
     if shards is not None:
@@ -426,5 +428,5 @@ def connect(
 
         on = wrapped(filesystem)
     backend = Backend(url, clock=clock, create=create, timeout=seconds)
-    beside = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
-    return Database(backend, LedgerRoot(root, on, beside))
+    default = ledgers_beside(str(file_of(backend.url))) if backend.dialect.name == "sqlite" else None
+    return Database(backend, LedgerRoot(root, on, default))

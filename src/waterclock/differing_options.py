@@ -18,7 +18,8 @@ def warn_of_differences(
 ) -> None:
     """Warn if options of a call to ``create_topic`` or ``create_table`` differ from the existing ones.
 
-    A warning and no error: a program that creates what it needs at each start must not fail because an operator
+    A warning and not an error: a program that creates its tables and topics at each start must not fail because an
+    operator
     altered an option. An option with its default counts as not given.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Every error and warning that Waterclock gives on purpose. Each says what was wrong, with which value and remedy."""
+"""Every error and warning of Waterclock. Each names the fault, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AlreadyExistsError(WaterclockError):
 
 
 class InvalidArgumentError(WaterclockError, ValueError):
-    """An argument has a value that cannot be meant; the text names the argument, the value and the remedy."""
+    """An argument has an invalid value; the text names the argument, the value and the remedy."""
 
 
 class LeaseLostError(WaterclockError):
@@ -62,14 +62,14 @@ class TimedOutError(UnavailableError):
 
 
 class RefusedError(WaterclockError):
-    """The database refused a statement, and would again; the driver's error is the ``__cause__`` where it may be shown.
+    """The database refused a statement, and would again; the driver's error is the ``__cause__`` if it may be shown.
 
-    It may not where it quotes a password.
+    It may not if it quotes a password.
     """
 
 
 class ConstraintError(RefusedError):
-    """What was written breaks a constraint of the database, such as a unique column."""
+    """A write breaks a constraint of the database, such as a unique column."""
 
 
 class ForbiddenError(RefusedError):
@@ -77,12 +77,12 @@ class ForbiddenError(RefusedError):
 
 
 class DamagedError(WaterclockError):
-    """What was stored does not match its checksum, or is missing where the catalogue says that it is.
+    """Stored data does not match its checksum, or is missing although the catalogue names it.
 
     Attributes
     ----------
     ledger, entry
-        Where in a topic it was stored; None where it is not part of a ledger, or of no single entry.
+        Its place in a topic; None if it is not part of a ledger, or of no single entry.
     """
 
     def __init__(self, message: str, *, ledger: int | None = None, entry: int | None = None) -> None:

@@ -56,13 +56,13 @@ class Message:
     payload
         Its content, opaque bytes.
     publish_time
-        When its producer sent it. A topic fills it in with the database's clock where it is None.
+        When its producer sent it. A topic fills it in with the database's clock if it is None.
     receive_time
         When we received it ("processing time" in *Message Batching*). Filled in likewise.
     headers
         Text by text, for example a group.
     position
-        Where it stands in a topic; set by the topic that it was read from.
+        Its position in a topic; set by the topic that it was read from.
 
     Raises
     ------
@@ -127,7 +127,7 @@ class Message:
         headers: Mapping[str, str] | None,
         position: Position | None,
     ) -> Message:
-        """Make a message of fields that are already checked, as a topic does when it reads. Twice as fast."""
+        """Create a message from fields that are already checked, as a topic does when it reads. Twice as fast."""
         message = cls.__new__(cls)
         _fill(message, source, stream, event_time, payload, publish_time, receive_time, headers, position)
         return message

@@ -23,10 +23,10 @@ Clock = Callable[[], int]
 """Returns now as int nanoseconds since the epoch, UTC."""
 
 Time = SupportsIndex | datetime | str
-"""What the public interface takes where it says *time*."""
+"""The types of a *time* in the public interface."""
 
 Duration = SupportsIndex | timedelta | str
-"""What the public interface takes where it says *duration*."""
+"""The types of a *duration* in the public interface."""
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
 """What an int in a file may count."""
@@ -149,7 +149,7 @@ def in_nanoseconds(fields: Mapping[str, Any], names: Sequence[str], unit: TimeUn
 
 
 def is_duration(text: str) -> bool:
-    """Say whether a text is written as a length of time, such as ``"2h"``, rather than as a point in time."""
+    """Return whether a text is written as a length of time, such as ``"2h"``, rather than as a point in time."""
     return _DURATION_PART.match(text) is not None
 
 
@@ -169,7 +169,8 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0, ma
     Raises
     ------
     InvalidArgumentError
-        For a negative length, one below ``minimum`` or above ``maximum``, a float, NaN, or a text that is no duration.
+        For a negative length, one below ``minimum`` or above ``maximum``, a float, NaN, or a text that is not a
+        duration.
     """
     if isinstance(value, str):
         ns = _parse_duration(value, name)

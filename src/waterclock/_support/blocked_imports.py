@@ -26,5 +26,5 @@ class _Blocker:
 
 
 def block_import(name: str) -> None:
-    """Let imports of a module fail from now on, unless it is imported already."""
+    """Block imports of a module from now on, unless it is imported already."""
     sys.meta_path.insert(0, _Blocker(name))

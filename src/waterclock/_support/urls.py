@@ -1,8 +1,8 @@
 """Show URLs without passwords, in errors, logs, listings, reprs and commands.
 
 A database's URL is `shown` with all harmless parts. For a place of files, `without_secrets` keeps only the place, as
-the catalogue stores it. Of malformed URLs, rather too much is hidden than too little: only the author of
-``postgres://u:p@ss/word@host`` knows where the password ends, so everything before the last ``@`` counts as part of it.
+the catalogue stores it. For a malformed URL, too much is hidden rather than too little: only the author of
+``postgres://u:p@ss/word@host`` knows the end of the password, so everything before the last ``@`` counts as part of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WITHOUT_SERVER = ("sqlite", "file")
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
 _OTHER_SCHEME = re.compile(r"([A-Za-z][\w+.-]+):(?![\\/])", re.DOTALL)  # two letters at least: C: is a drive
 _DATABASE_FILE = re.compile(r"(?:[A-Za-z]:)?[\w./\\ -]+\.(?:db|db3|sqlite|sqlite3)", re.ASCII | re.IGNORECASE)
-_PORT = r"(?::\d{0,5})?"  # more digits are no port, and may be a password
+_PORT = r"(?::\d{0,5})?"  # more digits may be a password
 _HOSTS = re.compile(rf"(?:\[[^\]]*\]|[^:\[\]]*?){_PORT}(?:,(?:\[[^\]]*\]|[^:\[\]]*?){_PORT})*")
 _PLAIN_VALUE = re.compile(r"[\w.,:/+ -]*")
 _URL_IN_TEXT = re.compile(

@@ -1,13 +1,13 @@
 """Backing up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
 
 1. The ledger files that the catalogue names are copied. They are most of it, and never change.
-2. A snapshot of the database is taken, and the ledger files that it names beyond those are copied: few by now. Where
-   one was deleted in between, as its grace time had ended, a later snapshot names what stands in for it: step 2 again.
+2. A snapshot of the database is taken, and the ledger files that it names beyond those are copied: few by now. If one
+was deleted in between, because its grace time had ended, a later snapshot names its replacement: step 2 again.
 3. The manifest is written, which makes the backup whole.
 4. What an earlier backup into the folder had and this one does not is removed.
 
 The folder holds the earlier backup until step 3 and this one from there on, whenever it is interrupted. After an error
-or Ctrl-C, step 4 removes what was copied in vain; after a kill, the next backup does. The source is only ever read:
+or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only read:
 nothing there is held, marked or deleted.
 """
 
@@ -37,7 +37,7 @@ from waterclock.topics.store.ledger_root import LedgerRoot
 LOCK = "waterclock-backup.lock"
 """The file in the folder that marks it as one for backups, and that is locked while one is made."""
 
-_SNAPSHOTS = 10  # taken at the most; after the first, the next one follows within what the copying of new files takes
+_SNAPSHOTS = 10  # at most; after the first, each follows the copying of new files
 _AT_ONCE = 4  # files; each waits for the disk, or for a store that is far away
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class BackedUp:
     Attributes
     ----------
     folder
-        Where it is.
+        Its folder.
     taken_at
         The moment that it shows, ns: all that was committed before is in it.
     ledger_files, size
@@ -70,7 +70,7 @@ class BackedUp:
 
 
 def back_up(backend: Backend, ledgers: LedgerRoot, destination: str | Path, report: Report = no_report) -> BackedUp:
-    """Make a backup of an SQLite database and its ledger files.
+    """Back up an SQLite database and its ledger files.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def back_up(backend: Backend, ledgers: LedgerRoot, destination: str | Path, repo
 
 
 def holds_backup(destination: str | Path) -> Manifest | None:
-    """Read what is in a folder for backups; None where there is no whole backup."""
+    """Read the manifest of a folder for backups; None if it holds no whole backup."""
     try:
         return read_manifest(Path(destination))
     except NotFoundError:
@@ -258,7 +258,7 @@ def _consistent(
     for _ in range(_SNAPSHOTS):
         taken_at, named = take_snapshot(backend, file, report)
         gone = copier.copy(named)
-        # A file is there before it is named, and goes after: what is named still and not there will not come back.
+        # A file exists before it is named, and is deleted after its name: a missing file that is still named is lost.
         lost = set(gone).intersection(named_files(backend)) if gone else set[Named]()
         if lost.issuperset(gone):
             faults = dict(copier.faults) | {

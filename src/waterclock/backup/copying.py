@@ -11,7 +11,7 @@ from waterclock.checksum import checksum
 from waterclock.errors import DamagedError, UnavailableError
 
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, how many bytes of it are done, and of how many."""
+"""Called with the current step, how many of its bytes are done, and their total."""
 
 _PIECE = 4 << 20
 
@@ -21,7 +21,7 @@ def no_report(what: str, done: int, total: int) -> None:
 
 
 def copy(source: Any, sink: Any, path: str) -> Kept:
-    """Copy a stream to its end; give what was copied."""
+    """Copy a stream to its end; return the size and checksum of the copy."""
     size = crc = 0
     while piece := source.read(_PIECE):
         sink.write(piece)
@@ -36,13 +36,13 @@ class _Nowhere:
 
 
 def measure(file: Path, path: str) -> Kept:
-    """Measure a file, under the name that it has in the backup; OSError where it cannot be read."""
+    """Measure a file, under the name that it has in the backup; OSError if it cannot be read."""
     with file.open("rb") as source:
         return copy(source, _Nowhere(), path)
 
 
 def expect(found: Kept, expected: Kept, file: Path) -> None:
-    """Insist that a file of a backup is what was written; DamagedError where it is not."""
+    """Raise DamagedError unless a file of a backup has the expected size and checksum."""
     if found.size != expected.size:
         raise DamagedError(f"{file} is corrupt: it has {found.size} bytes instead of {expected.size}")
     if found.crc != expected.crc:
@@ -55,7 +55,7 @@ def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
     Raises
     ------
     DamagedError
-        If it is gone, or not what was written.
+        If it is gone, or differs from its written form.
     UnavailableError
         If it cannot be read now.
     """
@@ -68,7 +68,7 @@ def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
 
 
 def check(file: Path, expected: Kept) -> None:
-    """Insist that a file of a backup is there and what was written; errors as in `copy_checked`."""
+    """Check that a file of a backup exists and is intact; errors as in `copy_checked`."""
     try:
         copy_checked(file, _Nowhere(), expected)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The manifest of a backup: what is in it, with sizes and checksums. It is written last, and makes the backup whole."""
+"""The manifest of a backup: its files, with sizes and checksums. It is written last, and makes the backup whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEDGERS = "ledgers"
 """The folder of the ledger files in that of a backup."""
 
 FORMAT = 1
-"""The version of what is written here."""
+"""The version of this file's format."""
 
 
 class Kept(NamedTuple):
@@ -27,7 +27,7 @@ class Kept(NamedTuple):
     Attributes
     ----------
     path
-        Where it lies: a ledger file under `LEDGERS`, by the name that the catalogue has; the database in the folder.
+        Name of the file: a ledger file under `LEDGERS`, by its name in the catalogue; the database in the folder.
     size
         Bytes.
     crc
@@ -56,7 +56,7 @@ class Manifest:
     ledgers
         The ledger files that its catalogue names.
     faults
-        What was wrong at the source already: ledger files that are lost or cut short, each in words.
+        Faults that the source had already: ledger files that are lost or truncated, each in words.
     """
 
     source: str
@@ -73,7 +73,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a backup whole: from here on it is the one that the folder holds."""
+    """Write the manifest: from here on this is the folder's backup."""
     body = asdict(manifest)
     with durable_file(folder / NAME) as sink:
         sink.write(json.dumps({"format": FORMAT, "crc": _crc(body), "backup": body}, indent=1).encode())
@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
     SchemaError
         If a newer version has written it.
     DamagedError
-        If it is not what was written.
+        If it differs from its written form.
     """
     file = folder / NAME
     try:

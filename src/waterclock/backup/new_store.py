@@ -15,11 +15,11 @@ from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 
 
 def found_store(backend: Backend, files: LedgerFiles) -> None:
-    """Make a root the one store of all topics of a database, under an identity that no other store has.
+    """Assign all topics of a database to one store at this root, under an identity that no other store has.
 
     Writes the marker with the new identity, then, in one transaction, the store's row, which takes the place of all
     others, and ``store_id`` of every topic. A process that still has the database open with the former identity is
-    refused from then on. Works on every database; nothing to do where there is no topic.
+    refused from then on. Works on every database; does nothing if there are no topics.
     """
     identity = secrets.token_hex(16)
     with backend.snapshot() as connection:
@@ -38,7 +38,7 @@ def found_store(backend: Backend, files: LedgerFiles) -> None:
 
 
 def make_independent(backend: Backend, ledgers: str) -> int:
-    """Give a copy that other tools have made, of a database and of its ledger files, an identity of its own.
+    """Assign a new identity to a copy of a database and its ledger files that other tools have made.
 
     Returns
     -------
@@ -57,7 +57,7 @@ def make_independent(backend: Backend, ledgers: str) -> int:
         known = connection.execute(sa.select(stores.c.root)).scalars().all()
     if files.place in known:
         raise InvalidArgumentError(
-            f"ledgers must be a copy of the ledger files, got {files.place!r}, where the original keeps them"
+            f"ledgers must be a copy of the ledger files, got {files.place!r}, which the original uses"
         )
     named = named_files(backend)
     if missing := [each for each in named if not _is_there(files, each)]:

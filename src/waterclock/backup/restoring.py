@@ -32,7 +32,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take the remains of a
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored.
+    """The outcome of a restore.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def check_backup(source: str | Path, report: Report = no_report) -> Manifest:
     NotFoundError
         If there is no whole backup.
     DamagedError
-        If a file of it is gone, or not what was written.
+        If a file of it is gone, or differs from its written form.
     UnavailableError
         If a file cannot be read now.
     """
@@ -82,7 +82,7 @@ def check_backup(source: str | Path, report: Report = no_report) -> Manifest:
 
 
 def restore(source: str | Path, url: str, ledgers: str | Path | None = None, report: Report = no_report) -> Restored:
-    """Make a new database of a backup; it works on ledger files of its own, never on those of the original.
+    """Restore a backup to a new database with its own ledger files; those of the original are never touched.
 
     Leases and claims that were held when the backup was made end by themselves: their holders work on the original.
 
@@ -93,7 +93,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     url
         The new database, ``sqlite:///FILE``; there must be no such file yet.
     ledgers
-        Folder or filesystem URL for the ledger files, which must be new or empty; None: ``FILE-ledgers`` beside the
+        Folder or filesystem URL for the ledger files, which must be new or empty; None: ``FILE-ledgers`` next to the
         file.
     report
         Called with how far it is.
@@ -101,11 +101,11 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     Raises
     ------
     InvalidArgumentError
-        For a database on a server, and where the file or the folder is not new.
+        For a database on a server, and if the file or the folder is not new.
     NotFoundError, DamagedError
         If there is no whole backup, or a file of it is damaged; then nothing was written.
     UnavailableError
-        If something cannot be read or written; then what was written so far is removed.
+        If something cannot be read or written; then the partial result is removed.
     """
     database = _new_database(url)
     root = ledgers_beside(str(database)) if ledgers is None else str(ledgers)

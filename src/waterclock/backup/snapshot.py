@@ -1,10 +1,10 @@
 """A snapshot of an SQLite database while others write, and the ledger files that its catalogue names.
 
-SQLite's own backup copies pages, so the copy is the database to the byte: also the tables of others, with what
-functions and collations they need, which VACUUM INTO would have to know, and with the row numbers that VACUUM may
-change. Between two steps of a backup, another process's commit makes it begin again, for ever in a busy database; not
-where the connection is in a read transaction, as here: then all steps see that transaction's snapshot. Writers do not
-wait for it; the write-ahead log grows while it lasts.
+SQLite's own backup copies pages, so the copy equals the database byte for byte. It includes the tables of other
+programs, without the functions and collations that VACUUM INTO would need, and keeps the row numbers that VACUUM may
+change. Between two steps of a backup, another process's commit makes it begin again, forever in a busy database. A read
+transaction on the connection prevents that, since all steps see its snapshot. Writers do not wait for it; the
+write-ahead log grows while it lasts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMED = (
 
 
 class Named(NamedTuple):
-    """A ledger file that the catalogue names: its topic, where it lies in the topic's store, and its bytes."""
+    """A ledger file that the catalogue names: its topic, its name in the topic's store, and its bytes."""
 
     topic: str
     path: str
@@ -45,7 +45,7 @@ class Named(NamedTuple):
 
 
 def database_file(url: str | sa.URL) -> Path:
-    """Give the file of an SQLite database; InvalidArgumentError for a database on a server."""
+    """Return the file of an SQLite database; InvalidArgumentError for a database on a server."""
     try:
         parsed = sa.make_url(url)
     except exc.ArgumentError:

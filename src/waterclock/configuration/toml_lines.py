@@ -35,7 +35,7 @@ class TomlLines:
                 self._lines.setdefault((pipeline, table, place, key[1].strip("\"'")), number)
 
     def find(self, table: str, key: str = "", place: int = 0, pipeline: int = 0) -> int:
-        """Return the line of a key in the table of this name, counted from 1; of the table where the key is not there.
+        """Return the line of a key in the table of this name, counted from 1; of the table if the key is missing.
 
         Parameters
         ----------

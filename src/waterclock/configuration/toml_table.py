@@ -106,7 +106,7 @@ class TomlTable:
         return self._taken[key]
 
     def check(self, key: str, check: Callable[[], Any]) -> Any:
-        """Have another part of Waterclock check a value, and say where it stands if it refuses."""
+        """Check a value by another part of Waterclock, and add its line to the error."""
         try:
             return check()
         except WaterclockError as error:
@@ -137,7 +137,7 @@ class TomlTable:
         return found
 
     def wrong(self, key: str, text: str) -> InvalidArgumentError:
-        """Make the error that says where a key stands, and what is wrong with it."""
+        """Build an error with the line of a key, and the fault of its value."""
         line = self._lines.find(self._name, key, self._place, self._pipeline)
         return InvalidArgumentError(f"{self._path}, line {line}: {self._named(key, text)}")
 

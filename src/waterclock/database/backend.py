@@ -383,7 +383,7 @@ class Backend:
 
     @contextmanager
     def patience(self, seconds: float) -> Generator[None]:
-        """Make this thread's transactions give up after so many seconds: for callers with alternatives."""
+        """Limit the time, in seconds, that this thread's transactions wait: for callers with alternatives."""
         before: float = getattr(self._patience, "seconds", self._timeout)
         self._patience.seconds = seconds
         try:
@@ -546,7 +546,7 @@ class Backend:
         self._give_back()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Let a child open its own connections. Those that another thread returned meanwhile are the parent's."""
+        """Allow a child to open its own connections. Those that another thread returned meanwhile are the parent's."""
         if in_child:
             self._calls = Calls(self._file)  # the lock of an interrupted call refuses
             _parents.append((self.engine.pool, self._own.pool, self._direct.leave()))
@@ -592,7 +592,7 @@ _LAST_PORT = 65_535
 def parse_url(url: str) -> sa.URL:
     """Parse a database's URL, in any supported spelling; InvalidArgumentError if invalid."""
     try:
-        str(url).encode()  # a lone surrogate is no character
+        str(url).encode()  # fails for a lone surrogate
         parsed = sa.make_url(url)
         backend = parsed.get_backend_name()
     except (exc.ArgumentError, AttributeError, TypeError, ValueError):

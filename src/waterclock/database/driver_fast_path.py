@@ -327,7 +327,7 @@ class Together(Direct):
 
     def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
         """Send the queued statements and then these, and return the driver's cursors for both."""
-        assert not self._has_ended  # noqa: S101  # what follows would be in no transaction
+        assert not self._has_ended  # noqa: S101  # later statements would be in no transaction
         every = [*self._ahead, *sent]
         self._ahead.clear()
         self._has_begun = True

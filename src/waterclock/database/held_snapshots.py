@@ -1,4 +1,4 @@
-"""Transactions that have been open for long. A server keeps what was changed since, and everything gets slower."""
+"""Transactions that have been open for long. A server keeps rows changed since, and everything gets slower."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HeldSnapshot:
 
 
 def held_snapshots(backend: Backend) -> list[HeldSnapshot] | None:
-    """List the transactions that have been open for more than `LONG`, the oldest first; None where there is no server.
+    """List the transactions that have been open for more than `LONG`, the oldest first; None without a server.
 
     Raises
     ------

@@ -42,7 +42,7 @@ def wrapped(
 
 
 def wrap_unwritable(engine: sa.Engine) -> None:
-    """Let SQLAlchemy wrap errors that drivers raise bare for a value that cannot be converted."""
+    """Enable SQLAlchemy to wrap errors that drivers raise bare for a value that cannot be converted."""
     event.listen(engine, "handle_error", _wrap)
 
 

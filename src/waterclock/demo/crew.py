@@ -36,7 +36,7 @@ class _Worker:
 
 
 def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) -> CrewReport:
-    """Let two workers empty the table; SIGKILL the first midway, while it holds messages that it has not acked.
+    """Run two workers until the table is empty; SIGKILL the first midway, while it holds messages that are not acked.
 
     Parameters
     ----------

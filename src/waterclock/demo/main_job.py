@@ -63,7 +63,7 @@ class Report(Protocol):
         ...
 
     def say(self, text: str) -> None:
-        """Tell a result."""
+        """Print a result."""
         ...
 
 

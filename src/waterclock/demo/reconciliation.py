@@ -13,7 +13,7 @@ from waterclock.spark.writing.message_writer import POSITION_HEADER
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """The main job's books, in messages, and in batches where it says so.
+    """The main job's books, in messages, or in batches as noted.
 
     Attributes
     ----------

@@ -38,7 +38,7 @@ def box(left: float, right: float, top: float, height: float) -> str:
 
 
 def window(batch: Batch, scale: Scale, top: float, height: float) -> str:
-    """Outline the window of ``batch``, torn where it was cut within the edges of ``scale``."""
+    """Outline the window of ``batch``, with a torn edge if it was cut within the edges of ``scale``."""
     outline = torn_box if batch.reason == CUT and scale.holds(batch.end) else box
     return outline(scale.x(batch.start), scale.x(batch.end), top, height)
 

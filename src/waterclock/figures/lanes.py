@@ -66,7 +66,7 @@ def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tupl
 def sort_into_lanes(
     batches: Sequence[Batch], rejected: Sequence[Rejection], order: Iterable[str] | None, start: int, end: int
 ) -> list[Lane]:
-    """Make a lane of each source and fill it with what lies between ``start`` and ``end`` (ns), both included.
+    """Build a lane for each source with its batches and messages from ``start`` to ``end`` (ns), both included.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class LegendLine:
     draw
         Draws the symbol.
     words
-        What it means.
+        Its meaning.
     """
 
     draw: Symbol

@@ -1,4 +1,4 @@
-"""Maps time to pixels, and chooses where an axis is ticked and what it says there."""
+"""Maps time to pixels, and chooses the ticks of an axis and their labels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scale:
     right: float
 
     def x(self, time: int) -> float:
-        """Say where ``time`` (ns) lies, px; a time outside lies on the nearer edge."""
+        """Return the place of ``time`` (ns), px; a time outside lies on the nearer edge."""
         # Subtracted as ints: a float cannot hold nanoseconds since 1970 exactly.
         inside = min(max(time, self.start), self.end) - self.start
         return self.left + (self.right - self.left) * inside / (self.end - self.start)

@@ -57,7 +57,7 @@ def add(parent: Element, name: str, *, content: str | None = None, **attributes:
 
 
 def path(parent: Element, class_: str, pieces: Iterable[str], *, stroke_width: float | None = None) -> None:
-    """Add one path made of ``pieces`` of path data; none at all where there are no pieces."""
+    """Add one path made of ``pieces`` of path data; nothing if there are no pieces."""
     data = "".join(pieces)
     if data:
         element = add(parent, "path", class_=class_, d=data)
@@ -85,7 +85,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def shorten(text: str, size: float, width: float) -> str:
-    """Cut ``text`` with an ellipsis where it is estimated to be wider than ``width`` pixels."""
+    """Cut ``text`` with an ellipsis if it is estimated to be wider than ``width`` pixels."""
     room = max(1, int(width / (_LETTER * size)))
     return text if len(text) <= room else text[: room - 1] + "…"
 

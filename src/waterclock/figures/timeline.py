@@ -44,8 +44,8 @@ def timeline(
 
     Every message is a dot at its event time, its height given by its stream; above 9,000 messages, bars count them
     instead. A window is a shade, and a window that was cut has a torn right edge; above 640 windows, one shade shows
-    what they cover together. Each kind of rejected message has a colour and a shape of its own. The legend names and
-    counts every reason that the picture shows. The same input gives the same bytes.
+    the time that they cover together. Each kind of rejected message has a colour and a shape of its own. The legend
+    names and counts every reason that the picture shows. The same input produces the same bytes.
 
     Parameters
     ----------

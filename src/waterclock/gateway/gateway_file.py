@@ -24,7 +24,7 @@ _RULES = ("event_time", "rate")
 
 _GRACE = "30s"
 _STOPS_WITHIN = 30.0
-"""Seconds that a part has to end: an append gives up after 5, and a step of batching takes less."""
+"""Seconds that a part has to end: an append is abandoned after 5, and a step of batching takes less."""
 
 _AFTER_GRACE = 10.0
 """Seconds that a worker has to end after its grace period."""

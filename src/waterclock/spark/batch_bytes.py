@@ -34,7 +34,7 @@ _KNOWN_LENGTHS = 4_096  # facts of most pipelines have one of some ten lengths; 
 
 
 class _Runs(NamedTuple):
-    """A piece of each batch: where it begins in ``data``, and how long it is."""
+    """A piece of each batch: its offset in ``data``, and its length."""
 
     data: npt.NDArray[np.uint8]
     firsts: Numbers
@@ -109,7 +109,7 @@ def _repeated(data: npt.NDArray[np.uint8], count: int, length: int) -> _Runs:
 
 
 def _facts(rows: pa.RecordBatch) -> pa.StringArray:
-    """Write what is known of each batch besides its messages, as `waterclock.batching.batch.encode_facts` does."""
+    """Encode the facts of each batch, as `waterclock.batching.batch.encode_facts` does."""
     parts: list[Any] = []
     for name in _FACTS:
         column = rows.column(name)
@@ -209,7 +209,7 @@ def _content(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
 
 
 class _RecordForm(NamedTuple):
-    """What is in front of a record batch's buffers, and the places of its numbers, of 8 bytes each."""
+    """The bytes in front of a record batch's buffers, and the places of its numbers, of 8 bytes each."""
 
     head: bytes
     length: int
@@ -242,7 +242,7 @@ def _record_form() -> _RecordForm:
 
 @lru_cache(_KNOWN_LENGTHS)
 def _schema_form(length: int) -> tuple[bytes, bytes]:
-    """Return what is in front of, and behind, facts of this length in the schema of a batch."""
+    """Return the bytes in front of, and behind, facts of this length in the schema of a batch."""
     blank = b"\x01" * length
     schema, _ = _split(to_ipc(_ONE_MESSAGE.replace_schema_metadata(batch_metadata(blank))))
     before, _, after = schema.partition(blank)

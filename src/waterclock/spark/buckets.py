@@ -44,7 +44,7 @@ def checked_buckets(buckets: int) -> int:
     Raises
     ------
     InvalidArgumentError
-        For what is no whole number from 1 to `MOST_BUCKETS`.
+        If it is not an integer from 1 to `MOST_BUCKETS`.
     """
     if type(buckets) is not int or not 1 <= buckets <= MOST_BUCKETS:
         raise InvalidArgumentError(f"buckets must be an integer from 1 to {MOST_BUCKETS}, got {quoted(buckets)}")
@@ -52,7 +52,7 @@ def checked_buckets(buckets: int) -> int:
 
 
 def bucketed_schema(buckets: int) -> StructType:
-    """Return `BUCKETED_SCHEMA` as Spark's types, with the number of buckets beside their column."""
+    """Return `BUCKETED_SCHEMA` as Spark's types; the column's metadata holds the number of buckets."""
     return StructType(
         [
             StructField("bucket", IntegerType(), metadata={_METADATA: buckets}),
@@ -63,7 +63,7 @@ def bucketed_schema(buckets: int) -> StructType:
 
 
 def buckets_of(schema: StructType) -> int | None:
-    """Say into how many buckets the rows of a DataFrame were gathered where they were read; None if not."""
+    """Return into how many buckets a DataFrame's rows were gathered at reading; None if they were not."""
     if schema.names != bucketed_schema(1).names:
         return None
     return schema["bucket"].metadata.get(_METADATA)
@@ -126,7 +126,8 @@ def to_buckets(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], buckets
 def bucket_keys(buckets: int) -> npt.NDArray[np.int32]:
     """Return the numbers by which Spark knows the buckets.
 
-    Spark puts a key into the partition that its hash gives modulo their number. By chance some partitions would get
+    Spark assigns a key to the partition whose number is its hash modulo their count. By chance some partitions would
+    get
     three times as many buckets as others, so each bucket takes the least key whose hash is its own number modulo
     `MOST_BUCKETS`: any number of partitions that divides it, and about any other, gets equally many.
     """
@@ -136,7 +137,7 @@ def bucket_keys(buckets: int) -> npt.NDArray[np.int32]:
 
 
 def _spark_hash(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """Return what Spark's function ``hash`` gives for INTs: Murmur3 of one block of four bytes."""
+    """Compute Spark's function ``hash`` of INTs: Murmur3 of one block of four bytes."""
     mixed = _rotated(keys * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     mixed = _rotated(mixed ^ np.uint32(_SEED), 13) * np.uint32(5) + np.uint32(0xE6546B64)
     mixed ^= np.uint32(4)

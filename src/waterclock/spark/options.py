@@ -42,7 +42,7 @@ def needed(options: Mapping[str, str], name: str) -> str:
 
 
 def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """Return options by names in small letters; refuse unknown ones: a typing error must not change what is done."""
+    """Return options by names in lower case; refuse unknown ones: a typing error must not change the result."""
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:
@@ -70,7 +70,7 @@ def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 @contextmanager
 def plainly() -> Generator[None]:
-    """Let a mistake of the user's reach them as its text, without the trace of the Python process that noticed it."""
+    """Raise a user's mistake as its text alone, without the trace of the Python process that noticed it."""
     try:
         yield
     except WaterclockError:

@@ -15,7 +15,7 @@ BYTES_AT_ONCE = 64 << 20
 """Bytes of messages with their payloads that a task looks up at once, about: as many as a row group of a file has."""
 
 MOST_BYTES = 2 * BYTES_AT_ONCE
-"""Bytes of messages at which a look at a topic is given up and halved: what came before may have been far smaller."""
+"""Bytes of messages at which a look at a topic is abandoned and halved: earlier messages may have been far smaller."""
 
 FIRST_LOOK = 2**10
 """Messages to look up first, by which the size of the others is judged."""
@@ -24,7 +24,7 @@ FIRST_LOOK = 2**10
 class Pace:
     """Brings batches together until they hold as many messages as a task may have in memory, and cuts them there.
 
-    Rows that come in order of position then share most of what is read of a file.
+    Rows that come in order of position then share most of their reads of a file.
     """
 
     def __init__(self, most: int = FIRST_LOOK) -> None:

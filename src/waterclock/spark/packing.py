@@ -5,12 +5,12 @@ A packed row has
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
 - ``count``: how many messages it holds;
-- ``messages``: binary, a cell of them (see `waterclock.spark.records`): of records, or before they are judged, where
-  they have positions, of differences;
-- where it was not judged yet, ``clock``: how far the receive clock has come in the task that packed it, microseconds
-  since the epoch.
+- ``messages``: binary, a cell of them (see `waterclock.spark.records`): of records, or before they are judged, if they
+  have positions, of differences;
+- before they are judged, ``clock``: how far the receive clock has come in the task that packed it, microseconds since
+  the epoch.
 
-Payloads stay where they are.
+Payloads stay in the topic.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROWS = pa.schema(
 """The columns of a packed row, as Arrow writes them."""
 
 UNPACKED_COLUMNS = "stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
-"""What `unpack` gives of each message beside its source, as Spark writes it."""
+"""The columns that `unpack` returns of each message in addition to its source, as Spark writes them."""
 
 _NUMBERS = {
     "event_time": pa.int64(),
@@ -81,8 +81,8 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
     Yields
     ------
     pyarrow.RecordBatch
-        Rows of `CLOCKED_SCHEMA`, made of about a million messages at once; within a row, messages are in order of
-        their position, or where they have none keep their order.
+        Rows of `CLOCKED_SCHEMA`, made of about a million messages at once; within a row, messages are in order of their
+        position, or keep their order if they have none.
 
     Raises
     ------
@@ -307,7 +307,7 @@ def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     Raises
     ------
     InvalidArgumentError
-        For what is no UTF-8, as Spark lets a text be.
+        For bytes that are not UTF-8, which Spark allows in a text.
     """
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.string()).dictionary_encode()

@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint32]
 """Records, one a row."""
 
 EVENT_TIME, RECEIVE_TIME, STREAM, LEDGER, ENTRY, INDEX = 0, 2, 4, 5, 7, 9
-"""Where the fields of a record begin, in numbers of four bytes."""
+"""Offsets of the fields of a record, in numbers of four bytes."""
 
 FIELDS = np.array([EVENT_TIME, RECEIVE_TIME, STREAM, LEDGER, ENTRY, INDEX])
 IS_WIDE = np.array([True, True, False, True, True, False])
@@ -95,7 +95,7 @@ def scatter(
 
 @njit(types.boolean(_times_in, _times_in, _indices_in), cache=True, nogil=True)
 def is_ascending(ledgers: Times, entries: Times, indices: npt.NDArray[np.int32]) -> bool:
-    """Tell whether messages are in order of position already, as those of a topic are."""
+    """Return whether messages are in order of position already, as those of a topic are."""
     for row in range(1, ledgers.size):
         if ledgers[row] != ledgers[row - 1]:
             if ledgers[row] < ledgers[row - 1]:
@@ -110,7 +110,7 @@ def is_ascending(ledgers: Times, entries: Times, indices: npt.NDArray[np.int32])
 
 @njit(types.boolean(_codes_in, _words_in), cache=True, nogil=True)
 def is_in_order(sources: Codes, words: Words) -> bool:
-    """Tell whether records with positions stand in order of source and position already."""
+    """Return whether records with positions are in order of source and position already."""
     for row in range(1, sources.size):
         if sources[row] != sources[row - 1]:
             if sources[row] < sources[row - 1]:
@@ -224,7 +224,7 @@ def _read(words: Words, first: Any, stop: Any, at: Any, is_wide: Any, data: Any,
 
 @njit(types.boolean(_bytes_in, _times_in, _times_in), cache=True, nogil=True)
 def are_whole(data: Bytes, bounds: Times, counts: Times) -> bool:
-    """Tell whether cells of records and of differences are as long as messages so many take; they lie at ``bounds``."""
+    """Return whether the lengths of cells, at ``bounds``, fit their counts of messages, as records or differences."""
     for cell in range(counts.size):
         place, count, length = bounds[cell], counts[cell], bounds[cell + 1] - bounds[cell]
         if length % 2 == 0:

@@ -1,17 +1,17 @@
 """Messages as records in binary cells: of a fixed width, or as differences.
 
 A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), ``receive_time`` (8 bytes, ns),
-``stream`` (4 bytes, an index into the names beside the cell) and, where messages have positions, ``ledger`` (8 bytes),
-``entry`` (8 bytes) and ``index`` (4 bytes): 20 bytes, or 40 with a position. NumPy reads such a cell in place, and
-Arrow makes many cells of one array without copying.
+``stream`` (4 bytes, an index into the names, which are stored next to the cell) and, if messages have positions,
+``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes): 20 bytes, or 40 with a position. NumPy reads such a
+cell in place, and Arrow makes many cells of one array without copying.
 
 A cell of differences takes about a third of that, which crosses between Spark's tasks and processes. It has
 
 - the record of its first message, with a position: 40 bytes;
 - a byte for each field: the width of its differences, 0 to 8 bytes;
-- field by field, the difference of every other message from the one before it: a whole number d, modulo 2⁶⁴, written
-  as 2d, or as -2d - 1 where it is negative;
-- a byte of zero where the length would be even else. So its odd length tells it from a cell of records.
+- field by field, the difference of every other message from the one before it: an integer d, modulo 2⁶⁴, written as 2d,
+  or as -2d - 1 if it is negative;
+- a byte of zero if the length would be even otherwise. So its odd length tells it from a cell of records.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _read(held: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64], counts: np
 
 
 def cells_of_records(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Make cells of ``messages`` without copying: cell i holds those from ``bounds[i]`` to ``bounds[i + 1]``."""
+    """Build cells of ``messages`` without copying: cell i holds those from ``bounds[i]`` to ``bounds[i + 1]``."""
     offsets = (bounds * messages.itemsize).astype(np.int32)
     return pa.Array.from_buffers(
         pa.binary(), len(bounds) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(messages.view(np.uint8))]
@@ -95,7 +95,7 @@ def cells_of_records(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.Bin
 
 
 def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Make cells as `cells_of_records` does, of the differences of ``messages`` with positions.
+    """Build cells as `cells_of_records` does, of the differences of ``messages`` with positions.
 
     None holds more than `packing_kernel.MOST_IN_A_CELL`.
     """
@@ -129,5 +129,5 @@ def compiled(kernel: str = "packing_kernel") -> Any:
 
 
 def words(messages: Records) -> npt.NDArray[np.uint32]:
-    """See records as rows of numbers of four bytes, in place where they lie as these must."""
+    """View records as rows of numbers of four bytes, without copying if they are aligned."""
     return np.require(messages.view(np.uint32), requirements=["A"]).reshape(len(messages), messages.itemsize // 4)

@@ -86,7 +86,7 @@ class WaterclockSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark`` know the format ``waterclock``; doing it twice changes nothing.
+    """Register the format ``waterclock`` with ``spark``; a second call changes nothing.
 
     Lets Spark hand filters to data sources in Python too, which it does not by default.
 
@@ -101,9 +101,9 @@ def register(spark: SparkSession) -> None:
 
 
 def portable_source() -> type[DataSource]:
-    """Make the class that Spark's processes get: one that they can load without Waterclock, to say that it is missing.
+    """Build the class for Spark's processes: they can load it without Waterclock, and report that it is missing.
 
-    A class within a function is pickled with its code, others as where to import them from.
+    A class within a function is pickled with its code, others as the place to import them from.
     """
 
     class PortableSource(DataSource):

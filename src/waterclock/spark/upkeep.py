@@ -1,7 +1,7 @@
-"""Upkeep as Spark jobs: what one process does for one ledger, file or table after another, many tasks do at once.
+"""Upkeep as Spark jobs: one process handles ledgers, files or tables one after another, but many tasks do so at once.
 
-Each task does what the library does in one process, with the same owners, leases and verification. So a task that is
-killed or runs twice loses nothing and doubles nothing; what it leaves undone, the next call does.
+Each task works as the library does in one process, with the same owners, leases and verification. So a task that is
+killed or runs twice loses nothing and doubles nothing; the next call finishes its work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESULTS_SCHEMA = "id BIGINT, result BINARY"
 
 
 class _TopicPlace(NamedTuple):
-    """Where a topic lies, in a form that can be sent to a task."""
+    """The address of a topic, in a form that can be sent to a task."""
 
     url: str
     files: LedgerFiles
@@ -102,7 +102,7 @@ def archive_tables(
 
 
 def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R], what: str) -> list[_R]:
-    """Do some work for each of some pieces in a task of its own, and return what they gave in the order of the pieces.
+    """Run a function for each piece in a task of its own, and return the results in the order of the pieces.
 
     A DataFrame rather than an RDD, which Spark Connect does not have.
     """

@@ -13,7 +13,7 @@ class Clock:
     Parameters
     ----------
     now
-        Where it stands at first; None: now.
+        Its first reading; None: now.
     """
 
     def __init__(self, now: Time | None = None) -> None:
@@ -24,7 +24,7 @@ class Clock:
         return self._now
 
     def move(self, duration: Duration) -> None:
-        """Let so much time pass."""
+        """Advance the clock by this time."""
         self._now += to_duration(duration)
 
     def set(self, now: Time) -> None:

@@ -1,4 +1,4 @@
-"""Handling all that is due in a test's own thread, and in its own transaction where it has one."""
+"""Handling all due messages in a test's own thread, and in its own transaction if it has one."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ _Lend = Callable[[], AbstractContextManager[sa.Connection]]
 def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: int = 10_000) -> int:
     """Handle all messages of a table that are due, one after another in this thread; return how many.
 
-    Those that the handler itself puts are handled, too. What it raises means what it means to a worker: `Retry`,
-    `Snooze`, `DeadLetter` and `Discard` are heeded. With any other exception the message is given back, and the
+    Messages that the handler itself puts are handled, too. Its exceptions have the same meaning as in a worker:
+    `Retry`, `Snooze`, `DeadLetter` and `Discard` are obeyed. With any other exception the message returns to the table,
+    and the
     exception goes on to the test.
 
     Parameters
@@ -50,7 +51,8 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
         The table.
     handler
         As a `Worker` has it: a function, functions by the header ``kind``, or a context manager that yields either. It
-        takes what a worker gives it: a delivery, or a payload of the type that it names; ``async def`` works, too.
+        takes the same arguments as in a worker: a delivery, or a payload of the type that it names; ``async def``
+        works, too.
     connection
         As in `MessageTable.put`: the transaction of the test, which may have put the messages and need not commit.
         Within Django's ``TestCase`` that is Django's ``connection``.

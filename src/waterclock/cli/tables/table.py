@@ -134,7 +134,7 @@ def info(name: str, /, *, common: Common = Common()) -> None:
 
 
 def _open_transactions(database: Database) -> str | None:
-    """Name the transactions that make the server keep old rows; None if there are none, or the server does not tell."""
+    """Name the transactions that make the server keep old rows; None without any, or if the server does not tell."""
     from waterclock.database.held_snapshots import held_snapshots
 
     with suppress(ForbiddenError):

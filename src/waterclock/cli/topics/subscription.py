@@ -78,7 +78,7 @@ def read(
     commit: bool = True,
     common: Common = Common(),
 ) -> int:
-    """Print the next messages, and count them as read. Exit code 1 if there are none.
+    """Print the next messages, and count them as read. Exit code 1 if no message is left.
 
     Parameters
     ----------

@@ -149,7 +149,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         try:
             topic = database.topic(name)
         except UnavailableError:
-            # Its store is not where the catalogue says; it may have been moved to the new root.
+            # The root in the catalogue is wrong; the store may have been moved to the new root.
             topic = Topic.open(database.backend, root, name)
         relocated = topic.relocate(root, progress=step)
         try:

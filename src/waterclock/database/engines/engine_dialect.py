@@ -52,7 +52,7 @@ class EngineDialect(Protocol):
 
     long_transactions: sa.TextClause | None
     """Asks for the transactions that have been open for more than ``longest`` seconds, and for which the server keeps
-    rows that were changed since: process, seconds, user and program; None where no reader makes writers slower."""
+    rows that were changed since: process, seconds, user and program; None if readers do not make writers slower."""
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Create an engine whose connections are configured for durable, concurrent use."""
@@ -146,5 +146,5 @@ class EngineDialect(Protocol):
         ...
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Let the next process migrate, if the lock would outlive the transaction."""
+        """Release the lock for the next process that migrates, if it would outlive the transaction."""
         ...

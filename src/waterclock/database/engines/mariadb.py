@@ -285,7 +285,7 @@ def _begin(connection: sa.Connection) -> None:
     if options.get(_SNAPSHOT):
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         return
-    # For the session, which is usually ours, so that it is rarely needed.
+    # Set for the session, which is usually ours, so it is rarely needed.
     ours = bool(options.get(OURS))
     if connection.info.get(OURS, True) != ours:
         connection.exec_driver_sql(_SILENCE if ours else _ANY_SILENCE)

@@ -20,7 +20,7 @@ _PREFIX = 1  # byte of a packet with its type
 
 
 def refuse_oversized(connection: Any) -> None:
-    """Make a driver's connection raise its DataError for a statement that exceeds the session's limit."""
+    """Patch a driver's connection to raise its DataError for a statement that exceeds the session's limit."""
     connection.query = Sending(connection)
 
 

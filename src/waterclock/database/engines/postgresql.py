@@ -158,7 +158,7 @@ class PostgresqlDialect:
         return info.transaction_status == _IDLE and info.pipeline_status == _NOT_TOGETHER
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Make plans use indexes, whatever the planner's statistics."""
+        """Force plans to use indexes, whatever the planner's statistics."""
         return engine.execution_options(**{_INDEXED: True})
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
@@ -292,7 +292,7 @@ def _begin(connection: sa.Connection) -> None:
     options = connection.get_execution_options()
     indexed = bool(options.get(_INDEXED))
     if bool(connection.info.get(_INDEXED)) != indexed:
-        # Outside the transaction, so that a rollback does not undo it; for the session, so that it is rarely needed.
+        # Outside the transaction, to survive a rollback; for the session, so it is rarely needed.
         driver: Any = connection.connection.driver_connection
         driver.autocommit = True
         connection.exec_driver_sql(_setting(_INDEXES_ONLY, for_session=True) if indexed else _ANY_PLAN)

@@ -68,7 +68,7 @@ class SqliteDialect:
     )
 
     def create_engine(self, url: sa.URL) -> sa.Engine:
-        """Make an engine whose connections are durable: write-ahead log, synchronous=FULL."""
+        """Create an engine whose connections are durable: write-ahead log, synchronous=FULL."""
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise InvalidArgumentError(
                 f"url must name a file, such as sqlite:///factory.db, got {shown(url)!r}, a database in memory that no"

@@ -26,7 +26,7 @@ def file_of(url: sa.URL) -> Path:
 
 
 def open_also_read_only(engine: sa.Engine) -> None:
-    """Let an engine open databases in read-only folders."""
+    """Enable an engine to open databases in read-only folders."""
     event.listen(engine, "do_connect", _open)
     event.listen(engine, "checkout", _look)
 
@@ -51,7 +51,7 @@ def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any
 def _look(_connection: Any, record: Any, _proxy: Any) -> None:
     seen = record.info.get(_SEEN)
     if seen is not None and (seen[1] != _state(seen[0]) or _log_of(seen[0]).exists()):
-        raise exc.DisconnectionError(f"{seen[0]} has changed")  # the pool then opens it anew
+        raise exc.DisconnectionError(f"{seen[0]} has changed")  # the pool then opens it again
 
 
 def _state(path: Path) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The catalogue of ingests: what is known of each session that a broker keeps for one."""
+"""The catalogue of ingests: the state of each session that a broker keeps for one."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ schedules = sa.Table(
     sa.Column("name", Name, primary_key=True, doc="Names the schedule in its table."),
     sa.Column("cron", LongText, nullable=False, doc="When it ticks: minute, hour, day, month, weekday."),
     sa.Column("timezone", Name, nullable=False, doc="The time zone of these."),
-    sa.Column("message", LongText, nullable=False, doc="What it puts, as JSON; a payload of bytes in base64."),
+    sa.Column("message", LongText, nullable=False, doc="The message to put, as JSON; a payload of bytes in base64."),
     sa.Column("catch_up", Name, nullable=False, doc="Which missed ticks are caught up: none, one or all."),
     sa.Column("within", BigInt, doc="The maximum age of a missed tick that is caught up, ns; NULL: any age."),
     sa.Column("overlap", Name, nullable=False, doc="run, or skip: nothing is put while the last message is not acked."),

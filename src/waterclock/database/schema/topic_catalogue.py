@@ -242,7 +242,7 @@ producers = sa.Table(
         "covered",
         LongText,
         nullable=False,
-        doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, joined where they touch.",
+        doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, adjacent ones joined.",
     ),
 )
 """Producers that number their messages."""

@@ -1,4 +1,4 @@
-"""What a pipeline is: what is read, how it is batched, where batches and rejected messages go, and how it runs."""
+"""The parts of a pipeline: its source, its batching, its outputs for batches and rejected messages, and its trigger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AVAILABLE_NOW = "available now"
 
 @dataclass(frozen=True)
 class PipelineSource:
-    """What is read.
+    """The topic that is read.
 
     Attributes
     ----------
@@ -49,12 +49,12 @@ class PipelineSource:
 
 @dataclass(frozen=True)
 class PipelineOutput:
-    """What is written where.
+    """One output of a pipeline.
 
     Attributes
     ----------
     name
-        What a topic knows the writes of this output by; the target unless the file gives one.
+        The producer name of this output in a topic; the target unless the file has one.
     what
         The batches, or the messages that are in none.
     kind, target
@@ -78,14 +78,14 @@ class Pipeline:
     Attributes
     ----------
     name
-        The file's name without its ending; of several in one file, the name that the file gives it.
+        The file's name without its ending; of several in one file, its name in the file.
     source, outputs
-        What is read, and what is written.
+        The topic that is read, and the outputs.
     by, rule
         Which of the two ways to batch, and the arguments of `waterclock.spark.event_time_batches` or
         `waterclock.spark.rate_aware_batches`.
     checkpoint
-        Folder or URL where the stream keeps how far it has come.
+        Folder or URL of the stream's progress.
     trigger
         How often there is a micro-batch, a duration, or `AVAILABLE_NOW`.
     state_partitions

@@ -62,7 +62,7 @@ class PipelineFile:
         UnavailableError
             If it cannot be read.
         InvalidArgumentError
-            Naming the file, the line, the key and what is wrong with its value.
+            Naming the file, the line, the key and the error in its value.
         """
         content, lines = read_toml(path)
         return _checked(path, content, lines)
@@ -103,7 +103,7 @@ def _checked(path: Path, content: dict[str, Any], lines: TomlLines) -> PipelineF
 
 
 def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pipeline]) -> None:
-    """Check that no folder lies within another: an output would replace what another wrote, or a checkpoint."""
+    """Check that no folder lies within another: an output would overwrite another one, or a checkpoint."""
     folders: list[str] = []
     for number, pipeline in enumerate(pipelines):
         places = [("run", "checkpoint", 0, pipeline.checkpoint)]

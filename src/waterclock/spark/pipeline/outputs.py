@@ -1,4 +1,4 @@
-"""Writes what became of some messages to the outputs of a pipeline, so that doing it again changes nothing."""
+"""Writes the outcomes of messages to the outputs of a pipeline, so that a repeated write changes nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write_outcomes(
     outcomes
         What `event_time_outcomes` gave, of a micro-batch or of a whole replay.
     run
-        Who writes, for the names of files: a stream by its id, a replay by what it reads.
+        The writer, for the names of files: a stream by its id, a replay by its range.
     producer
         Who writes, for topics: as ``run``, and a replay by its pipeline besides.
     micro_batch
@@ -87,7 +87,7 @@ def write_outcomes(
                 options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)} | payloads
             elif output.kind == "table":
                 # Those of a source in the order in which they happened, as its group keeps it; and those of all sources
-                # together, so that they share what is read of a file.
+                # together, so that they share reads of a file.
                 if partitions > MOST_READING_ALL:
                     rows = few_connecting(_encoded(rows, pipeline.source), "source")
                 else:
@@ -118,7 +118,7 @@ def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batc
 
 
 def _elsewhere(output: PipelineOutput, source: PipelineSource) -> dict[str, str]:
-    """Say where the payloads are, if that is not the output's own database."""
+    """Return the options that locate the payloads, if they are not in the output's own database."""
     if (output.url, output.ledgers) == (source.url, source.ledgers):
         return {}
     return place_options(source.url, source.ledgers, "payloadsUrl", "payloadsLedgers")

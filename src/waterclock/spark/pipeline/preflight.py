@@ -19,8 +19,8 @@ def check_places(pipeline: Pipeline) -> None:
     NotFoundError
         If a topic or message table is missing; the error names it.
     InvalidArgumentError
-        If a message table does not hold bytes under text ids; if rejected messages go to a topic that refuses
-        some of them, or to the topic that is read, where they would be rejected again and again.
+        If a message table does not hold bytes under text ids; if rejected messages go to a topic that refuses some of
+        them, or to the topic that is read, which would reject them again and again.
     """
     with _opened(f"{pipeline.name}, source", pipeline.source) as database:
         read = database.topic(pipeline.source.topic).storage.origin

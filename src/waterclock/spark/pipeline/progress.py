@@ -34,7 +34,7 @@ _PHASES = {
     "commitBatch": "commit",
     "triggerExecution": "all",
 }
-"""What Spark times of a micro-batch, and what it is."""
+"""The phases of a micro-batch that Spark times, with their names here."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Progress:
         return sum(self.rejections.values())
 
     def count(self, observed: Mapping[str, Any]) -> None:
-        """Add what was observed of a micro-batch's outcomes."""
+        """Add the observed outcomes of a micro-batch."""
         self.batches += observed[_BATCHES] or 0
         for reason in self.rejections:
             self.rejections[reason] += observed[reason] or 0
@@ -161,7 +161,7 @@ class Progress:
 
 
 def observed(outcomes: DataFrame) -> DataFrame:
-    """Have Spark count batches, and rejected messages by reason, of outcomes that pass."""
+    """Observe outcomes that pass: Spark counts batches, and rejected messages by reason."""
     return outcomes.observe(OUTCOMES, *counts())
 
 
@@ -188,7 +188,7 @@ def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:
 
 
 def _observed(row: Row) -> dict[str, Any]:
-    """Return what was observed by its names; through Spark Connect values and names come apart."""
+    """Return observed values by their names; through Spark Connect values and names come apart."""
     observed = row.asDict()
     if not is_remote():
         return observed

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Begin(NamedTuple):
-    """Where the pipeline's batching begins, and whether messages before it were deleted."""
+    """The start of the pipeline's batching, and whether messages before it were deleted."""
 
     position: Position
     follows_deleted: bool
@@ -50,7 +50,7 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
         begin = _begin(topic, source)
         ended = not topic.find(database.backend.now() - _SILENT_NS).found
         if pipeline.by == "rate":
-            # What is open, and where the next window begins, may go back to the first message.
+            # The open window, and the start of the next one, may depend on the first message.
             packed = _packed(spark, source, begin.position, None)
             return rate_aware_outcomes(packed, **pipeline.rule, ended=ended, span=ReplayRange(since, until))
         rule = _event_time_rule(pipeline)
@@ -72,7 +72,7 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
 def _start(
     spark: SparkSession, topic: Topic, pipeline: Pipeline, rule: EventTimeRule, whole: ReplayRange, begin: _Begin
 ) -> tuple[Position, ReplayRange]:
-    """Find a position from which the range's windows are known, and what is known there."""
+    """Find a position from which the range's windows are known, and the range as known there."""
     source = pipeline.source
     unknown: str | None = None
     for windows in WINDOWS_BACK:
@@ -100,7 +100,7 @@ def _start(
 
 
 def _begin(topic: Topic, source: PipelineSource) -> _Begin:
-    """Find where the stream of a pipeline begins: at its ``start`` if that is fixed, else at the first message left."""
+    """Find the start of a pipeline's stream: its ``start`` if that is fixed, otherwise the first message left."""
     first, ordinal = beginning(topic.storage)
     options = TopicReadOptions.checked({**place_options(source.url, None), "topic": source.topic, **source.start})
     start = None

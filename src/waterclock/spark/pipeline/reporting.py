@@ -57,12 +57,12 @@ class Reporter:
 
     @contextmanager
     def shown(self, metrics: str | None) -> Generator[str | None]:
-        """Show progress meanwhile, and answer Prometheus at an address, if one is given; return that address.
+        """Show progress meanwhile, and answer Prometheus at an address, if there is one; return that address.
 
         Raises
         ------
         InvalidArgumentError, UnavailableError
-            For an address that is none, or cannot be listened at.
+            For an invalid address, and for one that cannot be listened at.
         """
         with ExitStack() as stack:
             if metrics is not None:
@@ -76,7 +76,7 @@ class Reporter:
             yield metrics
 
     def tell(self, all_progress: Sequence[Progress]) -> None:
-        """Take in how far the pipelines are, and say it where it is time."""
+        """Take in the progress of the pipelines, and report it when it is time."""
         self._all = [*all_progress]
         if self._status is not None:
             self._status.update(Text("; ".join(line(one, None) for one in all_progress)))
@@ -135,7 +135,7 @@ def _plan(progress: Progress) -> str:
 
 
 def line(progress: Progress, lag_seconds: float | None) -> str:
-    """Say for people how far a pipeline is."""
+    """Describe the progress of a pipeline in a line of text."""
     if not progress.micro_batches and progress.lag is None:
         if progress.tasks is None:
             return "no micro-batch has ended yet"
@@ -198,7 +198,7 @@ def _lag_seconds(pipeline: Pipeline, progress: Progress) -> float | None:
     try:
         return progress.lag_seconds(pipeline.source)
     except WaterclockError:
-        return None  # the stream itself says what is wrong with the topic
+        return None  # the stream itself reports the topic's error
 
 
 def _shown(count: int | None) -> str:

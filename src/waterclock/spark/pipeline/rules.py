@@ -15,7 +15,7 @@ from waterclock.time import format_duration, to_duration
 
 _LENGTHS = ("window", "max_delay", "max_lead", "batch_length", "forget_after")
 _MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
-"""Options outside the rule: they decide when batches are emitted, not what is in them."""
+"""Options outside the rule: they decide when batches are emitted, but do not change them."""
 
 
 def named_rule(pipeline: Pipeline) -> dict[str, Any]:

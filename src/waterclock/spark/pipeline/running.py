@@ -1,4 +1,4 @@
-"""Runs pipelines: as streams that go on where they stopped, or one over a range of the archive."""
+"""Runs pipelines: as streams that resume at their checkpoints, or one over a range of the archive."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run_pipelines(
     tell: Callable[[Sequence[Progress]], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[Progress]:
-    """Run pipelines as streams beside each other, each from where its checkpoint says.
+    """Run pipelines as parallel streams, each from its checkpoint.
 
     If one ends with an error, the others are stopped as well.
 
@@ -65,7 +65,7 @@ def run_pipelines(
         Called now and then; True stops the pipelines. The micro-batches under way are finished first, if that takes no
         longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
 
-    What they name is not looked at first: `waterclock.spark.pipeline.preflight.check_places` does so, without Spark.
+    Topics and tables are not checked first: `waterclock.spark.pipeline.preflight.check_places` does so, without Spark.
 
     Of two runs on one checkpoint, the one that was started later goes on, and the other ends with an error.
 
@@ -249,7 +249,7 @@ def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress])
     """Count what the queries have done, and say whether any goes on."""
     active = False
     for query, progress in zip(queries, all_progress, strict=True):
-        # It raises where the query has ended with an error.
+        # It raises if the query has ended with an error.
         ended = query.awaitTermination(_LOOK_EVERY / len(queries))  # pyright: ignore[reportArgumentType]  # it takes fractions
         progress.follow(query)
         active = active or not ended

@@ -13,7 +13,7 @@ from waterclock.spark.runtime.session import JAVA_OPTIONS, session
 
 
 def make_class_archive() -> Path:
-    """Make the archive for this machine's Java and Spark, in a minute, and return its place.
+    """Build the archive for this machine's Java and Spark, in a minute, and return its path.
 
     For a process of its own: it starts a session and ends it.
 

@@ -21,7 +21,7 @@ _MOMENTS = (LongType, IntegerType, ShortType, ByteType, TimestampType)
 
 
 def time_problem(kind: DataType) -> str | None:
-    """Say what a column of times must be that has this type; None if it names moments."""
+    """Return the error of a column of times that has this type; None if it names moments."""
     if isinstance(kind, _MOMENTS):
         return None
     if isinstance(kind, TimestampNTZType):
@@ -32,5 +32,5 @@ def time_problem(kind: DataType) -> str | None:
 
 
 def is_text(kind: DataType) -> bool:
-    """Tell whether a type is text, of any length and collation."""
+    """Return whether a type is text, of any length and collation."""
     return isinstance(kind, StringType | VarcharType | CharType)

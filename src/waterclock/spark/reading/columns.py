@@ -12,14 +12,14 @@ from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError
 
 METADATA_COLUMNS = ("source", "stream", "event_time", "receive_time", "ledger", "entry", "index")
-"""What batching needs of a message. The option ``packed`` gives just this, and payloads stay where they are."""
+"""The columns that batching needs. The option ``packed`` returns just these, and payloads stay in the topic."""
 
 TIMESTAMPS = {
     "event_timestamp": "event_time",
     "publish_timestamp": "publish_time",
     "receive_timestamp": "receive_time",
 }
-"""Spark's timestamps end at microseconds, so they stand beside the exact times, for people and for SQL's functions."""
+"""Spark's timestamps end at microseconds, so they are added to the exact times, for people and for SQL's functions."""
 
 NS_PER_US = 1000
 
@@ -38,7 +38,7 @@ _SPARK_TYPES = {
 
 
 _OPTIONAL = ("headers",)
-"""Appending fills the others, and Spark looks into every value of every row for a null where there may be one."""
+"""Appending fills the others; Spark looks into every value of a column for a null if that is nullable."""
 
 
 def check_columns(given: str | None) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def check_columns(given: str | None) -> tuple[str, ...]:
 
 
 def spark_schema(columns: Sequence[str]) -> str:
-    """Return the columns as Spark's DDL: times BIGINT ns, and timestamps to the microsecond beside them."""
+    """Return the columns as Spark's DDL: times BIGINT ns, each with a timestamp to the microsecond."""
     types = {name: "TIMESTAMP" if name in TIMESTAMPS else _SPARK_TYPES[name] for name in columns}
     return ", ".join(f"`{name}` {kind}{'' if name in _OPTIONAL else ' NOT NULL'}" for name, kind in types.items())
 
@@ -67,7 +67,7 @@ def stored_columns(columns: Sequence[str]) -> list[str]:
 
 
 def laid_out(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Bring what was read of a topic into the columns asked for."""
+    """Convert a batch that was read from a topic to the columns asked for."""
     arrays = [_timestamps(batch, name) if name in TIMESTAMPS else batch.column(name) for name in columns]
     fields = [
         pa.field(name, array.type, nullable=name in _OPTIONAL) for name, array in zip(columns, arrays, strict=True)

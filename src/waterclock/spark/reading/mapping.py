@@ -58,7 +58,7 @@ def as_messages(
     df
         Anything with a row for each message.
     source, stream
-        Text; another type is written as text. Bytes that are no UTF-8 end the query with an error that shows them:
+        Text; another type is written as text. Bytes that are not UTF-8 end the query with an error that shows them:
         write such ones as ``hex(key)``, or leave them out.
     event_time, receive_time
         BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: what a message had
@@ -106,7 +106,7 @@ def messages_from_kafka(
         entry and index, which are in no common order then: messages are taken in order of receive time.
     event_time
         When it happened, BIGINT ns or TIMESTAMP, out of the value perhaps. Kafka's own timestamp, which ends at
-        milliseconds, is the producer's, or the broker's where the Kafka topic has ``LogAppendTime``.
+        milliseconds, is the producer's, or the broker's if the Kafka topic has ``LogAppendTime``.
     receive_time
         When it was received.
     on_binary

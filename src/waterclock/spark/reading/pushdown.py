@@ -1,4 +1,4 @@
-"""Filters that Spark hands down to a read of a topic: what they leave out is not read, or does not reach Spark."""
+"""Filters that Spark hands down to a read of a topic: other rows are not read, or do not reach Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Test(NamedTuple):
     value: Any
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Say of each row whether it passes."""
+        """Return for each row whether it passes."""
         column = batch.column(self.column)
         if self.function == "is_in":
             values = pa.array(self.value)
@@ -69,7 +69,7 @@ def passing(batch: pa.RecordBatch, tests: Iterable[Test]) -> pa.RecordBatch:
 
 
 def wanted_by(filters: Sequence[Filter]) -> ReadFilter:
-    """Say within which times, and of which sources, rows that pass all the filters can be."""
+    """Return the times and sources of rows that may pass all the filters."""
     times = {name: _range(filters, name) for name in _TIMES}
     for timestamp, name in TIMESTAMPS.items():
         times[name] = _both(times[name], _range(filters, timestamp))
@@ -79,7 +79,7 @@ def wanted_by(filters: Sequence[Filter]) -> ReadFilter:
 
 
 def positions_by(filters: Sequence[Filter]) -> tuple[Position | None, Position | None]:
-    """Say from which position on, and before which, rows that pass all the filters are."""
+    """Return the first position of rows that pass all the filters, and the position before which they are."""
     first, last = _range(filters, "ledger")
     first_entry, last_entry = _range(filters, "entry") if first == last else _ANY
     start = None if first == MIN_NS else Position(max(first, 0), max(first_entry, 0), 0)

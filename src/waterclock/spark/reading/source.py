@@ -29,10 +29,10 @@ from waterclock.topics.reading.slicing import Slice, SliceRun, read_slice
 from waterclock.topics.topic import Topic
 
 FIRST = Position(0, 0, 0)
-"""Where a topic begins."""
+"""The beginning of a topic."""
 
 SLICE_MESSAGES = 500_000
-"""Messages a task reads, at most, where a row group is no larger: some 20 MB of metadata."""
+"""Messages a task reads, at most, unless a row group is larger: some 20 MB of metadata."""
 
 
 class SlicePartition(InputPartition):
@@ -124,7 +124,7 @@ def read_part(
     NotFoundError
         If it was deleted since it was cut.
     DamagedError
-        If it is not what was written, or lacks entries, and the option ``onDamage`` is not ``skip``.
+        If it differs from its written form, or lacks entries, and the option ``onDamage`` is not ``skip``.
     """
     planned = cast("tuple[Slice, ...] | SliceRun", partition.value)
     parts = planned.slices() if isinstance(planned, SliceRun) else planned

@@ -1,4 +1,4 @@
-"""The options of a stream that reads a message table, and the columns that it gives."""
+"""The options of a stream that reads a message table, and its columns."""
 
 from __future__ import annotations
 

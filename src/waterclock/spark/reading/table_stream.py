@@ -1,4 +1,4 @@
-"""Reads a message table as a stream: claims messages, has them processed by Spark, and acks what is finished.
+"""Reads a message table as a stream: claims messages, lets Spark process them, and acks the finished ones.
 
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
 micro-batch that is run again, after a restart too, has the same messages. They are acked once Spark has noted in its
@@ -49,7 +49,7 @@ class _Share(NamedTuple):
 
 
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Claims on the driver, reads the messages by their ids in tasks, and acks what is finished."""
+    """Claims on the driver, reads the messages by their ids in tasks, and acks finished ones."""
 
     def __init__(self, options: TableReadOptions) -> None:
         self._options = options
@@ -80,7 +80,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"batch": start["batch"] + 1, "messages": messages, "made": self._made}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Count what is due: this query claims no more."""
+        """Count the due messages: this query claims no more."""
         with plainly():
             self._left = self._table.stats().ready
 
@@ -117,7 +117,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._ack(end)
 
     def stop(self) -> None:
-        """Let the leases run out, and return the database's connections back."""
+        """Abandon the leases, and release the database's connections."""
         if self._keeper is not None:
             self._keeper.stop()
         if "_database" in self.__dict__:
@@ -125,7 +125,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _database(self) -> Database:
-        # Opened where it is first needed, because Spark sends readers to its workers before that.
+        # Opened at the first use, because Spark sends readers to its workers before that.
         return self._options.connect()
 
     @cached_property
@@ -156,7 +156,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._table.ack([name for name, _ in offset["messages"]])
 
     def _groups(self, names: Sequence[int | str]) -> dict[int | str, str]:
-        """Return for each message what has to stay in one task: its group, or itself where it has no order."""
+        """Return for each message a key that keeps it in one task: its group, or its own id if it has no order."""
         if self._table.options.groups is None:
             return {name: str(name) for name in names}
         rows = _rows(self._table, names)

@@ -53,7 +53,7 @@ class TopicReadOptions(Opening):
     packed
         Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
     buckets
-        In how many buckets a stream's messages are gathered where they are read, which implies packed; None: they come
+        In how many buckets a stream's messages are gathered at reading, which implies packed; None: they come
         by source.
     since, until
         Times to begin at and to stop before, ns, or how long ago as a text; None: not given.
@@ -150,7 +150,7 @@ def refuse_end(options: TopicReadOptions) -> None:
 
 
 def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> None:
-    """Check that the messages from a position on, where one is given, have not been deleted.
+    """Check that the messages from a position on, if it is not None, have not been deleted.
 
     Raises
     ------

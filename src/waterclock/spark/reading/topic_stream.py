@@ -66,7 +66,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
-        """Return where the next micro-batch ends: at the end of an entry, never past the target."""
+        """Return the end of the next micro-batch: the end of an entry, never past the target."""
         with plainly():
             if self._options.halt_file is not None and Path(self._options.halt_file).exists():
                 return start
@@ -125,8 +125,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _database(self) -> Database:
-        # Opened where it is first needed, because Spark sends readers to its workers before that; nor would it show
-        # what was refused before.
+        # Opened at the first use, because Spark sends readers to its workers before that; nor would it show an error
+        # that was raised earlier.
         refuse_end(self._options)
         return self._options.connect()
 

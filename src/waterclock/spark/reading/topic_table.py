@@ -1,11 +1,11 @@
 """A topic as a DataFrame of Spark's own: its sealed files through Spark's Parquet reader, the rest through Python.
 
-Between Java and Python every row costs, and a reader in Python does not hear which columns are wanted. So what is
-sealed is read without Python: the catalogue says which files there are, and Spark does the rest. What is not sealed,
-and files of which not every message is wanted, are slices that tasks read as the format ``waterclock`` does.
+Between Java and Python every row costs, and a reader in Python is not told which columns the query needs. So sealed
+messages are read without Python: the catalogue names the files, and Spark does the rest. Unsealed messages, and files
+of which only some messages are wanted, are slices that tasks read as the format ``waterclock`` does.
 
 Both come from one snapshot. It stays readable while ledgers are sealed and compacted: an entry that was sealed since is
-read from its file, and a file that was compacted since stays where it is for the grace time.
+read from its file, and a file that was compacted since stays in its place for the grace time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATTERNS = re.compile(r"[][{}*?\\]")
 _ROOT = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")  # without a scheme it is a path on Spark's own filesystem
 _SPARKS_SCHEMES = {"s3": "s3a"}
 _READING = {
-    # The session's settings may say otherwise, and what is missing would then be missing from the answer.
+    # With the session's own settings Spark might skip missing files, and the answer would silently lack their messages.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
     # Ledger files have the checksum of every page, which Spark's reader looks at only if it is asked to.
@@ -87,10 +87,10 @@ def table(
     Returns
     -------
     DataFrame
-        The columns that the format ``waterclock`` gives, a row for each message, in no order: what the topic held when
-        this function was called, however long the DataFrame is used and ledgers are sealed meanwhile. A file that is
-        replaced by a compaction or whose ledgers are deleted stays for an hour; after that a query ends with Spark's
-        error, which names it. Make the DataFrame again then.
+        The columns of the format ``waterclock``, a row for each message, in no order: the messages of the topic at the
+        time of this call, however long the DataFrame is used and ledgers are sealed meanwhile. A file that is replaced
+        by a compaction or whose ledgers are deleted stays for an hour; after that a query ends with Spark's error,
+        which names it. Create the DataFrame again then.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def table(
 
     Notes
     -----
-    What is damaged in a page, missing or cut ends the query with Spark's error, which names the file. The format
+    A damaged page, or a missing or truncated file, ends the query with Spark's error, which names the file. The format
     ``waterclock`` checks more: it compares every column with the checksum that the catalogue has, also the footers.
     """
     check_by(by)
@@ -127,7 +127,7 @@ def table(
     frames = [_laid_out(frame) for frame in frames]
     _check_lengths(opened.storage.files, {part.path: part.size for part in slices if part.path in whole})
     if rest or not frames:
-        # Not a data source, since what it reads was fixed when the snapshot was taken.
+        # Not a data source, since its slices were fixed when the snapshot was taken.
         parts = partitions_of(rest)
         pieces = spark.range(0, len(parts), 1, max(len(parts), 1))
         read = freezing_imports(_read, parts=parts, options=options)
@@ -219,7 +219,7 @@ def _checked_root(files: str) -> str:
 
 
 def _root(files: LedgerFiles) -> str:
-    """Say where Spark finds a store of ledger files."""
+    """Return the location of a store of ledger files for Spark."""
     scheme, separator, rest = files.place.partition("://")
     if separator:
         return f"{_SPARKS_SCHEMES.get(scheme, scheme)}://{rest}"

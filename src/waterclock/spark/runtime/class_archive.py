@@ -23,7 +23,7 @@ SWITCH = "WATERCLOCK_CLASS_ARCHIVE"
 """The environment variable that has sessions start without archives: ``off``."""
 
 BUILDS_WITHIN_S = 600
-"""After so long an archive that is not ready is given up."""
+"""After so long an archive that is not ready is abandoned."""
 
 _UNUSED_AFTER_S = 30 * 86_400
 _NO_PLACE = (OSError, RuntimeError)  # the latter: this user has no home
@@ -52,7 +52,7 @@ def find_archive(java: Java) -> Path | None:
 
 
 def build(java: Java, dump: Callable[[Path], object]) -> Path:
-    """Make the archive, and return its place.
+    """Build the archive, and return its path.
 
     Parameters
     ----------

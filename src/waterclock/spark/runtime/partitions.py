@@ -68,7 +68,7 @@ def cores_of(spark: SparkSession) -> int:
 def few_connecting(rows: DataFrame, column: str) -> DataFrame:
     """Bring rows with the same value of a column into one task, of at most `MOST_CONNECTING`."""
     partitions = int(rows.sparkSession.conf.get(PARTITIONS) or 1)
-    # Spark joins small partitions only where it has chosen their number itself.
+    # Spark joins small partitions only if it has chosen their number itself.
     return rows.repartition(column) if partitions <= MOST_CONNECTING else rows.repartition(MOST_CONNECTING, column)
 
 

@@ -1,4 +1,4 @@
-"""Starts the Spark session that the pipeline runs in: embedded by default, on a cluster where a master is given."""
+"""Starts the Spark session that the pipeline runs in: embedded by default, or on a cluster if ``master`` names one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def session(
         ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster; of a Spark Connect server with
         ``sc://``.
     log
-        File to which Spark writes what it does, with the traces of its errors. Without it, it writes errors to stderr,
+        File for Spark's log, with the traces of its errors. Without it, Spark writes errors to stderr,
         the first line of each.
     conf
         Spark's own settings, which win over the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
@@ -117,12 +117,12 @@ def _embedded() -> dict[str, str]:
 
 
 def _write_local_checkpoints_plainly(spark: SparkSession) -> None:
-    """Have Spark write checkpoints on local disks through Hadoop's older interface, and only those.
+    """Configure Spark to write checkpoints on local disks through Hadoop's older interface, and only those.
 
     The newer one, which is Spark's choice, starts several programs of the system for each local file (readlink, chmod),
     and a micro-batch writes some ten files. Everywhere else it is the right one: through the older one a micro-batch
     that runs again could not replace its files on S3, and would keep the old ones on HDFS. Spark takes the older one
-    where the newer one does not know the filesystem.
+    for filesystems that the newer one does not know.
     """
     context: Any = spark.sparkContext
     settings = context._jsc.hadoopConfiguration()  # noqa: SLF001  # no other way leads there
@@ -132,7 +132,7 @@ def _write_local_checkpoints_plainly(spark: SparkSession) -> None:
 
 
 def _sockets() -> dict[str, str]:
-    """Have Java and Python talk through sockets in the file system, where their paths are short enough.
+    """Connect Java and Python through sockets in the file system, if their paths are short enough.
 
     Over TCP each task begins 45 ms late: Java waits for an acknowledgement before it sends the next small piece, and
     the system holds that back.
@@ -193,7 +193,7 @@ def _environment(variables: Mapping[str, str]) -> Generator[None]:
 
 @functools.cache
 def _scratch() -> Path:
-    """Make this process's own folder for Java's launcher and the warehouse, removed when the process ends."""
+    """Create this process's own folder for Java's launcher and the warehouse, removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="waterclock-spark-"))
     atexit.register(_leave, folder)
     return folder

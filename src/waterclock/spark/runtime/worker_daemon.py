@@ -1,9 +1,8 @@
 """The process that an embedded Spark forks its Python workers from: what batching needs is imported here, once.
 
-A stream runs several Python operators at a time, each in a worker of its own that would import the same for seconds.
-Spark has every worker look for garbage after every task as well, which takes the longer the more is imported; what is
-here before the fork is spared that. Of the libraries imported here NumPy and Arrow have threads by then, and both see
-to it that a fork does not mind.
+A stream runs several Python operators at a time, each in a worker of its own that would spend seconds on the same
+imports. Spark also makes every worker collect garbage after every task, which takes longer the more is imported;
+modules imported before the fork are spared that. NumPy and Arrow have started threads by then, and both survive a fork.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _FOR_TASKS = (
 
 
 def _unless_hung_up(work: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
-    """Let a worker end in silence that Java has no more use for: over a socket in the file system, that is an error."""
+    """End a worker quietly if Java no longer needs it: over a socket in the file system, that is an error."""
 
     def worker(connection: Any, authenticated: bool) -> int:
         try:

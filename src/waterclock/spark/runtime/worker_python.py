@@ -23,14 +23,14 @@ done
 export PYTHONPATH="$kept"
 # Spark's setting for this is only for tasks.
 if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; set -- -m waterclock.spark.runtime.worker_daemon "$@"; fi
-# It prints what it is about to do, and says its errors over its socket.
+# It prints each step before it takes it, and reports errors over its socket.
 case "$*" in *transform_with_state_driver_worker*) exec >/dev/null 2>&1 ;; esac
 exec @PYTHON@ "$@"
 """
 
 
 def make_python(launcher: Path) -> Path:
-    """Make ``launcher`` run this Python, with PySpark as it is installed.
+    """Create ``launcher``, which runs this Python, with PySpark as it is installed.
 
     Spark puts a zipped copy of it first in PYTHONPATH, which has no compiled modules: each process would compile what
     it imports for half a second, and read the zip's directory again at each task.

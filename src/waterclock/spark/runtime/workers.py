@@ -1,7 +1,7 @@
 """Makes Spark's Python workers ready for the next task sooner.
 
-A worker runs many tasks, and Spark has it look for garbage after each: among everything that was ever imported, which
-takes 40 ms where a small task takes 5. What is imported stays, so it can be left out.
+A worker runs many tasks, and Spark makes it collect garbage after each: among everything that was ever imported, which
+takes 40 ms, while a small task takes 5. Imported modules stay, so they can be left out.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _modules = 0
 
 
 def freeze_imports() -> None:
-    """Take what has been imported by the end of a task out of the search for garbage; elsewhere do nothing."""
-    global _modules  # noqa: PLW0603  # what was frozen is the process's own affair
+    """Exclude everything imported by the end of a task from garbage collection; outside a worker do nothing."""
+    global _modules  # noqa: PLW0603  # the frozen modules are of the process
     program = sys.modules["__main__"].__spec__
     if program is None or program.name not in _SEARCHING or len(sys.modules) == _modules:
         return
@@ -32,7 +32,7 @@ def freeze_imports() -> None:
 
 
 def freezing_imports(function: Callable[..., Iterable[pa.RecordBatch]], **options: Any) -> Any:
-    """Make a function for ``mapInArrow`` of one, of record batches and ``options`` that freezes imports at its end."""
+    """Return a function for ``mapInArrow`` of one of record batches and ``options`` that freezes imports at its end."""
     # Spark's pages show the name.
     return update_wrapper(partial(_run, partial(function, **options)), function, assigned=["__name__"], updated=[])
 

@@ -1,4 +1,4 @@
-"""What is in batches, as rows or arrays for SQL, with the payloads that the messages have in their topic."""
+"""The messages of batches, as rows or arrays for SQL, with the payloads that they have in their topic."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WITHOUT_PAYLOADS = tuple(name for name in _TYPES if name not in ("publish_time"
 
 
 class _Payloads(NamedTuple):
-    """Where the payloads lie."""
+    """The location of the payloads."""
 
     opening: Opening
     topic: str
@@ -67,7 +67,7 @@ def messages_of(
     ledgers: str | None = None,
     as_array: bool = False,
 ) -> DataFrame:
-    """Return what is in batches, a row for each message or an array for each batch, so that SQL can work on it.
+    """Return the messages of batches, a row for each message or an array for each batch, so that SQL can work on them.
 
     Parameters
     ----------
@@ -91,15 +91,15 @@ def messages_of(
     Raises
     ------
     InvalidArgumentError
-        For columns that are not those of batches, for a column that has the name of one of a message, and where the
+        For columns that are not those of batches, for a column that has the name of one of a message, and if the
         topic's URL is missing.
     NotFoundError
         If there is no such topic.
 
     Notes
     -----
-    Each payload is fetched once for each batch that holds it: a DataFrame that is used twice is to be persisted. Of a
-    replay, the batches that begin in a ledger meet in one task, so that its file is read about once.
+    Each payload is fetched once for each batch that holds it, so persist a DataFrame that is used twice. In a replay,
+    the batches that begin in a ledger meet in one task, so that its file is read about once.
     """
     where = _where(payloads, url, ledgers)
     names = tuple(_TYPES) if where else _WITHOUT_PAYLOADS

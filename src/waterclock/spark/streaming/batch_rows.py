@@ -1,4 +1,4 @@
-"""Rows of batches, as `waterclock.spark.batches_of` gives them, and the messages that belong to them."""
+"""Rows of batches, as `waterclock.spark.batches_of` returns them, and their messages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Payloads:
 
     @classmethod
     def to_write(cls, topic: Topic, *, fail_on_data_loss: bool, on_damage: OnDamage) -> Payloads:
-        """Look up what is written, as the options of a write say."""
+        """Look up the payloads, as the options of a write say."""
         deleted = () if fail_on_data_loss else (NotFoundError,)
         return cls(topic, deleted + ((DamagedError, LostFileError) if on_damage == "skip" else ()), _REMEDY)
 
@@ -163,7 +163,7 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
 
 
 def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) -> pa.Table:
-    """Return what a topic has at the positions of some rows, where it is what the rows were made of.
+    """Return the messages of a topic at the positions of some rows, if they are those of the rows.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def encoded(
 
 
 def _same_times(stored: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Say where times are those that are stored, or those cut to whole microseconds.
+    """Return where times equal the stored ones, or those cut to whole microseconds.
 
     Spark's TIMESTAMP ends there. Of a time before 1970 one is left on either side, as the query divides.
     """

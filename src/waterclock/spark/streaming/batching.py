@@ -66,7 +66,7 @@ def event_time_batches(
     df
         Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, a stream
         with ``buckets``, or anything with columns source and stream (STRING), event_time and receive_time (BIGINT ns,
-        or TIMESTAMP, which ends at microseconds) and, where they come from a topic, their position: ledger, entry
+        or TIMESTAMP, which ends at microseconds) and, if they come from a topic, their position: ledger, entry
         (BIGINT) and index (INT). Other columns, such as the payload, are not read.
         With positions a source's messages are taken in that order, and a receive time
         that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
@@ -92,14 +92,14 @@ def event_time_batches(
     Raises
     ------
     InvalidArgumentError
-        For a missing column or one of another type, an option that cannot be meant, and a streaming DataFrame in a
+        For a missing column or one of another type, an invalid option, and a streaming DataFrame in a
         session whose streaming state is not in RocksDB.
 
     Notes
     -----
-    The messages of one source meet in one task. If they have positions it judges them a million at a time, so that
-    its memory holds these and what is open; where they have none, about 200 bytes for each message.
-    `event_time_outcomes` gives the rejected messages from the same pass.
+    The messages of one source meet in one task. If they have positions it judges them a million at a time, so that its
+    memory holds these and the open windows; otherwise it holds about 200 bytes for each message. `event_time_outcomes`
+    returns the rejected messages from the same pass.
 
     In a stream a source's own messages close its windows. For sources that fall silent the receive times of the others
     do it: where these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
@@ -182,25 +182,25 @@ def rate_aware_batches(
     Returns
     -------
     DataFrame
-        One row a batch, as `event_time_batches` says. A replay ends with what is open, reason ``"flush"``, so that no
-        message is missing; a stream never does so.
+        One row a batch, as `event_time_batches` says. A replay ends by closing open windows, reason ``"flush"``, so
+        that no message is missing; a stream never does so.
 
     Raises
     ------
     InvalidArgumentError
-        For a missing column, also of the position, or one of another type, an option that cannot be meant, and a
+        For a missing column, also of the position, or one of another type, an invalid option, and a
         streaming DataFrame in a session whose streaming state is not in RocksDB.
 
     Notes
     -----
-    A stream must deliver entries whole and in order, as the format ``waterclock`` does; it fails where one goes on in a
+    A stream must deliver entries whole and in order, as the format ``waterclock`` does; it fails if one continues in a
     later micro-batch. The part of the stall rule that looks at a clock does not apply, so that replays agree; the part
     that looks at event times does. No message is rejected.
 
     With ``forget_after``, a call that comes after a silence begins its source again, live and in a replay. A stream
-    does not wait for that call: where the receive times of other sources have passed the silence's end by ``max_skew``,
-    it gives out what is open of the source, and nothing of it is left in the state. While the topic keeps ``max_skew``,
-    the batches are those of a replay. Of a source that is forgotten already, a message which breaks it begins again.
+    does not wait for that call: once the receive times of other sources have passed the silence's end by ``max_skew``,
+    it returns the source's open windows and forgets its state. While the topic keeps ``max_skew``, the batches are
+    those of a replay. A message which breaks it begins a forgotten source again.
     """
     return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets, forget_after, max_skew))
 
@@ -224,7 +224,7 @@ def rate_aware_outcomes(
     Parameters
     ----------
     ended
-        Of a replay only: whether nothing comes behind these messages. False leaves out what is open.
+        Of a replay only: whether these messages are the last. False leaves open windows out.
     span
         Of a replay only: give the batches that start in this range.
 
@@ -328,7 +328,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
 
 
 def _short_source() -> Column:
-    """Return what `waterclock.batching.batch.short_source` gives of the column ``source``."""
+    """Return the expression for `waterclock.batching.batch.short_source` of the column ``source``."""
     digits = F.substring(F.sha2("source", 256), 1, SOURCE_DIGITS)
     beginning = F.replace(F.substring("source", 1, SOURCE_BEGINNING), F.lit(NUL), F.lit(""))
     whole = (F.length("source") <= LONGEST_SOURCE) & ~F.contains("source", F.lit(NUL))
@@ -342,7 +342,7 @@ def rejected_of(outcomes: DataFrame) -> DataFrame:
     -------
     DataFrame
         One row a message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
-        event_time, receive_time (BIGINT ns), ledger, entry, index (null where the messages came without position).
+        event_time, receive_time (BIGINT ns), ledger, entry, index (null if the messages came without position).
     """
     return outcomes.where("rejection IS NOT NULL").mapInArrow(freezing_imports(_rejected), _REJECTED_SCHEMA)
 

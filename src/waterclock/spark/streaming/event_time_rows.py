@@ -22,14 +22,14 @@ _LARGEST_ROW = 2**20
 
 
 def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> pa.RecordBatch:
-    """Lay out what was decided of messages: rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
+    """Encode the outcomes of messages: rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
 
     Parameters
     ----------
     many
         The messages.
     found
-        What was found of each, in the same order.
+        The outcome of each, in the same order.
     rule
         The checked options.
     """
@@ -74,7 +74,7 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
 
 
 def begins(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell of each place whether any of the columns differs from the place before."""
+    """Return for each place whether any of the columns differs from the place before."""
     differs = np.ones(len(columns[0]), np.bool_)
     first, *others = columns
     np.not_equal(first[1:], first[:-1], out=differs[1:])

@@ -37,10 +37,10 @@ _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 class EventTimeStream:
     """Batches many sources, each like `waterclock.EventTimeBatcher`, from their messages.
 
-    What it remembers is each source's receive clock and its messages of open windows. The rule is run again over them
-    and what has come: windows given out were whole, and what comes later is late for them, so the open ones begin where
-    they did. Messages that wait long do so in chunks, and the rule is run over them when they are due; so a duplicate
-    of such a message is rejected then.
+    It remembers each source's receive clock and its messages of open windows. The rule runs again over these and the
+    new messages. Returned windows were whole, and messages that come later are late for them, so the open windows begin
+    at the same times as before. Messages that wait long do so in chunks, and the rule runs over them when they are due;
+    so a duplicate of such a message is rejected then.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ class EventTimeStream:
     record
         `waterclock.spark.records.PLAIN` or `POSITIONED`.
     span
-        What a replay gives; None: everything.
+        The range of a replay; None: everything.
     store
-        Where chunks of waiting messages go; None: there are none.
+        Holds the chunks of waiting messages; None: no chunks.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class EventTimeStream:
         self._span = span
         self._kept = nothing(record)  # messages of open windows, in reading order, and all sources that are known
         self._clocks = np.empty(0, np.int64)  # of these sources, ns
-        self._earliest: int | None = None  # event time of what is open
+        self._earliest: int | None = None  # event time of the first open message
         self._store = store
         self._waiting = WaitingChunks(rule.max_delay)
         self.open_batches = 0
@@ -140,7 +140,7 @@ class EventTimeStream:
             return None
         if self._earliest is None:
             return -(-int(self._clocks.max()) // _NS_PER_MS)
-        # A conflict may let the first window close sooner; then it is given out later than it could be, no different.
+        # A conflict may close the first window sooner; then it is returned later than possible, with the same contents.
         latest = self._earliest + self._rule.window + self._rule.max_delay
         return min(latest, MAX_NS - 1) // _NS_PER_MS + 1
 
@@ -159,7 +159,7 @@ class EventTimeStream:
     def restore(
         cls, state: bytes, rule: EventTimeRule, record: np.dtype[Any], store: ChunkStore | None = None
     ) -> EventTimeStream:
-        """Go on where the one that wrote ``state`` stood.
+        """Restore the stream from ``state``.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class EventTimeStream:
         promised: int,
         begins_window: npt.NDArray[np.bool_],
     ) -> None:
-        """Remember what is undecided, and clocks that say more than what is promised of all sources."""
+        """Remember undecided messages, and the clocks that are later than the promise for all sources."""
         undecided = np.flatnonzero(verdicts == UNDECIDED)
         if self._store is not None:
             waiting = self._waiting.waiting(many.messages["event_time"][undecided])

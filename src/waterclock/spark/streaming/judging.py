@@ -46,9 +46,9 @@ def judge(
     rule
         The checked options.
     ended
-        Whether nothing comes behind these messages; else what is open at a source's last receive time is left out.
+        Whether these messages are the last; otherwise windows open at a source's last receive time are left out.
     span
-        What a replay gives; None: everything.
+        The range of a replay; None: everything.
 
     Yields
     ------
@@ -80,7 +80,7 @@ def unsynchronised(
     rule
         The checked options.
     span
-        What was read.
+        The range that was read.
 
     Yields
     ------

@@ -43,7 +43,7 @@ _REASON_TEXTS = pa.array(REASONS)
 
 
 def batch_structs(reasons: npt.NDArray[Any], **numbers: npt.NDArray[Any]) -> pa.StructArray:
-    """Turn what is known of batches into the structs of `OUTCOMES`; ``reasons`` are places in `REASONS`."""
+    """Turn the facts of batches into the structs of `OUTCOMES`; ``reasons`` are places in `REASONS`."""
     columns = {name: pa.array(numbers[name].astype(kind, copy=False)) for name, kind in _NUMBERS.items()}
     columns["reason"] = _REASON_TEXTS.take(pa.array(reasons))
     return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])

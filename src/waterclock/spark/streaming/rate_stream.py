@@ -1,4 +1,4 @@
-"""Batching by rate piece by piece or in a replay, many sources at once: what is known between the pieces."""
+"""Batching by rate piece by piece or in a replay, many sources at once, with the state between the pieces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RateStream:
     options
         The checked options.
     span
-        Of a replay, the range in which the batches start that it gives; None: all.
+        Of a replay, the range in which its batches start; None: all.
 
     Attributes
     ----------
@@ -145,7 +145,7 @@ class RateStream:
 
     @classmethod
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
-        """Go on where the one that wrote ``state`` stood.
+        """Restore the stream from ``state``.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class RateStream:
         return Lives.parted(ordered, is_new, calls, clocks, known, after, promised)
 
     def _keep(self, kept: ManySources, lives: Lives) -> None:
-        """Remember what is open, and of each source the life that goes on."""
+        """Remember open windows, and for each source the session that continues."""
         stays = lives.go_on
         if len(stays) < len(lives.sources):
             order = self._rules.take(lives.last[stays])
@@ -275,7 +275,7 @@ def judge_by_rate(
     ended: bool = True,
     span: ReplayRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Find the batches of packed messages, to the end: what is open there is given out as ``flush``.
+    """Find the batches of packed messages, to the end: windows open there are closed as ``flush``.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def judge_by_rate(
     options
         The checked options.
     ended
-        Whether nothing comes behind these messages; else what is open is left out.
+        Whether these messages are the last; otherwise open windows are left out.
     span
         As of `RateStream`.
 
@@ -306,7 +306,7 @@ def judge_by_rate(
 
 
 def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:
-    """Say where the messages of each source begin, which lie source by source, and where the last end."""
+    """Return the first message of each source, in messages sorted by source, and the end of the last."""
     return np.concatenate([[0], np.cumsum(np.bincount(ordered.sources, minlength=len(ordered.source_names)))])
 
 

@@ -1,4 +1,4 @@
-"""Cuts packed rows into what is judged at once: sources together, or a part of a source that has more than that.
+"""Cuts packed rows into slices to judge at once: sources together, or a part of a source that is too large for one.
 
 Spark brings the rows of a task sorted by source, so those behind a source with very many messages would wait until it
 is judged. Its slices go to a file of the task's own, and come last.
@@ -101,7 +101,7 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
         apart = begins(firsts // _JUDGED_AT_ONCE)
         of_last = int(counts[new_source[-1] :].sum())
         apart[1:2] |= begun
-        # What is known of the source that was the last before is nothing to another.
+        # The state of the source before does not belong to this one.
         is_large = sliced and of_last >= (most if len(new_source) == 1 else _MOST_OF_A_SOURCE)
         apart[-1] |= is_large
         cuts = new_source[apart]

@@ -1,4 +1,4 @@
-"""The lives of sources: where a source is forgotten after a silence, what it sends later is that of another one."""
+"""The lives of sources: if a source is forgotten after a silence, its later messages are those of another one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lives(NamedTuple):
     last
         Of each source, its last life.
     ends
-        Which lives end, so that everything of them is to be given out.
+        Which lives end; all of their batches must be returned.
     """
 
     of_message: Ints
@@ -56,14 +56,14 @@ class Lives(NamedTuple):
         is_new, calls
             Which are not known, and which of these begin a call.
         clocks
-            The greatest receive time of each source so far, ns; moved to what it is with these.
+            The greatest receive time of each source so far, ns; updated with these messages.
         known
             How many sources were heard before; they are the first ones. What ``clocks`` has of the others is the least
             time of all.
         after
             ns.
         promised
-            What is received before it, ns, is among these: lives that nothing can go on with end.
+            All messages received before it, ns, are among these: lives end that no later message can continue.
         """
         sources = many.sources[is_new]
         received = np.ascontiguousarray(many.messages["receive_time"][is_new])
@@ -97,7 +97,7 @@ class Lives(NamedTuple):
         return np.flatnonzero(~self.ends[self.last])
 
     def name(self, many: ManySources) -> ManySources:
-        """Have each life stand for a source of its own, of the same name."""
+        """Turn each life into a source of its own, of the same name."""
         return many._replace(
             source_names=many.source_names.take(pa.array(self.sources)), sources=self.of_message.astype(np.int32)
         )

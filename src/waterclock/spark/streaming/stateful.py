@@ -2,7 +2,7 @@
 
 Before packed rows are gathered by bucket they say how far the receive clock of the stream has come (column ``clock``),
 from which Spark makes its watermark; then that column is dropped, because Spark would silently leave out rows behind
-the watermark. What is late is for the batcher to say.
+the watermark. The batcher decides which messages are late.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Stream(Protocol):
 
 
 class _Processor(StatefulProcessor):
-    """Keeps the streams of buckets: the state of each, and where it is to be woken, one timer.
+    """Keeps the streams of buckets: the state of each, and one timer for its next wake-up.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class _Processor(StatefulProcessor):
     buckets
         How many there are.
     wakes
-        Whether streams are to be woken, and so whether the watermark counts.
+        Whether streams use timers, and so whether the watermark counts.
     """
 
     def __init__(self, record: np.dtype[Any], buckets: int, *, wakes: bool) -> None:
@@ -119,7 +119,7 @@ class _Processor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
-        """Close the batches that are due though nothing came; forget sources of which nothing is to be known."""
+        """Close due batches although no message came; forget sources whose state is no longer needed."""
         yield from self._take(key, nothing(self._record), timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
@@ -128,11 +128,11 @@ class _Processor(StatefulProcessor):
 
     @abstractmethod
     def _new(self) -> Stream:
-        """Make the stream of a bucket of which nothing is known."""
+        """Create the stream of a new bucket."""
 
     @abstractmethod
     def _restored(self, state: bytes) -> Stream:
-        """Make it of its state."""
+        """Restore the stream of a bucket from its state."""
 
     def _take(self, key: _Key, arrived: ManySources, timers: TimerValues, expired: int | None) -> Iterator[Row]:
         known = self._state.get()
@@ -147,7 +147,7 @@ class _Processor(StatefulProcessor):
         yield from _rows(key, stream.open_batches, outcomes)
 
     def _remember(self, stream: Stream, timer: int | None, watermark: int) -> None:
-        """Write down what is known, and see to it that one timer comes, no later than something is due."""
+        """Write the state, and keep one timer that comes no later than the next due time."""
         due = stream.wakes_at
         if timer is not None and (due is None or not watermark < timer <= due):
             self._handle.deleteTimer(timer)
@@ -229,7 +229,7 @@ def rate_stream(bucketed: DataFrame, options: RateOptions, max_skew: int, bucket
 
 
 def _clocked(bucketed: DataFrame, max_skew: int) -> DataFrame:
-    """Have Spark make its watermark of how far the receive clock has come."""
+    """Derive Spark's watermark from the progress of the receive clock."""
     clocked = bucketed.withColumn("clock", F.timestamp_micros("clock"))
     return clocked.withWatermark("clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds").drop("clock")
 

@@ -10,7 +10,7 @@ REMEDY = "Start the query with a new checkpoint, from the position after its las
 
 
 def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview]:
-    """Check a state, and return its line and what follows.
+    """Check a state, and return its line and the rest.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
     state
         The bytes.
     name
-        What they are, for the error.
+        Their name, for the error.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Keeps messages that wait long apart from the state that each micro-batch writes again.
 
-A window closes ``max_delay`` after its end, and cannot change before by what is later than it. So a message is needed
-only once the receive clock has passed its event time by ``max_delay``. With a long delay nearly all wait for that:
-they lie in chunks, each written once and read when its first message is due.
+A window closes ``max_delay`` after its end, and messages later than it cannot change it before. So a message is needed
+only once the receive clock has passed its event time by ``max_delay``. With a long delay nearly all wait for that: they
+lie in chunks, each written once and read when its first message is due.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = "a chunk of waiting messages"
 
 
 class ChunkStore(Protocol):
-    """Where chunks are, by number: a part of the state, or a dict."""
+    """The chunks by number: a part of the state, or a dict."""
 
     def get(self, number: int, /) -> bytes | None:
         """Read a chunk; None if missing of that number."""
@@ -56,9 +56,9 @@ class WaitingChunk(NamedTuple):
     Attributes
     ----------
     number
-        Where it is in the store; those of one cell are numbered in the order in which they were written.
+        Its number in the store; chunks of one cell are numbered in the order in which they were written.
     begin
-        Where the cell begins, ns.
+        Start of the cell, ns.
     earliest
         The first of the event times, ns.
     windows
@@ -74,8 +74,8 @@ class WaitingChunk(NamedTuple):
 class WaitingChunks:
     """The chunks of a bucket.
 
-    Messages of one event time never lie in two cells, because the kind of cell depends on what has begun, and a cell is
-    read whole. So of equal messages the one that came first stays in front.
+    Messages of one event time never lie in two cells, because the kind of cell depends on which cells have begun, and a
+    cell is read whole. So of equal messages the earliest stays in front.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class WaitingChunks:
             number += 1
 
     def _cells(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Find where the cell of each event time begins: the widest that has not begun at the horizon."""
+        """Find the start of the cell of each event time: the widest that has not begun at the horizon."""
         horizon = MIN_NS if self.horizon is None else self.horizon
         cells = times
         for width in self._widths:

@@ -1,8 +1,8 @@
 """Appends messages to a topic, each once, however often Spark runs a task or a micro-batch again.
 
-Every task is a numbered producer of the topic: its name says who writes and which partition it is, its numbers say
-which micro-batch and which row. The topic recognises an append that it holds already. For that, rows get a fixed order
-first: Spark gives them in another one when it tries again.
+Every task is a numbered producer of the topic. Its name identifies the writer and the partition, its numbers the
+micro-batch and the row. The topic recognizes an append that it holds already. For that, rows are first sorted: Spark
+delivers them in another order when it tries again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REASON_HEADER = "waterclock.rejected"
 """Header of a rejected message: why it is in no batch."""
 
 POSITION_HEADER = "waterclock.position"
-"""Header of a rejected message: where it stood in the topic that it was read from."""
+"""Header of a rejected message: its position in the topic that it was read from."""
 
 ENTRY_MESSAGES = 10_000
 """Messages a writer appends to a topic at a time."""
@@ -54,7 +54,7 @@ _ORDER = ("event_time", "source", "stream", "receive_time", "publish_time", "rea
 
 
 class _WriteTask(NamedTuple):
-    """Which task this is: the stream's id and micro-batch, where it has one, and its partition."""
+    """The task's identity: the stream's id and micro-batch, if it has one, and its partition."""
 
     query: str | None
     micro_batch: int
@@ -104,7 +104,7 @@ class MessageWriter(Writer):
         return WriterCommitMessage()
 
     def finish(self) -> None:
-        """Forget the producer, where no task will use its name again."""
+        """Forget the producer, if no task will use its name again."""
         if self._streaming or self._options.producer is not None:
             return
         with plainly(), self._options.connect() as database:
@@ -124,7 +124,7 @@ class MessageWriter(Writer):
 
 @contextmanager
 def _in_words_of_streams(topic: Topic, task: _WriteTask) -> Generator[None]:
-    """Say what it means for a query that its numbers were used for other messages."""
+    """Explain to a query's user that its numbers were used for other messages."""
     try:
         yield
     except NumbersUsedError as error:

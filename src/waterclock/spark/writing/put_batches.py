@@ -78,5 +78,5 @@ def _share_a_message(*batches: object) -> bool:
             for batch in batches
         )
     except (WaterclockError, TypeError):
-        return False  # it is no batch
+        return False  # it is not a batch
     return any(payload == known[key] or not payload or not known[key] for key, payload in other.items() if key in known)

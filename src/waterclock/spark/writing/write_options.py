@@ -39,16 +39,16 @@ class WriteOptions(Opening):
     Attributes
     ----------
     table, topic
-        Where to write: exactly one of them is given.
+        Target of the write: exactly one of them is set.
     payloads
-        Topic in which the messages' payloads lie, found by position; None: what is written has none.
+        Topic that holds the messages' payloads, found by position; None: the messages have no payloads.
     payloads_url, payloads_ledgers
         The database of that topic; None: the one that is written to.
     fail_on_data_loss, on_damage
         What becomes of messages whose payloads were deleted since, or are damaged, lost or missing.
     producer
-        Name under which a topic remembers what was written, so that the same write, done again, adds nothing; None:
-        the stream's own id, or one for this write alone.
+        Name under which a topic remembers the write, so that the same write, done again, adds nothing; None: the
+        stream's own id, or one for this write alone.
     micro_batch
         Number of this write among the producer's, where ``foreachBatch`` writes; each is larger than the one before.
     """
@@ -65,7 +65,7 @@ class WriteOptions(Opening):
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Check what the user gave, and that what it names exists.
+        """Check the user's options, and that their topics and tables exist.
 
         Raises
         ------

@@ -15,7 +15,7 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self.finish()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803  # Spark's names
-        """Tidy up after a write that failed, on the driver; what it wrote stays, and is known to later tries."""
+        """Tidy up after a write that failed, on the driver; its messages stay, and later tries recognize them."""
         self.finish()
 
     def finish(self) -> None:

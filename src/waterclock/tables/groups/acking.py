@@ -122,7 +122,7 @@ def release_behind(
 
 
 def _are_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> bool:
-    """Return whether messages are the first of their groups without a gap, so that none is skipped.
+    """Return whether messages are the first of their groups without a gap.
 
     Otherwise the database must be asked: the messages in a gap may have been acked before.
     """

@@ -49,7 +49,7 @@ def _bytes(numbers: npt.NDArray[Any]) -> memoryview:
 
 
 def _ends(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Return where each value ends in the array's data, relative to where the first begins."""
+    """Return the end of each value in the array's data, relative to the begin of the first."""
     offsets = array.buffers()[1]
     if offsets is None or not len(array):
         return np.zeros(1, np.int32)
