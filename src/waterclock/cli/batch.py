@@ -55,7 +55,7 @@ def batch(
     Parameters
     ----------
     messages
-        A file (.parquet, or JSON lines; - is standard input), or else the name of a topic.
+        A file (.parquet, .csv, or JSON lines; - is standard input), or else the name of a topic.
     window
         Longest span of event time in a batch, for example 500ms. Needed by event time.
     max_delay

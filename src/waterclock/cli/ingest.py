@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from waterclock._support.blocked_imports import block_import
 from waterclock._support.quoting import in_a_line, quoted
+from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
@@ -24,12 +20,16 @@ if TYPE_CHECKING:
     from waterclock.ingest.checking import Checked
     from waterclock.ingest.ingest import Ingest, IngestPlan
     from waterclock.ingest.ingest_file import IngestFile
-    from waterclock.ingest.progress import Event
+
+_FILE = """Append files to a topic, once or as they grow.
+
+Each message is appended once, also when the command is killed: the next run continues. Rotated and truncated files are
+recognised. Lines that cannot be mapped become dead letters.
+"""
 
 app = App(name="ingest")
+app.command("waterclock.cli.ingest_file:file", name="file", help=_FILE)
 
-_SAY_EVERY = 30.0  # s
-_SHOW_EVERY = 1.0
 _LONGEST_SHOWN = 120  # characters of a payload
 
 
@@ -81,9 +81,12 @@ def ingest(source: str, /, *, mapping: MappingOptions = _NO_MAPPING, common: Com
     read = _read(source, mapping)
     output = common.output
     with _with_database_of(read, common).connect() as database:
-        runner = Ingest(database, read.plan, _teller(output))
+        runner = Ingest(database, read.plan, teller(output))
         reload = None if _is_url(source) else lambda: runner.reload(lambda: _read(source, mapping).plan)
-        with _signals(runner.stop, reload), _saying(runner, output):
+        with (
+            signals(runner.stop, reload),
+            saying(lambda: runner.progress.received, lambda rate: _line(runner, rate), output),
+        ):
             runner.run()
 
 
@@ -246,80 +249,10 @@ def _warn_of_broker(output: Output, config: Path | None) -> None:
         output.talk(warning)
 
 
-def _teller(output: Output) -> Callable[[Event], None]:
-    lock = threading.Lock()
-
-    def tell(event: Event) -> None:
-        with lock:
-            if output.as_json:
-                output.facts(
-                    {"event": event.name, "at": format_time(system_clock()), "text": event.text, **event.facts}
-                )
-                sys.stdout.flush()
-            elif event.is_warning:
-                output.complain(event.text)
-            else:
-                output.talk(event.text)
-
-    return tell
-
-
-@contextmanager
-def _signals(stop: Callable[[], None], reload: Callable[[], None] | None) -> Generator[None]:
-    def note_stop(_number: int, _frame: object) -> None:
-        stop()
-
-    def note_reload(_number: int, _frame: object) -> None:
-        if reload is not None:
-            reload()
-
-    handlers = {signal.SIGINT: note_stop, signal.SIGTERM: note_stop, signal.SIGHUP: note_reload}
-    before: dict[Any, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-@contextmanager
-def _saying(runner: Ingest, output: Output) -> Generator[None]:
-    """Report the progress meanwhile: on a terminal on a line that changes, with --json as an event."""
-    from waterclock._support import moments
-    from waterclock.ingest.progress import Event
-
-    ended = threading.Event()
-    tell = _teller(output)
-
-    def say(show: Callable[[str], object], every: float) -> None:
-        before = 0
-        while not moments.wait(ended, every):
-            done = runner.progress.received
-            show(_line(runner, (done - before) / every))
-            before = done
-
-    if sys.stderr.isatty() and not output.quiet and not output.as_json:
-        from rich.console import Console
-        from rich.text import Text
-
-        shown: Any = Console(stderr=True).status("ingests")
-        given = (lambda line: shown.update(Text(line))), _SHOW_EVERY  # a str would be read as Rich's markup
-    else:
-        shown = nullcontext()
-        given = (lambda line: tell(Event("progress", line, runner.progress.facts()))), _SAY_EVERY
-    with shown:
-        thread = threading.Thread(target=say, args=given, daemon=True)
-        moments.start(thread)
-        try:
-            yield
-        finally:
-            ended.set()
-
-
-def _line(runner: Ingest, rate: float) -> str:
+def _line(runner: Ingest, rate: float) -> tuple[str, dict[str, object]]:
     counts = runner.progress.facts()
     said = [f"{counts['appended']:,} appended, {rate:,.0f}/s"]
     named = ("waiting", "dead", "repeats", "skipped", "lost", "broker_dropped")
     said += [f"{counts[name]:,} {name.replace('_', ' ')}" for name in named if counts[name]]
     said.append("database away" if counts["is_database_away"] else f"{counts['connected']} connected")
-    return ", ".join(said)
+    return ", ".join(said), counts

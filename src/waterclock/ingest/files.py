@@ -1,4 +1,4 @@
-"""Messages in files: JSON lines and Parquet."""
+"""Messages in files: JSON lines, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import binascii
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from waterclock._support.quoting import quoted
 from waterclock.arrow import as_message_columns, from_arrow
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError, WaterclockError
+from waterclock.ingest.mapping.csv_columns import CsvColumns, CsvOptions
 from waterclock.message import Message
 from waterclock.time import TimeUnit, format_time, in_nanoseconds
 from waterclock.topics.model.names import check_size
@@ -35,6 +37,8 @@ _WRITTEN = 6
 
 _BESIDE_PAYLOAD = 1 << 20
 """Bytes of a line that are left for all but the payload, such as headers."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 Progress = Callable[[int, int], None]
 
@@ -110,7 +114,8 @@ class MessageFile:
     Attributes
     ----------
     path
-        ``.parquet`` (columns as in a topic's ledgers), or any other name: JSON lines; ``-`` is standard input.
+        ``.parquet`` (columns as in a topic's ledgers), ``.csv`` (columns named as fields of a message), or any other
+        name: JSON lines; ``-`` is standard input.
     max_payload
         Bytes that a payload may have; a line with more is not read to its end.
     time_unit
@@ -177,23 +182,31 @@ class MessageFile:
             return False  # no name for a file at all, as reading it says
 
     def _read_lines(self, path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
-        longest = _WRITTEN * self.max_payload + _BESIDE_PAYLOAD
+        longest = longest_line(self.max_payload)
         with _opened(path) as lines:
             size = path.stat().st_size if path.is_file() else 0
             done = number = 0
+            parse = partial(parse_json_line, time_unit=self.time_unit)
             while line := lines.readline(longest + 1):
                 number += 1
                 if len(line) > longest:
                     raise self._too_large(path, number, len(line))
-                if line.strip():
-                    yield number, _parse_line(path, number, line, self.time_unit)
+                try:
+                    if number == 1:
+                        line = line.removeprefix(_BYTE_ORDER_MARK)
+                    if number == 1 and path.suffix == ".csv":
+                        parse = CsvColumns(CsvOptions(), line.rstrip(b"\r\n"), self.time_unit).parse
+                    elif line.strip():
+                        yield number, parse(line.rstrip(b"\r\n"))
+                except InvalidArgumentError as error:
+                    raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
                 done += len(line)
                 if size and number % CHUNK == 0:
                     progress(done, size)
 
     def _read_parquet(self, path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
         with _opened(path) as opened:
-            yield from enumerate(_messages_of(path, opened, self.time_unit, progress), start=1)
+            yield from enumerate(parquet_messages(path, opened, self.time_unit, progress), start=1)
 
     def _too_large(self, path: Path, number: int, size: int) -> InvalidArgumentError:
         return InvalidArgumentError(
@@ -213,33 +226,45 @@ def _opened(path: Path) -> BufferedReader:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _parse_line(path: Path, number: int, line: bytes, time_unit: TimeUnit) -> Message:
+def parse_json_line(line: bytes, time_unit: TimeUnit) -> Message:
+    """Parse a line of JSON; InvalidArgumentError if it is not a message."""
     try:
-        fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        fields = json.loads(line.decode())
         if time_unit != "ns" and isinstance(fields, dict):
             fields = in_nanoseconds(fields, _TIMES, time_unit)
         message = message_from_json(fields)
         if b"\\u" in line:
             json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is not a text
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path}, line {number}: is not UTF-8: {error}") from None
+        raise InvalidArgumentError(f"is not UTF-8: {error}") from None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{path}, line {number}: {quoted(line)} is not a text: {error.reason}") from None
+        raise InvalidArgumentError(f"{quoted(line)} is not a text: {error.reason}") from None
     except RecursionError:
-        raise InvalidArgumentError(f"{path}, line {number}: {quoted(line)} is nested too deeply") from None
-    except ValueError as error:  # ours, those of JSON, and that of a number of 5,000 digits
-        raise InvalidArgumentError(f"{path}, line {number}: {error}") from None
+        raise InvalidArgumentError(f"{quoted(line)} is nested too deeply") from None
+    except InvalidArgumentError:
+        raise
+    except ValueError as error:  # of JSON, and that of a number of 5,000 digits
+        raise InvalidArgumentError(str(error)) from None
     return message
 
 
-def _messages_of(path: Path, opened: BufferedReader, time_unit: TimeUnit, progress: Progress) -> Iterator[Message]:
+def longest_line(max_payload: int) -> int:
+    """Return the bytes that a line of JSON with such a payload may have."""
+    return _WRITTEN * max_payload + _BESIDE_PAYLOAD
+
+
+def parquet_messages(
+    path: Path, opened: BufferedReader, time_unit: TimeUnit, progress: Progress | None = None
+) -> Iterator[Message]:
+    """Read the messages of an open Parquet file; SchemaError if it is not Parquet."""
     try:
         with pq.ParquetFile(opened, page_checksum_verification=True) as file:
             done = 0
             for batch in file.iter_batches(CHUNK):
                 yield from from_arrow(as_message_columns(batch, time_unit))
                 done += batch.num_rows
-                progress(done, file.metadata.num_rows)
+                if progress is not None:
+                    progress(done, file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from error
     except WaterclockError as error:

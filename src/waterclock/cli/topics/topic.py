@@ -208,7 +208,7 @@ def append(
     time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
-    """Append the messages of a file: JSON lines, or .parquet; - is standard input.
+    """Append the messages of a file: JSON lines, .csv or .parquet; - is standard input.
 
     A file that was appended before, or a part of it, is not appended twice: it goes on after its last message. Exit
     code 1 if the topic rejected some of its messages.

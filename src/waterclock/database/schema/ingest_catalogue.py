@@ -1,4 +1,4 @@
-"""The catalogue of ingests: the state of each session that a broker keeps for one."""
+"""The catalogue of ingests: the sessions that brokers keep for them, and the files that they read."""
 
 from __future__ import annotations
 
@@ -32,3 +32,23 @@ ingest_retained = sa.Table(
     sa.Column("content_hash", BigInt, nullable=False, doc="Of its retained message that was taken last."),
 )
 """Retained messages that were taken: brokers send them again at each subscription."""
+
+ingest_files = sa.Table(
+    "waterclock_ingest_files",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic that takes the messages."),
+    sa.Column("device", BigInt, primary_key=True, autoincrement=False, doc="The file's device."),
+    sa.Column("inode", BigInt, primary_key=True, autoincrement=False, doc="The file's inode."),
+    sa.Column("owner", BigInt, nullable=False, doc="Drawn by the process that reads it; another one is refused."),
+    sa.Column("path", LongText, nullable=False, doc="The last known path of the file."),
+    sa.Column("offset", BigInt, nullable=False, doc="Bytes that are appended; of Parquet, all once its rows are."),
+    sa.Column("lines", BigInt, nullable=False, doc="Lines that are appended, with the header; of Parquet, rows."),
+    sa.Column(
+        "fingerprint",
+        Blob,
+        nullable=False,
+        doc="Hash of the first 1,024 bytes and of those before the offset: another one is another file.",
+    ),
+    sa.Column("seen_at", BigInt, nullable=False, doc="When its process last wrote this row, ns."),
+)
+"""One row a file and topic. The append of the file's messages writes it, so each message is appended once."""

@@ -12,6 +12,9 @@ SOURCE = "mqtt"
 
 STREAM = "dead-letter"
 
+_SOURCE_OF_LINES = "file"
+_PATH, _LINE = "file.path", "file.line"
+
 KEPT_OF_LARGE = 64 << 10
 """Bytes that are kept of a payload above the limit: enough to recognize it, without flooding the database."""
 
@@ -44,6 +47,12 @@ def dead_letter_of_large(published: Published, most: int, received: int) -> Mess
     reason = f"payload must have at most {most} bytes, got {size}; its first {len(kept.payload)} are kept"
     letter = dead_letter(kept, reason, received)
     return letter.replace(headers={**(letter.headers or {}), _BYTES: str(size)})
+
+
+def dead_letter_of_line(path: str, number: int, line: bytes, reason: str, received: int) -> Message:
+    """Create the message that keeps a line of a file with the reason why it was not mapped."""
+    headers = {_REASON: _clean(cut(reason)), _PATH: _clean(path), _LINE: str(number)}
+    return Message.trusted(_SOURCE_OF_LINES, STREAM, received, line, received, received, headers, None)
 
 
 def read_dead_letter(letter: Message) -> Published:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waterclock.database.backend import Backend
@@ -10,22 +10,17 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.ingest.mapping.format_rule import Published, RuleSet
 from waterclock.ingest.storing.dead_letters import dead_letter, dead_letter_of_large
+from waterclock.ingest.storing.encoding import encode_in_pieces
 from waterclock.ingest.storing.evidence import Evidence
 from waterclock.ingest.storing.received import Received, content_hash
 from waterclock.ingest.storing.session_rows import SessionRow, SessionState
 from waterclock.message import Message
-from waterclock.topics.format.entries import Entry, encode_entry
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import JointAppend
 
 MOST_IN_FLIGHT = 1_000
 """Messages of a session that are remembered if the broker decides how many are in flight, as under MQTT 3.1.1:
 Mosquitto has 20 and EMQX 32 unless configured otherwise."""
-
-_BYTES_PER_ROW = 64
-"""Bytes of a message in an entry besides its texts and payload: three times, four offsets, validity."""
-
-_BYTES_OF_CHARACTER = 4  # in UTF-8, at most
 
 
 @dataclass
@@ -237,30 +232,9 @@ class Store:
         entries = [
             (known[name].storage, entry)
             for name, messages in plan.messages.items()
-            for entry in self._encoded(messages, plan.received)
+            for entry in encode_in_pieces(messages, plan.received, self._most_at_once)
         ]
         attempt.joint.commit(entries, write_sessions)
-
-    def _encoded(self, messages: Sequence[Message], received: int) -> Iterator[Entry]:
-        """Encode messages, as several entries if one might be larger than the database takes."""
-        chunk: list[Message] = []
-        size = 0
-        for message in messages:
-            own = _bytes_of(message)
-            if chunk and size + own > self._most_at_once:
-                yield encode_entry(chunk, lambda: received)
-                chunk, size = [], 0
-            chunk.append(message)
-            size += own
-        # Without the topic's limit of how far ahead times may be: publish and receive time are those of its own clock.
-        yield encode_entry(chunk, lambda: received)
-
-
-def _bytes_of(message: Message) -> int:
-    """Return the bytes that a message takes in an entry, at most."""
-    texts = len(message.source) + len(message.stream)
-    texts += sum(len(name) + len(value) for name, value in (message.headers or {}).items())
-    return _BYTES_PER_ROW + len(message.payload) + _BYTES_OF_CHARACTER * texts
 
 
 def _as_int(digest: bytes) -> int:

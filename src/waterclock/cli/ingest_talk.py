@@ -1,0 +1,100 @@
+"""What an ingest tells while it runs: events, a line that changes on a terminal, and the signals that stop it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from waterclock.cli.terminal.output import Output
+from waterclock.time import format_time, system_clock
+
+if TYPE_CHECKING:
+    from waterclock.ingest.progress import Event
+
+Line = Callable[[float], tuple[str, dict[str, object]]]
+"""Takes a rate a second, and returns the progress as a line and as facts."""
+
+_SAY_EVERY = 30.0  # s
+_SHOW_EVERY = 1.0
+
+
+def teller(output: Output) -> Callable[[Event], None]:
+    """Return a function that prints events; safe from any thread."""
+    lock = threading.Lock()
+
+    def tell(event: Event) -> None:
+        with lock:
+            if output.as_json:
+                output.facts(
+                    {"event": event.name, "at": format_time(system_clock()), "text": event.text, **event.facts}
+                )
+                sys.stdout.flush()
+            elif event.is_warning:
+                output.complain(event.text)
+            else:
+                output.talk(event.text)
+
+    return tell
+
+
+@contextmanager
+def signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) -> Generator[None]:
+    """Stop at SIGINT and SIGTERM, and reload at SIGHUP, until the block ends."""
+
+    def note_stop(_number: int, _frame: object) -> None:
+        stop()
+
+    def note_reload(_number: int, _frame: object) -> None:
+        if reload is not None:
+            reload()
+
+    handlers = {signal.SIGINT: note_stop, signal.SIGTERM: note_stop, signal.SIGHUP: note_reload}
+    before: dict[Any, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[None]:
+    """Report the progress until the block ends: on a terminal on a line that changes, with --json as events.
+
+    Parameters
+    ----------
+    count
+        The number whose rate is shown.
+    """
+    from waterclock._support import moments
+    from waterclock.ingest.progress import Event
+
+    ended = threading.Event()
+    tell = teller(output)
+
+    def say(show: Callable[[str, dict[str, object]], object], every: float) -> None:
+        before = count()
+        while not moments.wait(ended, every):
+            done = count()
+            show(*line((done - before) / every))
+            before = done
+
+    if sys.stderr.isatty() and not output.quiet and not output.as_json:
+        from rich.console import Console
+        from rich.text import Text
+
+        shown: Any = Console(stderr=True).status("ingests")
+        given = (lambda text, _facts: shown.update(Text(text))), _SHOW_EVERY  # a str would be read as Rich's markup
+    else:
+        shown = nullcontext()
+        given = (lambda text, facts: tell(Event("progress", text, facts))), _SAY_EVERY
+    with shown:
+        moments.start(threading.Thread(target=say, args=given, daemon=True))
+        try:
+            yield
+        finally:
+            ended.set()

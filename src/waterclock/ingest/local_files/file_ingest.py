@@ -1,0 +1,402 @@
+"""The ingest of files: finds them, appends the new lines of each with its position, and follows them as they grow."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.connection import Database
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
+from waterclock.ingest.local_files.file_rows import FilePosition, FileRows
+from waterclock.ingest.local_files.fingerprint import FileKey
+from waterclock.ingest.local_files.line_format import LineFormat
+from waterclock.ingest.local_files.opened_file import OpenedFile, Piece, open_file
+from waterclock.ingest.progress import Event, Tell
+from waterclock.ingest.storing.dead_letters import dead_letter_of_line
+from waterclock.ingest.storing.encoding import encode_in_pieces
+from waterclock.topics.writing.appending import JointAppend
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks for new files and lines: a stat each."""
+
+_MOST_OPEN = 100
+"""Files that stay open between two looks, so that one that is renamed or deleted is still read to its end."""
+
+_GONE_AFTER = 60.0
+"""Seconds without new lines after which a file that no path leads to is closed: its writer may still have had it."""
+
+_APPEND_PATIENCE = 5.0
+_FIRST_PAUSE = 0.2  # s
+_LONGEST_PAUSE = 5.0
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+"""What rotation makes of files that were read under their first names."""
+
+_PIECES_A_LOOK = 64
+"""Pieces of one file that are appended before the next file has its turn, if files are followed."""
+
+_BY_COLLECTD = "*/*/*-????-??-??"
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """What an ingest of files does.
+
+    Attributes
+    ----------
+    patterns
+        Paths, globs, or for collectd its folder.
+    topic
+        The topic that takes the messages.
+    line_format
+        How they are read.
+    dead_letters
+        The topic of lines that cannot be mapped.
+    most_payload
+        Bytes that a payload may have.
+    complete
+        Whether a last line without a line end is taken.
+    """
+
+    patterns: Sequence[str]
+    topic: str
+    line_format: LineFormat
+    dead_letters: str
+    most_payload: int
+    complete: bool = False
+
+    def paths(self) -> Iterator[str]:
+        """Find the files, oldest first, so that a rotated file comes before the one that follows it."""
+        found: dict[str, float] = {}
+        for pattern in self.patterns:
+            for path in self._matches(pattern):
+                if not path.endswith(_COMPRESSED):
+                    try:
+                        found[path] = Path(path).stat().st_mtime
+                    except OSError:
+                        found[path] = 0.0  # reported when it is opened
+        yield from sorted(found, key=lambda path: (found[path], path))
+
+    def _matches(self, pattern: str) -> list[str]:
+        if self.line_format.name == "collectd" and Path(pattern).is_dir():
+            pattern = f"{glob.escape(pattern)}/{_BY_COLLECTD}"
+        elif Path(pattern).exists() or not glob.has_magic(pattern):
+            return [pattern]
+        return glob.glob(pattern, recursive=True)  # noqa: PTH207  # a Path has no glob for an absolute pattern
+
+
+@dataclass
+class FileProgress:
+    """Counts since the start.
+
+    Attributes
+    ----------
+    files
+        Files that are known.
+    bytes, all_bytes
+        The bytes of them that are appended, and all their bytes.
+    appended
+        Messages that were appended.
+    dead
+        Lines that could not be mapped.
+    rejected
+        Messages that the topic did not take, because their times are too far ahead.
+    is_database_away
+        Whether the last append failed because the database was busy or away.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    all_bytes: int = 0
+    appended: int = 0
+    dead: int = 0
+    rejected: int = 0
+    is_database_away: bool = False
+
+
+@dataclass
+class _Followed:
+    """A file that this process reads.
+
+    Attributes
+    ----------
+    state
+        Size and time of the last change when it was last found.
+    is_due
+        Whether it has changed since it was read.
+    is_gone
+        Whether no path leads to it.
+    """
+
+    key: FileKey
+    path: str
+    position: FilePosition
+    state: tuple[int, int]
+    is_due: bool = True
+    is_gone: bool = False
+    opened: OpenedFile | None = None
+    descriptor: int = -1
+    read_at: float = field(default_factory=moments.monotonic)
+    has_half_line: bool = False
+
+
+class FileIngest:
+    """Appends files to a topic, each message once, and continues where an earlier run ended.
+
+    Parameters
+    ----------
+    database
+        The database of the topic.
+    plan
+        What to do.
+    tell
+        Is called with each event.
+    """
+
+    def __init__(self, database: Database, plan: FilePlan, tell: Tell) -> None:
+        self.progress = FileProgress()
+        self._backend = database.backend
+        self._plan = plan
+        self._tell = tell
+        largest = self._backend.largest_value // 2
+        if plan.most_payload > largest:
+            raise InvalidArgumentError(
+                f"max_payload must be at most {largest}, half of what the database takes at once,"
+                f" got {plan.most_payload}"
+            )
+        self._largest = largest
+        self._topic = database.topic(plan.topic)
+        self._dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
+        self._rows = FileRows(self._backend, self._topic.storage.topic_id)
+        self._files: dict[FileKey, _Followed] = {}
+        self._unreadable: dict[str, str] = {}
+        self._wishes_stop = False
+
+    def stop(self) -> None:
+        """Stop after the append under way. Safe in a signal handler."""
+        self._wishes_stop = True
+
+    def run(self, *, follow: bool) -> None:
+        """Append the files, and if they are followed the lines written to them, until stopped.
+
+        Raises
+        ------
+        NotFoundError
+            If no file is found, and none is followed.
+        LeaseLostError
+            If another process ingests one of the files.
+        UnavailableError
+            If the database is away and it is not followed. The next run continues.
+        """
+        try:
+            self._step(follow=follow)
+            if not follow:
+                self._check_all_read()
+            while follow and not self._wishes_stop:
+                if not any(file.is_due for file in self._files.values()):
+                    moments.sleep(LOOK_EVERY)
+                self._step(follow=True)
+        finally:
+            for file in self._files.values():
+                _close(file)
+        self._tell(Event("stopped", "stopped" if follow else "done", vars(self.progress)))
+
+    def _check_all_read(self) -> None:
+        for file in self._files.values():
+            if file.has_half_line and not self._wishes_stop:
+                text = (
+                    f"{file.path}: its last line has no line end and may be half written. It is left for the next run;"
+                    " --complete takes it"
+                )
+                self._tell(Event("half_line", text, {"path": file.path}, is_warning=True))
+        if self._unreadable:
+            path, reason = next(iter(self._unreadable.items()))
+            others = f" and {len(self._unreadable) - 1} others" if len(self._unreadable) > 1 else ""
+            raise UnavailableError(f"cannot read {path}{others}: {reason}")
+        if not self._files:
+            raise NotFoundError(f"no file {', '.join(map(quoted, self._plan.patterns))} found")
+
+    def _step(self, *, follow: bool) -> None:
+        self._find(follow=follow)
+        for file in list(self._files.values()):
+            if self._wishes_stop:
+                return
+            if file.is_due or file.is_gone:
+                self._read(file, follow=follow)
+        self._close_idle()
+        self.progress.files = len(self._files)
+
+    def _find(self, *, follow: bool) -> None:
+        """Find files that are new, renamed, changed or gone."""
+        new: dict[FileKey, _Followed] = {}
+        found: set[FileKey] = set()
+        is_complete = True
+        for path in self._plan.paths():
+            try:
+                status = os.stat(path)  # noqa: PTH116  # a Path for each file at each look takes longer
+                key = FileKey.of(status)
+            except (OSError, InvalidArgumentError) as error:
+                self._report_unreadable(path, error)
+                is_complete = False
+                continue
+            found.add(key)
+            state = status.st_size, status.st_ctime_ns
+            known = self._files.get(key)
+            if known is None:
+                new[key] = _Followed(key, path, FilePosition(), state)
+            else:
+                known.is_due |= known.state != state
+                known.path, known.state = path, state
+        if new:
+            self._take(new, follow=follow)
+        for key, file in list(self._files.items()):
+            file.is_gone = is_complete and key not in found  # a path that cannot be read may lead to it
+            if file.is_gone and file.opened is None:
+                del self._files[key]
+        self.progress.all_bytes = sum(file.state[0] for file in self._files.values())
+
+    def _take(self, new: dict[FileKey, _Followed], *, follow: bool) -> None:
+        try:
+            positions = self._rows.take({key: file.path for key, file in new.items()})
+        except UnavailableError as error:
+            if not follow:
+                raise
+            self._tell_away(error)
+            return
+        self._tell_back()
+        for key, file in new.items():
+            file.position = positions[key]
+            self.progress.bytes += file.position.offset
+            self._files[key] = file
+
+    def _read(self, file: _Followed, *, follow: bool) -> None:
+        """Append the new lines of a file."""
+        file.is_due = False
+        try:
+            opened = self._open(file)
+            complete = self._plan.complete or (file.is_gone and moments.monotonic() - file.read_at > _GONE_AFTER)
+            pieces = 0
+            while not self._wishes_stop and (piece := self._next(file, opened, complete=complete)) is not None:
+                if not self._append(file, piece, follow=follow):
+                    return
+                file.read_at = moments.monotonic()
+                pieces += 1
+                if follow and pieces == _PIECES_A_LOOK:
+                    file.is_due = True
+                    return
+        except (OSError, InvalidArgumentError, SchemaError) as error:
+            self._report_unreadable(file.path, error)
+            return
+        self._unreadable.pop(file.path, None)
+        file.has_half_line = opened.size() != file.position.offset
+        if file.is_gone and moments.monotonic() - file.read_at > _GONE_AFTER:
+            _close(file)
+
+    def _next(self, file: _Followed, opened: OpenedFile, *, complete: bool) -> Piece | None:
+        if not opened.still_holds(file.position):
+            self._tell(Event("truncated", f"{file.path}: has another content and is read from its beginning"))
+            self.progress.bytes -= file.position.offset
+            file.position = FilePosition()
+        return opened.read(file.position, complete=complete)
+
+    def _open(self, file: _Followed) -> OpenedFile:
+        if file.opened is not None:
+            return file.opened
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if FileKey.of(os.fstat(descriptor)) != file.key:
+            os.close(descriptor)
+            raise InvalidArgumentError("was replaced while it was opened")
+        file.descriptor = descriptor
+        file.opened = open_file(descriptor, file.path, self._plan.line_format, self._plan.most_payload)
+        return file.opened
+
+    def _append(self, file: _Followed, piece: Piece, *, follow: bool) -> bool:
+        """Append a piece with its position; False if not, because it is to stop and the database is away."""
+        received = self._backend.now_about()
+        letters = [dead_letter_of_line(file.path, *bad, received) for bad in piece.bad]
+        storage, dead_storage = self._topic.storage, self._dead_letters.storage
+        entries = [
+            (storage, entry)
+            for entry in (
+                encode_in_pieces(piece.messages, received, self._largest, storage.ahead_limit())
+                if piece.messages
+                else ()
+            )
+        ]
+        rejected = sum(len(entry.rejected) for _, entry in entries)
+        entries = [(storage, entry) for storage, entry in entries if entry.messages]
+        if letters:
+            entries += [(dead_storage, entry) for entry in encode_in_pieces(letters, received, self._largest)]
+
+        def write_position(connection: SqlConnection) -> None:
+            self._rows.write(connection, file.key, file.path, piece.position, received)
+
+        joint = JointAppend(self._backend)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                with self._backend.patience(_APPEND_PATIENCE):
+                    joint.commit(entries, write_position)
+                break
+            except UnavailableError as error:
+                if not follow:
+                    raise
+                self._tell_away(error)
+                if self._wishes_stop:
+                    return False
+                moments.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        self._count(file, piece, rejected)
+        return True
+
+    def _count(self, file: _Followed, piece: Piece, rejected: int) -> None:
+        progress = self.progress
+        self._tell_back()
+        progress.bytes += piece.position.offset - file.position.offset
+        file.position = piece.position
+        progress.appended += len(piece.messages) - rejected
+        progress.rejected += rejected
+        progress.dead += len(piece.bad)
+        if piece.bad:
+            last = piece.bad[-1]
+            text = (
+                f"{file.path}: {len(piece.bad)} lines became dead letters, the last one, {last.number}: {last.reason}"
+            )
+            facts = {"path": file.path, "lines": len(piece.bad)}
+            self._tell(Event("dead_letter", text, facts, is_warning=True))
+        if rejected:
+            text = f"{file.path}: the topic rejected {rejected} messages whose times are too far ahead"
+            self._tell(Event("rejected", text, {"path": file.path, "messages": rejected}, is_warning=True))
+
+    def _tell_away(self, error: UnavailableError) -> None:
+        if not self.progress.is_database_away:
+            self.progress.is_database_away = True
+            self._tell(Event("database_away", f"cannot append, and tries again: {error}", is_warning=True))
+
+    def _tell_back(self) -> None:
+        if self.progress.is_database_away:
+            self.progress.is_database_away = False
+            self._tell(Event("database_back", "appends again"))
+
+    def _close_idle(self) -> None:
+        opened = sorted((file for file in self._files.values() if file.opened), key=lambda file: file.read_at)
+        for file in opened[:-_MOST_OPEN]:
+            _close(file)
+
+    def _report_unreadable(self, path: str, error: Exception) -> None:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if self._unreadable.get(path) != reason:
+            self._unreadable[path] = reason
+            self._tell(Event("unreadable", f"{path}: {reason}", {"path": path}, is_warning=True))
+
+
+def _close(file: _Followed) -> None:
+    if file.opened is not None:
+        file.opened = None
+        os.close(file.descriptor)
