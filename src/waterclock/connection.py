@@ -1,4 +1,4 @@
-"""The way in: ``connect`` opens a database, and the database hands out topics and message tables."""
+"""The entry point: ``connect`` opens a database, and the database opens topics and message tables."""
 
 from __future__ import annotations
 

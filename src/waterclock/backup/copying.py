@@ -1,4 +1,4 @@
-"""Copying files with their sizes and checksums, and measuring those that are there."""
+"""Copying files with their sizes and checksums, and measuring existing ones."""
 
 from __future__ import annotations
 

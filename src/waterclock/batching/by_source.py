@@ -1,4 +1,4 @@
-"""Many sources at once: one batcher for each, made when its first message comes."""
+"""Many sources at once: one batcher for each, created when its first message comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads facts that were written down as JSON: each as the type that it had, or it is damaged."""
+"""Reads facts from JSON, each in its type; any other is damaged."""
 
 from __future__ import annotations
 

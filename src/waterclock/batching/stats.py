@@ -1,4 +1,4 @@
-"""What a batcher says of itself."""
+"""Statistics of a batcher."""
 
 from __future__ import annotations
 

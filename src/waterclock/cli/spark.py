@@ -1,4 +1,4 @@
-"""``waterclock spark``: what makes Spark start sooner on this machine."""
+"""``waterclock spark``: faster starts of Spark on this machine."""
 
 from __future__ import annotations
 

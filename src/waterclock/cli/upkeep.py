@@ -1,4 +1,4 @@
-"""``waterclock upkeep``: what runs by itself for all topics and message tables, and when it ran last."""
+"""``waterclock upkeep``: the regular tasks of all topics and message tables, and their last runs."""
 
 from __future__ import annotations
 

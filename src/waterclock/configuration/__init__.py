@@ -1,1 +1,1 @@
-"""TOML files that describe what to run: read, with errors that name the line."""
+"""TOML files of pipelines, ingests and gateways: read, with errors that name the line."""

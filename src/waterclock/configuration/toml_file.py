@@ -1,4 +1,4 @@
-"""Reads a TOML file that describes what to run."""
+"""Reads a TOML file."""
 
 from __future__ import annotations
 

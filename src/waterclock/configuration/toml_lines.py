@@ -1,4 +1,4 @@
-"""Finds the line of a key in a TOML file, which the standard library's reader does not tell."""
+"""Finds the line of a key in a TOML file, which the standard library's reader does not return."""
 
 from __future__ import annotations
 

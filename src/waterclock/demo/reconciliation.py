@@ -1,4 +1,4 @@
-"""Does the main job balance to the message? Reckoned from what landed, not from what the steps said they did."""
+"""Checks that the main job balances to the message, from its results, not from the reports of its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message, a window and a cut look like, as pieces of SVG path data."""
+"""The shapes of messages, windows and cuts, as pieces of SVG path data."""
 
 from __future__ import annotations
 

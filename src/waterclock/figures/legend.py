@@ -1,4 +1,4 @@
-"""Says what the marks and shades of a picture mean, and counts the reasons that it shows."""
+"""The legend of a picture: the meaning of its marks and shades, and counts of the reasons that it shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds SVG text: elements whose attributes and texts are always escaped, and numbers written short and alike."""
+"""Builds SVG text: elements whose attributes and texts are always escaped, and short numbers in one format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway as a TOML file: what an ingest's file says, how topics are batched, and who handles the batches."""
+"""A gateway as a TOML file: an ingest's file, how to batch the topics, and the handlers of the batches."""
 
 from __future__ import annotations
 

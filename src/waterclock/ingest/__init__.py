@@ -1,1 +1,1 @@
-"""What arrives from outside: other systems' messages, read into ours."""
+"""Messages of other systems, mapped to ours."""

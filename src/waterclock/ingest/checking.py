@@ -1,4 +1,4 @@
-"""A dry run: what the mapping makes of the next messages, and what the broker would do to an ingest."""
+"""A dry run: the mapping of the next messages, and the broker's effect on an ingest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ingest as a TOML file: the broker, what to subscribe to, and how to map it."""
+"""An ingest as a TOML file: the broker, the subscribed filters, and how to map their messages."""
 
 from __future__ import annotations
 

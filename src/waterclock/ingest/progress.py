@@ -1,4 +1,4 @@
-"""How far an ingest is: counts, and what happens to it."""
+"""The progress of an ingest: counts and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches out of what a rule has decided, a row each."""
+"""Builds batches from the decisions of a rule, one row for each."""
 
 from __future__ import annotations
 

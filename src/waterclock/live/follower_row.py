@@ -1,4 +1,4 @@
-"""The row of a follower: how far it has read, what its rule remembers, and what fences an earlier one."""
+"""The row of a follower: its position, the state of its rule, and the number that fences earlier followers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which a topic is batched live, and the streams that carry them out."""
+"""The rules by which a topic is batched live, and the streams that apply them."""
 
 from __future__ import annotations
 

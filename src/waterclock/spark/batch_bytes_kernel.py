@@ -1,4 +1,4 @@
-"""The copying that writing many batches as bytes needs, compiled with Numba.
+"""The copying behind `batch_bytes`, compiled with Numba.
 
 A batch of a few messages has some thirty buffers of a few bytes each, so calling a function of NumPy for each buffer
 would take longer than all else.

@@ -1,4 +1,4 @@
-"""The messages of many sources as arrays: what the columnar rules take, and what crosses and is kept as one cell."""
+"""The messages of many sources as arrays: the input of columnar rules, and the cells that tasks exchange."""
 
 from __future__ import annotations
 

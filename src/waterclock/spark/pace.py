@@ -1,4 +1,4 @@
-"""How many batches a task lays out at once: bounded by messages and by bytes, however many rows Spark hands over."""
+"""How many batches a task encodes at once: bounded by messages and by bytes, however many rows Spark hands over."""
 
 from __future__ import annotations
 

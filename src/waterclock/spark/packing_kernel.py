@@ -1,4 +1,4 @@
-"""What packing does to every message, compiled with Numba. Everything that is compiled for it stands in this file.
+"""The per-message work of packing, compiled with Numba. All its compiled code is in this file.
 
 `waterclock.batching.event_time.kernel` says why. A record is seen as numbers of four bytes, little-endian: NumPy would
 fill it field by field and copy it once more, each time through memory that is too large for the processor to keep near.

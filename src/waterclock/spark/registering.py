@@ -1,4 +1,4 @@
-"""Makes Spark know the format ``waterclock``: topics to read, message tables and topics to write."""
+"""Registers the format ``waterclock`` with Spark: topics to read, message tables and topics to write."""
 
 from __future__ import annotations
 

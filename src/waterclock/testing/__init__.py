@@ -1,4 +1,4 @@
-"""For tests of programs with message tables: all that is due is handled at once, and a clock that the test moves."""
+"""For tests of programs with message tables: all due messages are handled at once, and the test moves the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by event time, message by message: what happened within one window belongs together, whenever it arrived."""
+"""Batching by event time, message by message: messages of one window belong together, whenever they arrive."""
 
 from __future__ import annotations
 

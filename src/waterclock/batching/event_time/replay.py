@@ -1,4 +1,4 @@
-"""Replays by event time: what to read so that a range gets exactly the batches that the whole topic has there.
+"""Replays by event time: the messages to read for a range to get exactly the batches of the whole topic.
 
 A replay of ``[since, until)`` returns the batches that start in it, and the late, future and duplicate messages that
 were received in it. Whether a message is accepted depends on its source's receive clock, and the start of a window

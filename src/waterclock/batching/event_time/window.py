@@ -1,4 +1,4 @@
-"""A window of event-time batching that is cut for good, and the batch that it closes as."""
+"""A final window of event-time batching, and its batch."""
 
 from __future__ import annotations
 

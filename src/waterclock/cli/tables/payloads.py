@@ -1,4 +1,4 @@
-"""Reads what a person types for a message: its payload, headers and further columns, in the types of its table."""
+"""Parses the arguments of a message: its payload, headers and further columns, in the types of its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock table``: make message tables, put, receive and ack messages, and see why one is not out."""
+"""``waterclock table``: create message tables; put, receive, ack and explain messages."""
 
 from __future__ import annotations
 

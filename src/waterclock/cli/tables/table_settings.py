@@ -1,4 +1,4 @@
-"""``waterclock table pause | resume | alter | rm | dead | redrive``: what becomes of a whole table."""
+"""``waterclock table pause | resume | alter | rm | dead | redrive``: commands for a whole table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every command shares: options, output, the names of extras."""
+"""Shared by all commands: options, output, the names of extras."""

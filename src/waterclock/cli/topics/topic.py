@@ -1,4 +1,4 @@
-"""``waterclock topic``: make topics, append to them, read them, find a moment. `upkeep` has the commands for files."""
+"""``waterclock topic``: create topics, append to them, read them, find a moment. For files see `upkeep`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How published messages become ours: pure rules, without a socket, a database or a clock."""
+"""The mapping of published messages to ours: pure rules, without a socket, a database or a clock."""

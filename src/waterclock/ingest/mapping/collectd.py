@@ -1,4 +1,4 @@
-"""Reads what collectd publishes over MQTT: one message at a time, or whole columns of them. Pure.
+"""Reads messages that collectd publishes over MQTT: one at a time, or whole columns of them. Pure.
 
 The topic is ``PREFIX/HOST/PLUGIN/TYPE`` and the payload ``event_time:value[:value…]``, the time in seconds with
 decimals, often followed by a NUL byte (collectd's plugin ``write_mqtt``; its identifiers and its plain-text values are

@@ -1,4 +1,4 @@
-"""JSON whose numbers keep the text that was written, and paths into it. Pure."""
+"""JSON whose numbers keep their original text, and paths into it. Pure."""
 
 from __future__ import annotations
 

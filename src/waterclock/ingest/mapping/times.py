@@ -1,4 +1,4 @@
-"""Points in time as other systems write them, read exactly: from their text, never by way of a float. Pure."""
+"""Points in time as other systems write them, read exactly: from their text, never through a float. Pure."""
 
 from __future__ import annotations
 

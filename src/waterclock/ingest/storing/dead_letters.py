@@ -1,4 +1,4 @@
-"""Messages that could not be mapped: how they are kept in a topic of their own, and read back."""
+"""Dead letters: messages that could not be mapped, as a topic of their own stores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages were appended whose ack the broker may lack. Pure.
+"""Evidence of appended messages whose ack the broker may lack. Pure.
 
 A broker delivers a message again after a reconnect if it has not seen the ack. Such a repeat is dropped only if three
 things agree: the broker marks it as a repeat, it still had the session, and packet id and content are those of a

@@ -1,4 +1,4 @@
-"""Says in a line why Spark ended a pipeline: its own errors are many lines of other programs' traces."""
+"""Explains in a line why Spark ended a pipeline: its own errors are many lines of other programs' traces."""
 
 from __future__ import annotations
 

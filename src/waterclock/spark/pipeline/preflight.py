@@ -1,4 +1,4 @@
-"""Looks whether the topics and message tables that a pipeline names are there, and are fit for it."""
+"""Checks that the topics and message tables of a pipeline exist and fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a pipeline has come: counted from what Spark reports of its micro-batches."""
+"""The progress of a pipeline, counted from Spark's reports on its micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says how far pipelines have come: on a line that changes, as lines of a log, and to Prometheus."""
+"""Reports the progress of pipelines: on a line that changes, as lines of a log, and to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `waterclock spark prepare` runs, once on a machine."""
+"""The work of `waterclock spark prepare`, once on a machine."""

@@ -1,4 +1,4 @@
-"""Makes the archive of classes: runs what sessions run, and has Java write down the classes that it took."""
+"""Creates the archive of classes: Java records the classes that a typical session loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A little of everything that sessions are started for, so that the classes it takes are known."""
+"""A short sample of all uses of a session, to find out the classes that it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Spark's types a column of times may have, said before a job runs, as `waterclock.time_columns` says it."""
+"""The Spark types that a column of times may have, checked before a job runs as in `waterclock.time_columns`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns that Spark sees of a topic."""
+"""The columns of a topic in Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings DataFrames that name things otherwise into the columns that batching reads."""
+"""Converts DataFrames with other names to the columns that batching reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a DataFrame from anywhere as batching reads them: found, converted, or refused by name.
+"""The message columns of any DataFrame: found, converted, or refused by name.
 
 What the types tell is refused before Spark starts a task. A null ends the query with an error of Spark's own that names
 the column and the row.

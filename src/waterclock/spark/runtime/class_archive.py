@@ -1,4 +1,4 @@
-"""Java's archive of loaded classes: made once for a Java and a Spark, it halves the time that a session takes to start.
+"""Java's archive of loaded classes: created once for a Java and a Spark, it halves the time to start a session.
 
 A Java that loads an archive which was cut short dies, so the name of an archive says for which Java and Spark it
 was made and how long it is, and it gets that name only when it is whole. ``waterclock spark prepare`` makes it; nothing

@@ -1,4 +1,4 @@
-"""Has Spark's own pages say what jobs are for."""
+"""Descriptions of jobs for Spark's own pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and folders of Spark's own filesystems: what DataFrames cannot do with them. Not through Spark Connect."""
+"""Files and folders of Spark's own filesystems, beyond what DataFrames can do. Not through Spark Connect."""
 
 from __future__ import annotations
 

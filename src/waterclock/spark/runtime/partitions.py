@@ -1,4 +1,4 @@
-"""In how many parts Spark keeps the state of a streaming query: as many as it has cores, and then for good.
+"""The number of partitions of a streaming query's state: as many as the cores of its first run, for good.
 
 Spark's own number is 200, and each part costs each micro-batch a task with a store to open and to commit. Each bucket
 of a part costs some calls from Python to the JVM; a few for each part keep sources that send much from meeting in one.

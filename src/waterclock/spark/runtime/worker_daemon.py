@@ -1,4 +1,4 @@
-"""The process that an embedded Spark forks its Python workers from: what batching needs is imported here, once.
+"""The process that an embedded Spark forks its Python workers from, with the imports of batching done once.
 
 A stream runs several Python operators at a time, each in a worker of its own that would spend seconds on the same
 imports. Spark also makes every worker collect garbage after every task, which takes longer the more is imported;

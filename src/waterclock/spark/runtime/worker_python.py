@@ -1,4 +1,4 @@
-"""Makes the Python that an embedded Spark runs its workers with."""
+"""Creates the Python launcher of an embedded Spark's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes Spark's Python workers ready for the next task sooner.
+"""Gets Spark's Python workers ready for the next task sooner.
 
 A worker runs many tasks, and Spark makes it collect garbage after each: among everything that was ever imported, which
 takes 40 ms, while a small task takes 5. Imported modules stay, so they can be left out.

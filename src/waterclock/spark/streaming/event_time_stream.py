@@ -1,4 +1,4 @@
-"""Batching by event time piece by piece, many sources at once: the columnar rule with something to remember."""
+"""Batching by event time piece by piece, many sources at once: the columnar rule with a state between the pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges packed messages source by source with the columnar batcher: what Spark's tasks do after the shuffle."""
+"""Judges packed messages source by source with the columnar batcher, in Spark's tasks after the shuffle."""
 
 from __future__ import annotations
 

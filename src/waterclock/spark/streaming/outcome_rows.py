@@ -1,4 +1,4 @@
-"""The rows in which batches leave: those of a source with the same verdict together, packed as they came."""
+"""The rows of outcomes: messages of a source with the same verdict together, packed as they came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What writers of DataFrames and of streams have in common, so that one class serves both."""
+"""The base of the writers of DataFrames and of streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Give back and retry many messages in bounded transactions."""
+"""Return and retry many messages in bounded transactions."""
 
 from __future__ import annotations
 

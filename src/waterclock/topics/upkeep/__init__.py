@@ -1,1 +1,1 @@
-"""What keeps a topic healthy and small: sealing, compaction, retention, verification, repair."""
+"""Maintenance of a topic: sealing, compaction, retention, verification, repair."""

@@ -1,4 +1,4 @@
-"""How rate-aware columns are written down: a frame with a checksum, a line of JSON, and their arrays, compressed."""
+"""The stored state of rate-aware columns: a frame with a checksum, a line of JSON, and arrays, compressed."""
 
 from __future__ import annotations
 

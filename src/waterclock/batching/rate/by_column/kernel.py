@@ -1,4 +1,4 @@
-"""The rules of batching by rate over arrays, compiled with Numba. Everything that is compiled stands in this file.
+"""The rules of batching by rate over arrays, compiled with Numba. All compiled code is in this file.
 
 The functions have the names of those in `period`, `pile`, `stream`, `starts`, `stall`, `window` and `batcher` whose
 rules they follow, and stand in that order.

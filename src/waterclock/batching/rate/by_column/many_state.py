@@ -1,4 +1,4 @@
-"""How the rules of many sources are written down: their arrays column by column, compressed together."""
+"""The stored state of the rules of many sources: their arrays column by column, compressed together."""
 
 from __future__ import annotations
 

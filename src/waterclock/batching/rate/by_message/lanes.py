@@ -1,4 +1,4 @@
-"""The sources of a `BySource` that batch by rate, of which only those whose window may have stalled are looked at."""
+"""The sources of a `BySource` that batch by rate; only those whose window may have stalled are examined."""
 
 from __future__ import annotations
 

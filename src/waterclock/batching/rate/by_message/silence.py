@@ -1,4 +1,4 @@
-"""When a source has been silent for so long that it is forgotten: by the receive times of its messages alone."""
+"""Forgetting sources after a long silence, measured by the receive times of their messages alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells when a window has stalled: by the clock, or where a replay has none, by the messages' own times."""
+"""Detects a stalled window: by the clock, or in a replay without one, by the messages' own times."""
 
 from __future__ import annotations
 

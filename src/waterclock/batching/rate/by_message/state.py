@@ -1,4 +1,4 @@
-"""How a rate-aware batcher is written down: its messages as Arrow IPC, its facts as JSON in the schema metadata.
+"""The stored state of a rate-aware batcher: messages as Arrow IPC, facts as JSON in the schema metadata.
 
 Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
 """

@@ -1,4 +1,4 @@
-"""End deliveries: ack, back off and give back.
+"""End deliveries: ack, back off and return messages to the table.
 
 In a table without groups each is one statement, so that it can commit in the same round trip.
 """
