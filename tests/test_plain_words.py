@@ -41,9 +41,9 @@ CONSTRUCTIONS = {
     ),
     "is none": Rule(r"\b(?:is|are) none\b", "missing, must be one of …, no … found"),
     "Where": Rule(r"(?:^ *|[.!?] |[\"#] *)Where\b(?! to\b)", "If, When"),
-    "where there is": Rule(r"\bwhere (?:there|it|they|none|the|no|one)\b", "if, when"),
+    "where there is": Rule(r"\bwhere (?:there|it|they|none|the|no|one|nothing|messages|some)\b", "if, when"),
     "headless what": Rule(
-        r"\b[Ww]hat (?:is|are|was|were|has|have|had|it|they|another|became|follows)\b",
+        r"\b[Ww]hat (?:is|are|was|were|has|have|had|it|they|another|became|comes|follows|waits|users?)\b",
         "a noun: the rows that …, the outcome",
     ),
     "gives": Rule(r"\b(?:gives|is given)\b", "returns, takes"),

@@ -79,7 +79,7 @@ def archive_table(
 
 
 def _finish(table: MessageTable, topic: Topic, producer: str) -> None:
-    """Delete from the table what a killed archiver had appended already."""
+    """Delete rows that a killed archiver had appended already."""
     first = newest_append(topic.storage, producer)
     if first is None:
         return

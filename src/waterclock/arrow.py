@@ -35,7 +35,7 @@ POSITION_FIELDS = (
     pa.field("entry", pa.int64()),
     pa.field("index", pa.int32()),
 )
-"""The columns of a position, where messages carry theirs along."""
+"""The columns of a position, for messages that have one."""
 
 POSITIONED_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *POSITION_FIELDS])
 """The columns of a message and its position."""
@@ -218,7 +218,7 @@ def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
 
 
 def to_ipc(batch: pa.RecordBatch, *others: pa.RecordBatch) -> bytes:
-    """Write record batches of one schema as one Arrow IPC stream, compressed where that pays."""
+    """Write record batches of one schema as one Arrow IPC stream, compressed if that pays."""
     sink = pa.BufferOutputStream()
     # The size as it is written, because the size in memory depends on how the columns came about, and equal batches are
     # to have equal bytes.

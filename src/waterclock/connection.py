@@ -87,7 +87,7 @@ class Database(Closing):
             How far ahead of the database's clock a publish_time or receive_time may be: one message whose clock is
             three years ahead is found for every publish_time of these years. None: any.
         on_ahead
-            What becomes of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
+            Treatment of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
             the reason, in the answer; ``"keep"`` writes it, with a warning in the log.
         exist_ok
             Return an existing topic as it is instead of raising. Options other than their default that differ from
@@ -98,7 +98,7 @@ class Database(Closing):
         AlreadyExistsError
             If the topic exists and ``exist_ok`` is False.
         InvalidArgumentError
-            If it is not known where its ledgers may lie; see `connect`.
+            If the place for its ledgers is unknown; see `connect`.
         UnavailableError
             If the store of its ledgers cannot be made or reached.
         """
@@ -265,7 +265,7 @@ class Database(Closing):
     def archive(self, table: str, topic: str, older_than: Duration = "0s") -> int:
         """Move messages that were acked longer ago than this from a message table into a topic, each exactly once.
 
-        `waterclock.archive_to_topic.archive_table` says what an archived message looks like. Return their number.
+        `waterclock.archive_to_topic.archive_table` describes an archived message. Return their number.
 
         Raises
         ------
@@ -281,7 +281,7 @@ class Database(Closing):
     def backup(self, destination: str | Path, report: Report = no_report) -> BackedUp:
         """Back up an SQLite database with its ledger files into a folder, while others write.
 
-        See `waterclock.backup.backing_up.back_up` for what the folder may be; `waterclock.restore` is the way back.
+        `waterclock.backup.backing_up.back_up` describes the folder; `waterclock.restore` is the way back.
         """
         from waterclock.backup.backing_up import back_up
 

@@ -1,4 +1,4 @@
-"""Points in time and lengths of time: what users may write, and the int nanoseconds that everything inside uses.
+"""Points in time and lengths of time: the forms that users may write, and the int nanoseconds of everything inside.
 
 A point in time is an int of nanoseconds since 1970-01-01T00:00:00Z; a length of time is an int of nanoseconds.
 Both fit a signed 64-bit integer, so points in time reach from 1677-09-21 to 2262-04-11.
@@ -29,7 +29,7 @@ Duration = SupportsIndex | timedelta | str
 """The types of a *duration* in the public interface."""
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
-"""What an int in a file may count."""
+"""The units of an int in a file."""
 
 NS_PER: dict[TimeUnit, int] = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
@@ -78,7 +78,7 @@ def system_clock() -> int:
 
 
 def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
-    """Turn what a user wrote for a point in time into int nanoseconds since the epoch, UTC.
+    """Convert a user's point in time to int nanoseconds since the epoch, UTC.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
     name
         The argument's name, for the error.
     now
-        Given where a past time is meant: then a duration such as ``"2h"`` means that long before ``now``.
+        Set if a past time is expected: then a duration such as ``"2h"`` means that long before ``now``.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def is_duration(text: str) -> bool:
 
 
 def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0, maximum: int = MAX_NS) -> int:
-    """Turn what a user wrote for a length of time into int nanoseconds.
+    """Convert a user's length of time to int nanoseconds.
 
     Parameters
     ----------

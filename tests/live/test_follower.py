@@ -130,9 +130,9 @@ def test_a_clock_that_goes_back_rejects_nothing_and_loses_nothing(
 
 def test_other_options_for_the_same_table_are_refused_with_both(follow: MakeFollower) -> None:
     follow()
-    with pytest.raises(wc.InvalidArgumentError, match=r"with window = 3s, .*: it was begun with window = 2s, "):
+    with pytest.raises(wc.InvalidArgumentError, match=r"with window = 3s, .*: it was started with window = 2s, "):
         follow(ByEventTime.checked("3s", "1500ms"))
-    with pytest.raises(wc.InvalidArgumentError, match=r"source = \['s1'\]: it was begun with window = 2s"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"source = \['s1'\]: it was started with window = 2s"):
         follow(RULE, sources=["s1"])
 
 

@@ -4,7 +4,7 @@
 2. A snapshot of the database is taken, and the ledger files that it names beyond those are copied: few by now. If one
 was deleted in between, because its grace time had ended, a later snapshot names its replacement: step 2 again.
 3. The manifest is written, which makes the backup whole.
-4. What an earlier backup into the folder had and this one does not is removed.
+4. Files of an earlier backup into the folder that this one does not have are removed.
 
 The folder holds the earlier backup until step 3 and this one from there on, whenever it is interrupted. After an error
 or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only read:
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackedUp:
-    """What a backup did.
+    """The outcome of a backup.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ def _locked(folder: Path) -> Generator[None]:
 
 @contextmanager
 def _without_remains(folder: Path) -> Generator[None]:
-    """Remove in the end what the backup in the folder does not have, whether that is the earlier one or a new one."""
+    """At the end, remove files that the folder's backup, the earlier or the new one, does not have."""
     try:
         yield
     finally:
@@ -273,7 +273,7 @@ def _consistent(
 
 
 def _remove_others(folder: Path, whole: Manifest | None) -> None:
-    """Remove what the whole backup does not have, if there is one: what an earlier or an interrupted one had."""
+    """Remove files that the whole backup, if there is one, does not have: those of an earlier or interrupted one."""
     ledgers = folder / manifests.LEDGERS
     keep = set[Path]()
     if whole is not None:

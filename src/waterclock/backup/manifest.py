@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup holds.
+    """The contents of a backup.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what the backup in a folder holds.
+    """Read the manifest of the backup in a folder.
 
     Raises
     ------

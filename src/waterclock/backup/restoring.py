@@ -57,7 +57,7 @@ class Restored:
 
 
 def check_backup(source: str | Path, report: Report = no_report) -> Manifest:
-    """Read every byte of a backup and compare it with its checksum; give what the backup holds.
+    """Read every byte of a backup and compare it with its checksum; return the manifest.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.time import Duration, format_duration, to_duration
 
 ADAPTIVE = "adaptive"
-"""The batch length that follows what its consumer can bear."""
+"""A batch length that follows its consumer's capacity."""
 
 _SECOND = 1_000_000_000
 _TOO_SLOW_TWICE = 2

@@ -61,7 +61,7 @@ class BySource:
         self._by_rate = RateLanes()
         self._deadlines: list[tuple[int, str]] = []  # a heap; an item counts only while its lane says the same
         self._now: int | None = None
-        self._touched: dict[str, _Lane] = {}  # where rejections may wait, so that taking them asks no other source
+        self._touched: dict[str, _Lane] = {}  # sources whose rejections may wait, so that taking them asks no other
         self._closed: list[Batch] = []
 
     def add(self, messages: Message | list[Message], now: Time | None = None) -> list[Batch]:
@@ -157,12 +157,12 @@ class BySource:
 
         By event time, a source counts as silent by the receive clock: its own stands at least ``idle`` before ``now``,
         and nothing that it has given out could come in time again. While `advance` is called, this changes no
-        batch: what a forgotten source sends later is judged by what `advance` promised. If it is not called, a
+        batch: later messages of a forgotten source are judged by the promise of `advance`. If it is not called, a
         message received at least ``idle`` ago is judged as if nothing had come before, so that a batch may have the
         identity of an earlier one.
 
-        By rate, a source counts as silent by its batcher's clock. What comes later begins again: its first call is a
-        batch, and its streams' rates are learned again. A batch may have the identity of an earlier one where event
+        By rate, a source counts as silent by its batcher's clock. Its later messages begin again: its first call is a
+        batch, and its streams' rates are learned again. A batch may have the identity of an earlier one if event
         times that were batched come again. A replay does not know of it; the batcher's ``forget_after`` is a rule that
         holds there too.
 

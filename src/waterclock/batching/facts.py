@@ -61,7 +61,7 @@ def count(value: object) -> int:
 
 
 def moment(value: object) -> int:
-    """Take a point in time, ns, or what stands for none before it or after it."""
+    """Take a point in time, ns, or the value for none before it or after it."""
     if whole(value) not in _MOMENTS:
         raise ValueError(f"expected a time, got {quoted(value)}")
     return whole(value)
@@ -82,5 +82,5 @@ def each(value: object, read: Callable[[Any], _T]) -> list[_T]:
 
 
 def maybe(value: object, read: Callable[[Any], _T]) -> _T | None:
-    """Take what may be missing."""
+    """Take a fact that may be missing."""
     return None if value is None else read(value)

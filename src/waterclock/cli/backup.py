@@ -25,7 +25,7 @@ from waterclock.time import format_time
 def backup(destination: str, /, *, common: Common = Common()) -> int:
     """Back up an SQLite database with its ledger files, while others write.
 
-    Exit code 1 where ledger files were lost before; all the rest is in the backup then.
+    Exit code 1 if ledger files were lost before; all others are in the backup then.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def restore(
 ) -> None:
     """Restore a backup into a new SQLite database with ledger files of its own.
 
-    Every checksum is compared before anything is written. --url and --ledgers say where to; both must be new.
+    Every checksum is compared before anything is written. --url and --ledgers name the target; both must be new.
 
     Parameters
     ----------

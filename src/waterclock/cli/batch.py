@@ -63,7 +63,7 @@ def batch(
     max_lead
         How far ahead of the receive clock an event time may be.
     on_conflict
-        What a second message of a stream does to the open batch: split it, replace the older message, or stand alone.
+        Effect of a second message of a stream on the open batch: split it, replace the older message, or stand alone.
     by
         The rule: event_time, or rate with --into, by the rates of the streams.
     batch_length

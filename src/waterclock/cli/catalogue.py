@@ -24,7 +24,7 @@ def init(*, common: Common = Common()) -> None:
 @app.command
 def migrate(*, common: Common = Common()) -> None:
     """Migrate the catalogue of an older Waterclock to this version, which the older one can no longer open."""
-    with suppress(SchemaError):  # another version is what this is for; no catalogue is an error
+    with suppress(SchemaError):  # another version is expected here; a missing catalogue is an error
         common.connect().close()
     with common.connect(create=True) as database:
         common.output.talk(f"the catalogue of {database.backend.name} is up to date")

@@ -102,7 +102,7 @@ def check(
     mapping: MappingOptions = _NO_MAPPING,
     common: Common = Common(),
 ) -> None:
-    """Show what the next messages are mapped to, and what the broker would do; append nothing.
+    """Show the mapping of the next messages, and the broker's effect on an ingest; append nothing.
 
     Exit code 1 if a message would become a dead letter.
 
@@ -188,7 +188,7 @@ def _read(source: str, mapping: MappingOptions) -> IngestFile:
     if _is_url(source):
         return IngestFile(_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:
-        raise InvalidArgumentError(f"options of the mapping belong to a URL; {quoted(source)} says them itself")
+        raise InvalidArgumentError(f"options of the mapping need a URL as source; {quoted(source)} has its own")
     return IngestFile.read(Path(source))
 
 

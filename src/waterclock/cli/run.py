@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(file: Path, /, *, common: Common = Common()) -> None:
-    """Ingest, batch and handle what a file describes, until stopped.
+    """Ingest, batch and handle messages as a file describes, until stopped.
 
     SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part
     ends, all are stopped, and the exit code is 1. SIGHUP makes the ingest read the file again.

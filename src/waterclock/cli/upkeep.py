@@ -23,7 +23,7 @@ _SECOND = 1_000_000_000
 def run(*, every: str | None = None, common: Common = Common()) -> int:
     """Do the upkeep of all topics and message tables of the database, once or again and again.
 
-    SIGTERM and SIGINT end it after the task under way, a second one at once. Exit code 1 where a task failed, after all
+    SIGTERM and SIGINT end it after the task under way, a second one at once. Exit code 1 if a task failed, after all
     others are done.
 
     Parameters

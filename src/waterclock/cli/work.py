@@ -136,9 +136,9 @@ def _exit(code: int) -> None:
 
 @contextmanager
 def _ending_in_time(worker: Worker) -> Generator[None]:
-    """End this process in time after a signal, also where a factory hangs, or a thread that a handler began.
+    """End this process in time after a signal, even if a factory hangs, or a thread that a handler began.
 
-    Python would wait for such threads, and no other thread can end what the main one is in.
+    Python would wait for such threads, and no other thread can end a call of the main one.
     """
     from waterclock._support import moments
 

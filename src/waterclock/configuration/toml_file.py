@@ -12,7 +12,7 @@ from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableEr
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], TomlLines]:
-    """Read a file, and where each of its keys stands.
+    """Read a file, with the line of each of its keys.
 
     Raises
     ------

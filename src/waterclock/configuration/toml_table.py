@@ -30,7 +30,7 @@ class TomlTable:
     path, lines
         The file, for errors.
     name, values
-        The table's name, and what the file has under it; anything but a table is refused.
+        The table's name, and its value in the file; anything but a table is refused.
     place
         Which of several tables of one name, from 0.
     pipeline
@@ -142,7 +142,7 @@ class TomlTable:
         return InvalidArgumentError(f"{self._path}, line {line}: {self._named(key, text)}")
 
     def _named(self, key: str, text: str) -> str:
-        """Show of what came from the environment, which may be a password, the variables' names."""
+        """Replace values from the environment, which may be passwords, by the variables' names."""
         for said, name in self._filled_in.items():
             for form, shown in ((quoted(said), quoted(name)), (repr(said)[1:-1], name), (said, name)):
                 text = text.replace(form, shown)
@@ -151,7 +151,7 @@ class TomlTable:
         return text
 
     def _filled(self, key: str, text: str) -> str:
-        """Put in what the environment has for ``${NAME}``; ``$$`` is a dollar sign."""
+        """Replace ``${NAME}`` by the environment's value; ``$$`` is a dollar sign."""
 
         def fill(found: re.Match[str]) -> str:
             if found[1] == "$":

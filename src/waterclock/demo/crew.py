@@ -16,7 +16,7 @@ from waterclock.errors import UnavailableError
 
 @dataclass(frozen=True)
 class CrewReport:
-    """What came of the crew, in messages: acked, held by the worker that was killed, and delivered again."""
+    """The results of the crew, in messages: acked, held by the worker that was killed, and delivered again."""
 
     acked: int
     held_when_killed: int

@@ -19,7 +19,7 @@ LIMIT = 10
 
 
 def check_batch(batch: Batch, group: str | None) -> None:
-    """Check that a batch is what its window says.
+    """Check that the messages of a batch fit its window.
 
     Raises
     ------

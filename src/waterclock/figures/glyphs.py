@@ -54,7 +54,7 @@ def torn_box(left: float, right: float, top: float, height: float) -> str:
 
 
 def beyond(x: float, y: float, reach: float) -> str:
-    """Draw an arrow head with its point at x, to the right, or to the left where ``reach`` (px) is below zero."""
+    """Draw an arrow head with its point at x, to the right, or to the left if ``reach`` (px) is below zero."""
     half = abs(reach)
     return f"M{_pair(x - reach, y - half)}l{_pair(reach, half)}l{_pair(-reach, half)}"
 

@@ -151,7 +151,7 @@ def _draw_flags(parent: Element, lane: Lane, top: float, scale: Scale) -> None:
 
 
 def _flags(lane: Lane, scale: Scale) -> Iterator[tuple[float, float, Counter[str]]]:
-    # A flag counts what would otherwise be marks upon marks: it takes in messages until it is as wide as its text.
+    # A flag counts messages whose marks would overlap: it takes in messages until it is as wide as its text.
     room = _FLAG * max(1, len({reason for _, reason in lane.rejected}))
     counts: Counter[str] = Counter()
     first = last = 0.0

@@ -17,7 +17,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(slots=True)
 class Lane:
-    """What one source shows in the stretch that is drawn.
+    """The contents of one source in the drawn stretch.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ def timeline(
     Parameters
     ----------
     batches, rejected
-        What a batcher returned, in any order, of any sources.
+        Results of batchers, in any order, of any sources.
     lanes
         The sources to draw, from top to bottom. Default: all, by name; of more than 12 the first 12, and the picture
         says how many it leaves out.

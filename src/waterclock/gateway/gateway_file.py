@@ -34,12 +34,12 @@ _UPKEEP_EVERY = "1m"
 
 @dataclass(frozen=True)
 class GatewayFile:
-    """What a file says.
+    """The contents of a gateway's file.
 
     Attributes
     ----------
     parts
-        What to run, in the order in which it is stopped.
+        The parts, in the order in which they are stopped.
     url, ledgers
         The database; None: the command's.
     """

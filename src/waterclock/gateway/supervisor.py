@@ -44,14 +44,14 @@ class Supervisor:
     Parameters
     ----------
     parts
-        What to run, in the order in which it is stopped. It is started in the opposite order, so that consumers
+        The parts, in the order in which they are stopped. They are started in the opposite order, so that consumers
         run before producers.
     program
         The words before those of a part.
     environment
         The environment of each process.
     tell
-        Gets what the parts print.
+        Gets the output of the parts.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ _VERSION_TOPIC = "$SYS/broker/version"
 _LOOK_EVERY = 0.05  # s
 
 _DEFAULTS = {"max_queued_messages": "1000", "persistence": "false", "autosave_interval": "1800"}
-"""Mosquitto's, for what its file does not say."""
+"""Mosquitto's defaults for options that its file lacks."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class BrokerCheck:
     Parameters
     ----------
     plan
-        What would be done.
+        The plan of the ingest.
     """
 
     def __init__(self, plan: IngestPlan) -> None:
@@ -162,7 +162,7 @@ def broker_settings(text: str) -> dict[str, str]:
 
 
 def broker_warnings(settings: Mapping[str, str]) -> list[str]:
-    """Return what a broker with these settings would lose, as sentences."""
+    """Return warnings about settings with which a broker loses messages."""
     warnings: list[str] = []
     queued = settings["max_queued_messages"]
     if queued != "0":

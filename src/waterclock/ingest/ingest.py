@@ -44,7 +44,7 @@ _SILENT_AFTER = 600_000_000_000
 
 @dataclass(frozen=True)
 class IngestPlan:
-    """What an ingest does.
+    """The plan of an ingest.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Ingest:
     database
         The database of the topics.
     plan
-        What to do.
+        The broker, the rules and the limits.
     tell
         Is called with each event, from any thread.
     """
@@ -152,8 +152,7 @@ class Ingest:
         largest = database.backend.largest_value // 2
         if plan.most_payload > largest:
             raise InvalidArgumentError(
-                f"max_payload must be at most {largest}, half of what the database takes at once,"
-                f" got {plan.most_payload}"
+                f"max_payload must be at most {largest}, half of the limit of the database, got {plan.most_payload}"
             )
         dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
         return Store(database.backend, self._rules, topics, dead_letters, plan.most_payload)
@@ -217,7 +216,7 @@ class Ingest:
         self._tell(Event("reloaded", text))
 
     def _look_for_silent(self) -> None:
-        """Report consumers of a share that wrote nothing for long: what the broker holds for them is not delivered."""
+        """Report consumers of a share that wrote nothing for long: the broker's messages for them are not delivered."""
         shared = {each.filter for each in self._rules.rules if split_share(each.filter)[0] is not None}
         try:
             now = self._database.backend.now()
@@ -232,7 +231,7 @@ class Ingest:
                 self._known_silent.add(session.name)
                 text = (
                     f"session {quoted(session.name)} of a shared filter has been silent since"
-                    f" {format_time(session.seen_at)}. What the broker holds for it waits: start it again, or end its"
+                    f" {format_time(session.seen_at)}. The broker's messages for it wait: start it again, or end its"
                     " session at the broker"
                 )
                 self._tell(Event("silent_session", text, {"session": session.name}, is_warning=True))

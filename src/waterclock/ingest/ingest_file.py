@@ -26,12 +26,12 @@ _PATHS = ("time", "value", "source", "stream")
 
 @dataclass(frozen=True)
 class IngestFile:
-    """What a file says.
+    """The contents of an ingest's file.
 
     Attributes
     ----------
     plan
-        What to do.
+        The broker, the rules and the limits.
     url, ledgers
         The database; None: the command's.
     """
@@ -55,7 +55,7 @@ class IngestFile:
         for key, value in content.items():
             if key not in _TABLES + _OF_A_GATEWAY:
                 line = lines.find(key) if isinstance(value, dict | list) else lines.find("", key)
-                raise InvalidArgumentError(f"{path}, line {line}: {key} is not known; there are {', '.join(_TABLES)}")
+                raise InvalidArgumentError(f"{path}, line {line}: no key {key}; choose from {', '.join(_TABLES)}")
         broker = _broker(TomlTable(path, lines, "broker", content.get("broker")))
         rules = _rules(path, lines, content.get("subscribe"))
         database = TomlTable(path, lines, "database", content.get("database", {}))

@@ -13,7 +13,7 @@ class Event(NamedTuple):
     Attributes
     ----------
     name
-        What happened, in a word: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
+        The event, in a word: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
         ``database_back``, ``dead_letter``, ``broker_dropped``, ``no_room``, ``silent_session``, ``reloaded``,
         ``not_reloaded``, ``stopped``.
     text

@@ -39,7 +39,7 @@ _FORWARD = (
 
 @dataclass
 class Replayed:
-    """What a replay did.
+    """The outcome of a replay.
 
     Attributes
     ----------

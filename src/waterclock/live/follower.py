@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class FollowerCounts:
-    """What a follower has done since it began.
+    """The counts of a follower since it began.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class FollowerCounts:
 class Follower:
     """Batches a topic into a message table of the same database.
 
-    Each step is one transaction: it writes batches, what the rule remembers, and the position, or nothing. Another
+    Each step is one transaction: it writes batches, the rule's state, and the position, or nothing. Another
     follower of the same topic and table takes over, and this one's next step raises LeaseLostError.
 
     Parameters

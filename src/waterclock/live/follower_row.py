@@ -14,7 +14,7 @@ from waterclock.topics.reading.positions import Place
 
 
 class FollowerState(NamedTuple):
-    """What a follower knows between two transactions.
+    """The state of a follower between two transactions.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, F
             return 1, FollowerState(start, None, None)
         if row["rule"] != rule:
             raise InvalidArgumentError(
-                f"cannot batch topic {storage.name!r} into {table!r} with {rule}: it was begun with {row['rule']}."
+                f"cannot batch topic {storage.name!r} into {table!r} with {rule}: it was started with {row['rule']}."
                 " Give the same options, or another table"
             )
         reader_epoch = row["reader_epoch"] + 1

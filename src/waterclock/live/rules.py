@@ -69,7 +69,7 @@ class ByEventTime:
     def checked(
         cls, window: Duration, max_delay: Duration, max_lead: Duration = 0, on_conflict: OnConflict = "split"
     ) -> ByEventTime:
-        """Check what the user gave."""
+        """Check the user's options."""
         return cls(EventTimeRule.checked(window, max_delay, max_lead, on_conflict))
 
     @property
@@ -100,7 +100,7 @@ class ByRate:
 
     @classmethod
     def checked(cls, batch_length: Duration, timeout: Duration | float | None = None, gated: Gated = True) -> ByRate:
-        """Check what the user gave."""
+        """Check the user's options."""
         return cls(RateOptions.checked(batch_length, timeout, gated))
 
     @property

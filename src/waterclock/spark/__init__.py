@@ -53,7 +53,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # Not imported at once, because `waterclock doctor` looks for Java where PySpark is not installed, and because each
+    # Not imported at once, because `waterclock doctor` looks for Java even without PySpark, and because each
     # of Spark's Python workers passes here on its way to one module.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -123,7 +123,7 @@ def _facts(rows: pa.RecordBatch) -> pa.StringArray:
 
 
 def _schemas(facts: pa.StringArray) -> tuple[_Runs, _Runs, _Runs]:
-    """Return what stands in front of the facts in the schema of each batch, the facts, and what stands behind them."""
+    """Return the facts in the schema of each batch, with the bytes in front of and behind them."""
     offsets = np.frombuffer(facts.buffers()[1], np.int32)[: len(facts) + 1].astype(np.int64)
     lengths, which = np.unique(np.diff(offsets), return_inverse=True)
     before, after = zip(*(_schema_form(length) for length in lengths.tolist()), strict=True)

@@ -23,7 +23,7 @@ from waterclock.spark.many_sources import ManySources, from_packed
 from waterclock.spark.packing import ROWS, clock_of, columns_of, encoded, together
 
 BUCKETS = 64
-"""So many a query, where nothing else is asked for: as many tasks may judge at the same time."""
+"""Default number for a query: as many tasks may judge at the same time."""
 
 MOST_BUCKETS = 960
 """Each costs some milliseconds a micro-batch; and `bucket_keys` needs a number with many divisors."""

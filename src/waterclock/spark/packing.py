@@ -115,7 +115,7 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
     rows
         Of each message, the number of its packed row.
     columns
-        Those of `UNPACKED_COLUMNS`; nulls for the position where messages have none.
+        Those of `UNPACKED_COLUMNS`; nulls for the position if messages have none.
     """
     counts = row_counts(packed)
     rows = np.repeat(np.arange(len(counts)), counts)

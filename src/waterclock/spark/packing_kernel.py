@@ -31,7 +31,7 @@ HEADER_BYTES = RECORD_BYTES + 6
 
 WIDEST = 8
 MOST_IN_A_CELL = 2**16
-"""Messages of a cell of differences: where all are alike it takes no bytes for them, and so says nothing of memory."""
+"""Messages of a cell of differences: equal ones take no bytes, so the cell's size does not limit memory."""
 
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)

@@ -46,7 +46,7 @@ class WaterclockSource(DataSource):
         return "waterclock"
 
     def schema(self) -> str | StructType:
-        """Check what a read was asked for, since this is called by ``load``, and return its columns."""
+        """Check the options of a read, since ``load`` calls this, and return its columns."""
         with plainly():
             if self._reads_a_table:
                 return TableReadOptions.checked(self.options).schema()

@@ -454,7 +454,7 @@ class MessageTable:
         parameters: Mapping[str, object] | None = None,
         max_groups: int | None = None,
     ) -> Watched:
-        """Describe what a `receive` with these arguments waits for."""
+        """Describe the changes that a `receive` with these arguments waits for."""
         return Watched(self._row, self._request(consumer, where, None, parameters, max_groups))
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:

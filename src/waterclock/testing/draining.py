@@ -62,7 +62,7 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
     Raises
     ------
     InvalidArgumentError
-        If more are due than ``limit``; for an ``async def`` where an event loop runs in this thread.
+        If more are due than ``limit``; for an ``async def`` if an event loop runs in this thread.
     """
     if not isinstance(table, MessageTable):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers need no types
         raise InvalidArgumentError(f"table must be a message table, got {quoted(table)}")

@@ -65,7 +65,7 @@ class Subscription(Closing):
     lease
         How long it stays with a reader that neither reads nor commits, ns.
     on_damage
-        What this reader does if messages are damaged, lost or missing.
+        The treatment of damaged, lost or missing messages.
     """
 
     def __init__(self, storage: Storage, name: str, lease: int, on_damage: OnDamage = "raise") -> None:

@@ -523,7 +523,7 @@ class Topic:
         lease
             How long the subscription stays with a reader that neither reads nor commits.
         on_damage
-            What this reader does if messages are damaged, lost or missing, as for `read`. Skipped messages count as
+            The treatment of damaged, lost or missing messages, as for `read`. Skipped messages count as
             read once it commits.
         """
         check_by(by)

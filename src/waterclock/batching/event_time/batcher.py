@@ -34,8 +34,8 @@ class EventTimeBatcher:
        holds with another event time is a conflict (see ``on_conflict``); equal event times stay together;
     5. a window closes when the receive clock has passed its end + D.
 
-    The receive clock only moves forward. A message received behind it is judged as received now: what the rule can
-    no longer take is rejected as late, and nothing enters a window that is closed.
+    The receive clock only moves forward. A message received behind it is judged as received now: if it is too late
+    for the rule, it is rejected as late, and no message enters a closed window.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class EventTimeBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a message of another source or of a stream that was not declared, and where neither ``now`` nor
+            For a message of another source or of a stream that was not declared, and if neither ``now`` nor
             the message says when it was received. The batcher is then as it was before.
         """
         try:
@@ -205,7 +205,7 @@ class EventTimeBatcher:
 
     @property
     def receive_clock(self) -> int:
-        """The least receive time that may still come, ns; before all times where nothing has come."""
+        """The least receive time that may still come, ns; before all times if nothing has come."""
         return self._floor
 
     def is_done(self, since: int, promised: int) -> bool:

@@ -228,7 +228,7 @@ def assign_judged(
 def read_clocks(
     sources: npt.NDArray[np.int32], receive_times: npt.NDArray[np.int64], clocks: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return what the receive clock of its source showed at each message, in the order in which they are read.
+    """Return the receive clock of its source at each message, in the order in which they are read.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def judge_arrivals(
     Parameters
     ----------
     event_times, clock
-        int64 ns; the second when the row was received, or what the receive clock showed then.
+        int64 ns; the second when the row was received, or the receive clock's reading then.
     rule
         The checked options.
 

@@ -123,7 +123,7 @@ def _sort(
     """Sort places ``first`` to ``stop`` by time, stably: into buckets of equal width, then within them.
 
     Messages arrive nearly in order and evenly, so that a bucket holds few and all memory touched is near by. Buckets
-    that hold many, as where a source was silent for long, are sorted by merging.
+    that hold many, such as after a long silence of a source, are sorted by merging.
     """
     low = times[first]
     high = times[first]

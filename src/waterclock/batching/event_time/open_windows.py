@@ -31,12 +31,12 @@ for one message out of order, so the dearest order of arrival grows with it.
 class OpenWindows:
     """Accepted messages by event time, and the first of their windows.
 
-    The first window has taken in all messages up to ``_reach``, and it knows its end where that is ``_last``.
+    The first window has taken in all messages up to ``_reach``, and it knows its end if that is ``_last``.
 
     Attributes
     ----------
     ends_from
-        The first window ends at this event time (ns) or later; `NEVER` where nothing is open.
+        The first window ends at this event time (ns) or later; `NEVER` if nothing is open.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class OpenWindows:
         return True
 
     def take_ended(self, before: int) -> list[Window]:
-        """Remove and return the windows that end before an event time (ns); what happened before it is all here."""
+        """Remove and return the windows that end before an event time (ns); all messages before it are here."""
         taken: list[Window] = []
         while self.ends_from < before:
             self._extend(before)
@@ -150,7 +150,7 @@ class OpenWindows:
         self._cut = False
 
     def _open(self) -> None:
-        """Begin the first window with what waits first."""
+        """Begin the first window with the first waiting message."""
         self._start = self._reach = start = self._waiting.pop()
         self._last = start if self._isolated else min(start + self._rule.window, MAX_NS)
         self._cut = False

@@ -28,7 +28,7 @@ from waterclock.time import MAX_NS, MIN_NS
 WINDOWS_BACK = (16, 1024)
 """The windows before its range in which a replay looks for a synchronised start; after that it reads from the start.
 
-Each step reads again what the one before has read: far apart, they cost little more than the last.
+Each step reads all of the step before again: as they grow fast, they cost little more than the last.
 """
 
 

@@ -10,7 +10,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.time import Duration, to_duration
 
 OnConflict = Literal["split", "replace", "isolate"]
-"""What happens to a window in which a stream occurs with a second event time."""
+"""The treatment of a window in which a stream occurs with a second event time."""
 
 # The kernel compiles the numbers of this file in: after a change of one, save `kernel.py` too.
 
@@ -20,7 +20,7 @@ CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate
 """The numbers of those words, for the compiled rule."""
 
 ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
-"""What the rule finds about a message, as numbers, for many messages at once.
+"""The verdicts of the rule on a message, as numbers, for many messages at once.
 
 Undecided: received after the clock's reading, or in a window that is open at it.
 """
@@ -46,7 +46,7 @@ class EventTimeRule(NamedTuple):
     max_lead
         How far ahead of its receive time an event time may be.
     on_conflict
-        What a second event time of a stream does to the window:
+        The effect of a second event time of a stream on the window:
         ``"split"`` cuts it there and opens the next one (message batching, UC3);
         ``"replace"`` leaves it uncut and keeps of each stream the newest event time;
         ``"isolate"`` cuts it there and makes all messages of that event time a batch of their own.

@@ -75,10 +75,10 @@ class StreamPeriodEstimator:
         1. The median of the differences is a first guess at the period.
         2. Each difference is divided by the number of periods nearest to it, at least one: a missed pulse leaves a
            difference of two periods.
-        3. The median of these is the period; its rate is rounded to whole Hz where that changes it by at most 10 % or
+        3. The median of these is the period; its rate is rounded to whole Hz if that changes it by at most 10 % or
            0.1 Hz, whichever is more.
 
-        Beyond *RateAwareMessageBatcher*: where less than half of the differences are near multiples of that period, and
+        Beyond *RateAwareMessageBatcher*: if less than half of the differences are near multiples of that period, and
         three in four are near multiples of one that follows from the lower quartile, that one counts.
 
         Parameters

@@ -121,7 +121,7 @@ class RateWindow(NamedTuple):
     near_from
         A message before this is as implausible as one after ``held_until``.
     held_until
-        Latest event time that is held for a later window where some stream gates.
+        Latest event time that is held for a later window if some stream gates.
     era_from, era_until
         What lies outside is in another era.
     """
@@ -187,7 +187,7 @@ def plausible_range(times: Iterable[int], batch_length: int, *, moving: bool = F
 
 
 def gate_chooser(gated: Gated) -> Callable[[str], bool]:
-    """Turn what a user wrote for ``gated`` into a function of the stream's name.
+    """Convert a user's ``gated`` to a function of the stream's name.
 
     Raises
     ------

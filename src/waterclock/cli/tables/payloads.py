@@ -67,7 +67,7 @@ def pairs(option: str, given: list[str] | None) -> dict[str, str]:
 
 
 def put_lines(table: MessageTable, file: str, options: Mapping[str, Any], time_unit: TimeUnit) -> Iterator[MessageId]:
-    """Put the messages of a file of JSON lines and yield their ids; ``options`` hold where a line has none of its own.
+    """Put the messages of a file of JSON lines and yield their ids; ``options`` are the defaults of lines.
 
     Ints that are times count ``time_unit``.
 

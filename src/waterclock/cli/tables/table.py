@@ -69,7 +69,7 @@ def add(
     id_type
         bigint and uuid ids are generated if missing.
     payload
-        What a message is.
+        The type of payloads.
     groups
         sequenced: the messages of a group are handed out in order, to one consumer at a time; exclusive: and a group
         stays with its consumer.
@@ -110,7 +110,7 @@ def add(
 
 @app.command
 def ls(*, common: Common = Common()) -> None:
-    """List the message tables and what becomes of their messages."""
+    """List the message tables and the states of their messages."""
     with common.connect() as database:
         rows = [{"name": name, **asdict(database.table(name).stats())} for name in database.tables()]
         common.output.rows(rows, ("name", *_STATES))
@@ -203,7 +203,7 @@ def put(
     column
         A value of a further column of the table, name=value; may be given several times.
     time_unit
-        What an int that is the time at or expires_at of a line counts since 1970.
+        Unit of the times at and expires_at of a line if they are ints, since 1970.
     """
     if (payload is None) == (jsonl is None):
         raise InvalidArgumentError("the message must be either the argument payload or the option --jsonl")

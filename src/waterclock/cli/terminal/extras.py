@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires
 def install_command(extra: str | None = None) -> str:
     """Return the pip command that installs the packages of `extra`, or those that Waterclock always needs.
 
-    It names the packages themselves, so it also works where pip finds no package index with Waterclock in it.
+    It names the packages themselves, so it also works if pip finds no package index with Waterclock in it.
     """
     try:
         requirements = requires("waterclock") or []

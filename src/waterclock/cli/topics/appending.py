@@ -112,7 +112,7 @@ def _append(topic: Topic, messages: list[Message], name: str | None, first: int,
 
 
 class _Again:
-    """Compares a file with what its producer appended last: another file under its name would be passed over."""
+    """Compares a file with its producer's last append: another file under its name would be skipped."""
 
     def __init__(self, topic: Topic, producer: str) -> None:
         self._topic = topic
@@ -137,7 +137,7 @@ class _Again:
                 ) from error
 
     def finish(self) -> None:
-        """Note the end of the file; InvalidArgumentError where its producer has appended more."""
+        """Note the end of the file; InvalidArgumentError if its producer has appended more."""
         if self._numbers is not None:
             raise InvalidArgumentError(
                 f"producer {quoted(self._producer)} has already appended messages up to {self._numbers[1]}, more than"

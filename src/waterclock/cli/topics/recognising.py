@@ -63,7 +63,7 @@ class Prefix:
 
 
 def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
-    """Find the producer of a file; None for a file without messages, and for what can be read only once.
+    """Find the producer of a file; None for a file without messages, and for one that can be read only once.
 
     Raises
     ------

@@ -91,7 +91,7 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
         ledger:entry:index, a time with offset, or a duration such as 30d for that long ago. A ledger is deleted whole
         or not at all.
     force
-        Also delete what a subscription has not read yet.
+        Also delete messages that a subscription has not read yet.
     """
     with common.connect() as database:
         topic = database.topic(name)
@@ -115,7 +115,7 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
 
     with common.connect() as database:
         topic = database.topic(name)
-        common.confirm(f"forget what the producers {producer}… have appended to topic {name}")
+        common.confirm(f"forget the appends of the producers {producer}… to topic {name}")
         common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
 
 
@@ -163,7 +163,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
 
 
 def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
-    """Check a topic's catalogue and files, while it is in use. Exit code 1 where messages cannot be found or read.
+    """Check a topic's catalogue and files, while it is in use. Exit code 1 if messages cannot be found or read.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> in
 def repair(name: str, /, *, common: Common = Common()) -> int:
     """Import or find files that the catalogue has lost, measure bounds, and record as lost what cannot be read.
 
-    Exit code 1 where something is wrong still.
+    Exit code 1 if faults remain.
 
     Parameters
     ----------

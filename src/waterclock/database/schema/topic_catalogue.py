@@ -287,6 +287,6 @@ followers = sa.Table(
     sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
     sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message in the topic."),
     sa.Column("clock", BigInt, doc="How far the receive clock has come, ns; NULL: not known."),
-    sa.Column("state", Blob, doc="What the rule remembers of open batches; NULL: nothing."),
+    sa.Column("state", Blob, doc="The rule's state of open batches; NULL: none."),
 )
 """Live batching of topics into message tables: how far it has come, written in the transaction of its batches."""

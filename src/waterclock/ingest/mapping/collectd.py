@@ -36,7 +36,7 @@ def parse_message(topic: str, payload: bytes, *, receive_time: Time | None = Non
     receive_time
         When it was received; see `waterclock.time.to_time`.
     prefix
-        What stands before the host: the option ``Prefix`` of collectd's plugin ``write_mqtt``. It may hold slashes; an
+        The text before the host: the option ``Prefix`` of collectd's plugin ``write_mqtt``. It may hold slashes; an
         empty one means that the topic begins with the host.
 
     Returns
@@ -66,7 +66,7 @@ def parse_topic(topic: str, *, prefix: str = "collectd") -> tuple[str, str]:
     plugin, _, kind = stream.partition("/")
     if not topic.startswith(lead) or not host or not plugin or not kind or "/" in kind:
         raise InvalidArgumentError(
-            f"topic: {quoted(topic)} is not {lead}HOST/PLUGIN/TYPE; is collectd's Prefix another than {quoted(prefix)}?"
+            f"topic: {quoted(topic)} is not {lead}HOST/PLUGIN/TYPE. Is collectd's Prefix {quoted(prefix)}?"
         )
     return host, stream
 

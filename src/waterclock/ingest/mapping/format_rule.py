@@ -65,7 +65,7 @@ class JsonPaths:
         Paths; None: the payload does not say, so the time is that of its receipt, the value the whole payload, and
         source and stream are those of the template.
     time_unit
-        What a time that is a number counts.
+        Unit of a time that is a number.
     """
 
     time: JsonPath | None = None
@@ -128,7 +128,7 @@ class FormatRule:
             raise InvalidArgumentError(f"format must be one of {', '.join(FORMATS)}, got {quoted(format_name)}")
         subscribed = DEFAULT_FILTERS.get(kind) if filter_text is None else filter_text
         if subscribed is None:
-            raise InvalidArgumentError(f"filter is missing; the format {kind} has no usual one")
+            raise InvalidArgumentError(f"filter is missing; the format {kind} has no default")
         check_filter(subscribed)
         if qos not in (0, 1):
             raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}; of QoS 2, paho acks before the append")

@@ -103,7 +103,7 @@ class Connection:
     Parameters
     ----------
     broker, client_id
-        Where to connect, and as which client.
+        The broker, and the client's name.
     session
         Name of the session.
     number
@@ -215,7 +215,7 @@ class Connection:
             if reason.value < rule.qos:
                 raise RefusedByBrokerError(
                     f"broker {self._broker.place} granted QoS {reason.value} for {quoted(rule.filter)}, asked for"
-                    f" {rule.qos}. Messages could be lost; subscribe with qos = 0 if that is meant"
+                    f" {rule.qos}. Messages could be lost; subscribe with qos = 0 if that is acceptable"
                 )
 
     def watch_dropped(self) -> None:

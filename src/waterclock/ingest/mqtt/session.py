@@ -31,12 +31,12 @@ _LOOK_EVERY = 0.5  # s
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the sessions of an ingest share.
+    """The state that the sessions of an ingest share.
 
     Attributes
     ----------
     broker
-        Where to connect.
+        The broker.
     rules
         Returns the rules of the moment.
     inbox

@@ -41,7 +41,7 @@ class SessionTakenError(LeaseLostError):
 
 
 class SessionState(NamedTuple):
-    """What the catalogue knows of a session.
+    """The catalogue's row of a session.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class SessionRow:
     name
         The session's name.
     owner
-        What this process drew when it took the session.
+        The random number of this process for the session.
     """
 
     backend: Backend

@@ -71,7 +71,7 @@ class _Attempt:
 
 @dataclass
 class _AppendPlan:
-    """What one transaction is to write, worked out on copies."""
+    """The writes of one transaction, computed on copies."""
 
     received: int
     messages: dict[str, list[Message]] = field(default_factory=dict)

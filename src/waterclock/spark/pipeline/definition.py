@@ -25,11 +25,11 @@ class PipelineSource:
     url, ledgers, topic
         The topic's place; ``ledgers`` is None if the default of `connect` is meant.
     start
-        Options of the format that say where to begin.
+        Options of the format for the start.
     max_messages_per_trigger
         About how many messages a micro-batch takes; None: half a million for each bucket of the state.
     fail_on_data_loss, on_damage
-        What becomes of messages that were deleted before they were read or written, or are damaged, lost or missing:
+        The treatment of messages that were deleted before they were read or written, or are damaged, lost or missing:
         the options of the format.
     """
 
@@ -43,7 +43,7 @@ class PipelineSource:
 
     @property
     def losses(self) -> dict[str, str]:
-        """The options of the format that say what becomes of messages that cannot be read."""
+        """The options of the format for messages that cannot be read."""
         return {"failOnDataLoss": str(self.fail_on_data_loss).lower(), "onDamage": self.on_damage}
 
 

@@ -42,7 +42,7 @@ _REMEDIES = (
         "the checkpoint is of another version or another pipeline: start with a new one",
     ),
 )
-"""What helps where an error's text says something; the first that fits."""
+"""Remedies by parts of errors' texts; the first that fits."""
 
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
@@ -65,7 +65,7 @@ class PipelineError(WaterclockError):
 
 @contextmanager
 def in_a_line() -> Generator[None]:
-    """Turn what Spark raises into a `PipelineError` of one line; Spark's error is its cause."""
+    """Turn an error of Spark into a `PipelineError` of one line; Spark's error is its cause."""
     try:
         yield
     except PySparkException as error:

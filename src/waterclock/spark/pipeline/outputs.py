@@ -65,7 +65,7 @@ def write_outcomes(
     check
         Called before each output is written, and before written Parquet shows: raises if this run may not write.
     """
-    # Message tables come last: where another output fails again and again, what a worker has acked in them may be
+    # Message tables come last: if another output fails again and again, messages that a worker has acked in them may be
     # purged before the micro-batch is repeated, and would be put, and handled, once more.
     for output in sorted(pipeline.outputs, key=lambda each: each.kind == "table"):
         rows = batches_of(outcomes) if output.what == "batches" else rejected_of(outcomes)
@@ -176,7 +176,7 @@ def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str, check: 
 
 
 def _encoded(batches: DataFrame, source: PipelineSource) -> DataFrame:
-    """Write batches as bytes where their payloads are read, each file once."""
+    """Write batches as bytes in the tasks that read their payloads, each file once."""
     return by_position(batches).mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
 
 

@@ -12,7 +12,7 @@ from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, Pipel
 
 
 def check_places(pipeline: Pipeline) -> None:
-    """Check that each topic and table exists and that each output accepts what the pipeline writes to it.
+    """Check that each topic and table exists and that each output accepts the pipeline's writes.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def check_places(pipeline: Pipeline) -> None:
 
 @contextmanager
 def _opened(what: str, place: PipelineSource | PipelineOutput) -> Generator[Database]:
-    """Open a database that is there, and have errors say what of the file it is for, in a line."""
+    """Open an existing database, and add the place in the file to errors."""
     try:
         with connect(place.url, place.ledgers, create=False) as database:
             yield database

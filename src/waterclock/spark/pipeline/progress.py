@@ -20,7 +20,7 @@ from waterclock.spark.pipeline.definition import PipelineSource
 from waterclock.spark.streaming.stateful import OPEN_BATCHES
 
 OUTCOMES = "outcomes"
-"""What Spark observes of the outcomes of a micro-batch, by this name."""
+"""The name of Spark's observation of a micro-batch's outcomes."""
 
 _BATCHES = "batches"
 _REASONS = [*REJECTIONS.values()]
@@ -62,7 +62,7 @@ class Progress:
     state_rows
         Rows of the state; None in a replay.
     state_bytes
-        What the state takes of the executors' memory; None in a replay.
+        The state's share of the executors' memory; None in a replay.
     state_partitions
         In how many parts it is; None in a replay.
     state_buckets
@@ -121,7 +121,7 @@ class Progress:
             return
         self.reported = newest.timestamp
         for one in query.recentProgress:
-            # Spark also reports where nothing came; such a report repeats the number of the micro-batch to come.
+            # Spark also reports if nothing came; such a report repeats the number of the micro-batch to come.
             if one.batchId <= self.newest or "addBatch" not in one.durationMs:
                 continue
             read = _read(one.sources[0])

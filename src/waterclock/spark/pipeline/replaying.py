@@ -36,7 +36,7 @@ class _Begin(NamedTuple):
 
 
 def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> DataFrame:
-    """Find what belongs to a range, as `event_time_outcomes` and `rate_aware_outcomes` do.
+    """Find the outcomes of a range, as `event_time_outcomes` and `rate_aware_outcomes` do.
 
     Parameters
     ----------

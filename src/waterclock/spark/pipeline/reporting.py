@@ -171,7 +171,7 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
         ),
         ("open_batches", "Batches that are not closed yet.", lambda one: one.open_batches),
         ("state_rows", "Rows of the state.", lambda one: one.state_rows),
-        ("state_bytes", "What the state takes of the executors' memory.", lambda one: one.state_bytes),
+        ("state_bytes", "The state's share of the executors' memory.", lambda one: one.state_bytes),
     ]
     for kind, measures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
         for name, means, measure in measures:

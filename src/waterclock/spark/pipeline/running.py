@@ -148,7 +148,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
 
 
 class OutcomeWriter:
-    """Writes the outcomes of one stream's micro-batches. It is pickled where Spark Connect runs it elsewhere."""
+    """Writes the outcomes of one stream's micro-batches. It is pickled if Spark Connect runs it elsewhere."""
 
     def __init__(self, pipeline: Pipeline, run: PipelineRun) -> None:
         self._pipeline = pipeline
@@ -246,7 +246,7 @@ def _read_options(pipeline: Pipeline) -> dict[str, str]:
 
 
 def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress]) -> bool:
-    """Count what the queries have done, and say whether any goes on."""
+    """Count the results of the queries, and return whether any continues."""
     active = False
     for query, progress in zip(queries, all_progress, strict=True):
         # It raises if the query has ended with an error.
@@ -270,7 +270,7 @@ def _stopped(queries: list[StreamingQuery]) -> Generator[list[StreamingQuery]]:
         yield queries
     finally:
         for query in queries:
-            with suppress(Exception):  # where Spark has ended, there is nothing to stop, and the first error counts
+            with suppress(Exception):  # if Spark has ended, there is nothing to stop, and the first error counts
                 query.stop()
 
 

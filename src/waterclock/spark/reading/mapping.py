@@ -61,8 +61,8 @@ def as_messages(
         Text; another type is written as text. Bytes that are not UTF-8 end the query with an error that shows them:
         write such ones as ``hex(key)``, or leave them out.
     event_time, receive_time
-        BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: what a message had
-        below is gone before Waterclock sees it, so that messages which differ by less count as simultaneous.
+        BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: digits
+        below are gone before Waterclock sees them, so messages that differ by less count as simultaneous.
     others
         Further columns, such as ``payload``, ``headers``, or the position in ``ledger``, ``entry`` (BIGINT) and
         ``index`` (INT).
@@ -110,7 +110,7 @@ def messages_from_kafka(
     receive_time
         When it was received.
     on_binary
-        What happens to a source, stream or header whose bytes are not UTF-8. ``"raise"``: the query fails and names the
+        Treatment of a source, stream or header whose bytes are not UTF-8. ``"raise"``: the query fails and names the
         record. ``"hex"``: it is written in hexadecimal.
 
     Returns

@@ -1,6 +1,6 @@
 """The message columns of any DataFrame: found, converted, or refused by name.
 
-What the types tell is refused before Spark starts a task. A null ends the query with an error of Spark's own that names
+Wrong types are refused before Spark starts a task. A null ends the query with an error of Spark's own that names
 the column and the row.
 """
 

@@ -49,7 +49,7 @@ class Test(NamedTuple):
 
 
 def exact_test(given: Filter) -> Test | None:
-    """Return the comparison that means what a filter of Spark's means; None if Spark has to apply it itself."""
+    """Return the comparison that equals a filter of Spark's; None if Spark has to apply it itself."""
     column = _column(given)
     if column not in (*_NUMBERS, *_TEXTS):
         return None
@@ -94,7 +94,7 @@ def _column(given: Filter) -> str:
 
 
 def _values(given: Filter) -> list[Any]:
-    """Return what a filter compares with, without NULL, which nothing is equal to."""
+    """Return the values that a filter compares with, without NULL, which nothing equals."""
     values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
     return [value for value in values if value is not None]
 
@@ -104,7 +104,7 @@ def _fits(value: object, column: str) -> bool:
 
 
 def _range(filters: Iterable[Filter], column: str) -> _Range:
-    """Intersect what the filters on one column leave of all numbers."""
+    """Intersect the ranges of numbers that the filters on one column allow."""
     limits = _ANY
     for given in filters:
         limit = _LIMITS.get(type(given))

@@ -36,7 +36,7 @@ SLICE_MESSAGES = 500_000
 
 
 class SlicePartition(InputPartition):
-    """What one task reads: slices, or a run of them, or nothing. It holds all that a task needs to read sealed ones."""
+    """The work of one task: slices, a run of them, or nothing. Enough to read sealed ones without the database."""
 
     def __init__(self, value: tuple[Slice, ...] | SliceRun) -> None:
         super().__init__(value)

@@ -33,7 +33,7 @@ class TableReadOptions(Opening):
     Attributes
     ----------
     table
-        What to read.
+        The message table.
     max_messages
         Messages of a micro-batch at most; None: the default.
     consumer
@@ -49,7 +49,7 @@ class TableReadOptions(Opening):
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TableReadOptions:
-        """Check what the user gave, without opening anything.
+        """Check the user's options, without opening anything.
 
         Raises
         ------

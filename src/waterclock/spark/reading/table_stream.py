@@ -35,7 +35,7 @@ from waterclock.tables.messages.finishing import extending
 Offset = dict[str, Any]
 
 MAX_MESSAGES = 1000
-"""Messages of a micro-batch where ``maxMessagesPerTrigger`` says nothing; the checkpoint holds all their ids."""
+"""Messages of a micro-batch without ``maxMessagesPerTrigger``; the checkpoint holds all their ids."""
 
 _IDS_AT_ONCE = 500
 
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Share(NamedTuple):
-    """What one task reads: ids in order, each with the epoch of its claim."""
+    """The messages of one task: ids in order, each with the epoch of its claim."""
 
     messages: tuple[tuple[int | str, int], ...]
 
@@ -65,7 +65,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_messages or MAX_MESSAGES)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
-        """Ack what the last micro-batch had, for Spark asks only once it is finished, and claim the next."""
+        """Ack the messages of the last micro-batch, since Spark asks only once it is finished, and claim the next."""
         with plainly():
             self._ack(start)
             most = limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_MESSAGES
@@ -112,7 +112,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield self._options.batch([rows[name] for name, _ in some], [epoch for _, epoch in some])
 
     def commit(self, end: Offset) -> None:
-        """Ack what a finished micro-batch had."""
+        """Ack the messages of a finished micro-batch."""
         with plainly():
             self._ack(end)
 

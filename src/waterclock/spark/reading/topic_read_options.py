@@ -47,7 +47,7 @@ class TopicReadOptions(Opening):
     Attributes
     ----------
     topic
-        What to read.
+        The topic.
     columns
         The columns wanted, in order.
     packed
@@ -66,11 +66,11 @@ class TopicReadOptions(Opening):
     max_messages
         How many messages a micro-batch takes, about; None: all that there are.
     fail_on_data_loss
-        Whether a stream ends with an error where messages were deleted that it has not read.
+        Whether a stream ends with an error if messages were deleted that it has not read.
     on_damage
-        What tasks do where messages are damaged, lost or missing.
+        What tasks do if messages are damaged, lost or missing.
     rule
-        What a stream's offsets hold in addition to the buckets, as JSON; None: nothing. A pipeline finds it there.
+        Facts in a stream's offsets in addition to the buckets, as JSON; None: nothing. A pipeline reads them back.
     halt_file
         A path on the driver: once a file is there, a stream takes no more messages; None: not given.
     """
@@ -92,7 +92,7 @@ class TopicReadOptions(Opening):
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TopicReadOptions:
-        """Check what the user gave, without opening anything.
+        """Check the user's options, without opening anything.
 
         Raises
         ------

@@ -55,7 +55,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Place | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Return where a new query begins: a function of the options alone."""
+        """Return the start of a new query: a function of the options alone."""
         if self._options.since is not None:
             return self._noted({self._options.by: self._options.since})
         return self._noted({"position": str(self._options.start or _EARLIEST)})

@@ -95,7 +95,7 @@ def archive_folder() -> Path:
 
 
 def _key(java: Java) -> str:
-    """Name what an archive depends on: the Java, and Spark's jars in their order."""
+    """Compute a name from everything that an archive depends on: the Java, and Spark's jars in their order."""
     executable = java.executable.resolve()
     home = Path(os.environ.get("SPARK_HOME") or _pyspark_folder())
     parts = [java.version, str(executable), str(executable.stat().st_mtime_ns)]

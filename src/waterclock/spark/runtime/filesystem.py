@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 _TRIES = 5
-"""So often a folder is moved to a place where others put theirs, before the move counts as failed."""
+"""Attempts to move a folder to a place that others use, too, before the move counts as failed."""
 
 
 def file_names(spark: SparkSession, folder: str) -> frozenset[str]:
@@ -31,7 +31,7 @@ def write_text(spark: SparkSession, place: str, text: str) -> None:
 
 
 def move_into_place(spark: SparkSession, written: str, place: str) -> None:
-    """Put a folder that is written whole in the place of another one, or where nothing is.
+    """Move a folder that is written whole to a place, and replace an existing one.
 
     Of two that are moved to one place at the same time, one stays, whole. On object stores moving is copying.
     """

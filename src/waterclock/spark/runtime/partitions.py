@@ -17,7 +17,7 @@ from waterclock._support import moments
 from waterclock.spark.buckets import MOST_BUCKETS
 
 PARTITIONS = "spark.sql.shuffle.partitions"
-"""Spark's setting: the parts of what a query brings together, and of the state that it begins."""
+"""Spark's setting: the number of partitions of a shuffle, and of a new state."""
 
 MOST_CONNECTING = 32
 """Tasks of a stage that open the database. PostgreSQL takes 100 connections by default, and a task that puts
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
 
 
 def chosen_partitions(spark: SparkSession) -> int:
-    """Return what the session's setting says, where that is Spark's own, the number of cores; or the next lower number.
+    """Return the session's setting, or the number of cores if it has Spark's default; or the next lower number.
 
     Over others than the divisors of `MOST_BUCKETS` buckets do not spread evenly, and the fullest is waited for.
     """

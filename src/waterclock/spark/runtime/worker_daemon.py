@@ -44,7 +44,7 @@ def main() -> None:
     """Import, and fork workers until Spark ends."""
     if sys.argv[1:] == ["pyspark.worker"]:  # those that plan reads and writes need less
         for name in _FOR_TASKS:
-            with suppress(Exception):  # a module that cannot be imported fails where a task needs it
+            with suppress(Exception):  # a module that cannot be imported fails when a task needs it
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -74,7 +74,7 @@ def messages_of(
     batches
         What `event_time_batches`, `rate_aware_batches` or `batches_of` gave, batch or streaming, or some of it.
     payloads
-        Name of the topic that the messages were read from: then they come with what stands there at their positions.
+        Name of the topic that the messages were read from: then they come with its columns at their positions.
     url, ledgers
         The database of that topic, as `waterclock.connect` takes them.
     as_array

@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Payloads:
-    """The topic that messages were read from, where what else they hold is looked up.
+    """The topic that messages were read from, to look up their other columns.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def _too_large(rows: pa.RecordBatch, payloads: Payloads | None, error: Exception
 
 
 def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int | None = None) -> pa.Table:
-    """Lay out the messages of all the batches, one after another, with what the topic knows about them.
+    """List the messages of all batches, one after another, with their columns from the topic.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
 
 
 def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
-    """Put in what the rows know of the messages that were skipped, and a header that says so."""
+    """Fill in skipped messages from the rows, with a header that says so."""
     lost = pc.call_function("is_null", [found.column("ledger")])
     number = pc.call_function("sum", [lost]).as_py()
     if not number:

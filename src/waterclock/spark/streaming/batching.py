@@ -102,7 +102,7 @@ def event_time_batches(
     returns the rejected messages from the same pass.
 
     In a stream a source's own messages close its windows. For sources that fall silent the receive times of the others
-    do it: where these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
+    do it: once these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
     received at or before t comes later. While the topic keeps it, the batches are those of a replay. A message that
     breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
     If all sources are silent nothing closes until something arrives.
@@ -132,7 +132,7 @@ def event_time_outcomes(
         Of a replay only: whether nothing comes behind these messages. False leaves out the last batches of each source,
         which messages behind could still change: those that its own receive times have not closed.
     span
-        Of a replay with positions only: give what belongs to this range, of messages that reach beyond it.
+        Of a replay with positions only: return the outcomes of this range, from messages that reach beyond it.
 
     Returns
     -------

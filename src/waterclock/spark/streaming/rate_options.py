@@ -25,7 +25,7 @@ class RateOptions(NamedTuple):
         gated: Gated,
         forget_after: Duration | None = None,
     ) -> RateOptions:
-        """Check what the user gave.
+        """Check the user's options.
 
         Raises
         ------

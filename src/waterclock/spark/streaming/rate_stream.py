@@ -41,7 +41,7 @@ _NAME = "the state of batching by rate"
 _NO_ENTRY = -1
 _NS_PER_MS = 1_000_000
 
-# What the rule knows of a source takes 3 kB while it runs.
+# The rule's state of a source takes 3 kB while it runs.
 _SOURCES_AT_ONCE = 4096
 
 _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
@@ -50,7 +50,7 @@ _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 class RateStream:
     """Batches many sources, each like `waterclock.RateAwareBatcher`, from their messages; an entry is one call.
 
-    It remembers what the rule knows of every source, the messages that wait, and the last entry that it took. If
+    It remembers the rule's state of every source, the messages that wait, and the last entry that it took. If
     sources are forgotten after a silence, it also remembers each one's greatest receive time.
 
     Parameters
@@ -75,7 +75,7 @@ class RateStream:
         self._rules = RateAwareMany(self._rule)
         self._kept = nothing(POSITIONED)  # in the order in which the rule keeps them, and all sources and streams
         self._entries = np.empty((0, 2), np.int64)  # of each source, ledger and entry
-        self._clocks = np.empty(0, np.int64)  # of each source, ns; used where sources are forgotten
+        self._clocks = np.empty(0, np.int64)  # of each source, ns; used if sources are forgotten
         self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int = 0, *, flush: bool = False) -> pa.RecordBatch:

@@ -52,7 +52,7 @@ class StreamSlice(NamedTuple):
 
 
 def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[StreamSlice]:
-    """Cut rows between sources, and where a source has very many messages, between these; such sources come last.
+    """Cut rows between sources, and if a source has very many messages, between these; such sources come last.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
 
 
 def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Table | None, pa.Table, _Position]:
-    """Part a source's messages where its last row begins; return those before, the others, and where that is."""
+    """Split a source's messages at the start of its last row; return both parts, and that start."""
     many = from_packed(rows, POSITIONED)
     messages = many.messages
     place = _position(messages, len(messages) - rows.column("count")[-1].as_py())

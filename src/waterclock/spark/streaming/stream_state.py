@@ -6,7 +6,7 @@ from waterclock.checksum import has_form, unframed
 from waterclock.errors import SchemaError
 
 REMEDY = "Start the query with a new checkpoint, from the position after its last batches"
-"""What to do about a state that cannot be gone on with."""
+"""The remedy for a state from which a stream cannot continue."""
 
 
 def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview]:

@@ -105,7 +105,7 @@ class WaitingChunks:
         return sum(chunk.windows for chunk in self._chunks)
 
     def facts(self) -> list[Any]:
-        """Return what the state remembers of the chunks, for `of_facts`."""
+        """Return the facts of the chunks in the state, for `of_facts`."""
         return [self.horizon, *map(list, self._chunks)]
 
     @classmethod

@@ -45,7 +45,7 @@ ENTRY_MESSAGES = 10_000
 
 _HEADERS = MESSAGE_SCHEMA.field("headers").type
 _ROW_BITS = 32
-# What Spark tells its tasks about the stream that they belong to.
+# The properties of a stream that Spark passes to its tasks.
 _QUERY_KEY = "sql.streaming.queryId"
 _MICRO_BATCH_KEY = "streaming.sql.batchId"
 _log = logging.getLogger(__name__)

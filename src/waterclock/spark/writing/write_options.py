@@ -45,12 +45,12 @@ class WriteOptions(Opening):
     payloads_url, payloads_ledgers
         The database of that topic; None: the one that is written to.
     fail_on_data_loss, on_damage
-        What becomes of messages whose payloads were deleted since, or are damaged, lost or missing.
+        The treatment of messages whose payloads were deleted since, or are damaged, lost or missing.
     producer
         Name under which a topic remembers the write, so that the same write, done again, adds nothing; None: the
         stream's own id, or one for this write alone.
     micro_batch
-        Number of this write among the producer's, where ``foreachBatch`` writes; each is larger than the one before.
+        Number of this write among the producer's, if ``foreachBatch`` writes; each is larger than the one before.
     """
 
     table: str | None

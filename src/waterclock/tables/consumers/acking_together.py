@@ -31,7 +31,7 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
         names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
         raise LeaseLostError(
             f"cannot ack {names} of {context.name!r}: the leases ended and the messages were redelivered, acked or"
-            f" rescheduled, or they were given back. The other {count} are acked"
+            f" rescheduled, or returned. The other {count} are acked"
         )
     return count
 

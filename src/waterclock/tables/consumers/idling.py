@@ -41,7 +41,7 @@ class Sleeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnDue:
-    """What a consumer of exclusive groups has to claim.
+    """The messages that a consumer of exclusive groups has to claim.
 
     Attributes
     ----------

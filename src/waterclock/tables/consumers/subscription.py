@@ -267,7 +267,7 @@ class TableSubscription(Closing):
         elif not self._lead():
             self._changed = True
             return True
-        # Not longer than the table's options are cached: what comes then need not wait for a reload.
+        # Not longer than the table's options are cached: later messages need not wait for a reload.
         longest = self._row.fresh_for
         self._in_vain, self._changed = pause(
             self._row, self._changes, self._stop, longest, self._request, self._in_vain

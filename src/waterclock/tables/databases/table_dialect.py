@@ -244,7 +244,7 @@ class TableDialect(ABC):
         Parameters
         ----------
         begin
-            Where to begin, from `ClaimCursor`.
+            Start of the search, from `ClaimCursor`.
         now
             The current time, ns.
         """

@@ -31,7 +31,7 @@ GroupState = Literal["absent", "unrouted", "ready", "due_later", "leased", "drai
 """The state of a group."""
 
 Hold = Literal["paused", "rate", "owner_away", "unsettled", "locked"]
-"""What may keep a ready message from being sent. It is not in the row, so it does not count as a state."""
+"""Reasons that may keep a ready message from being sent. They are not in the row, so they are not states."""
 
 
 @dataclass(frozen=True, slots=True)

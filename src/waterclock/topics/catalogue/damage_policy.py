@@ -1,4 +1,4 @@
-"""What a reader does about damaged, lost or missing messages: stop with the error, or skip them with a warning."""
+"""A reader's treatment of damaged, lost or missing messages: stop with the error, or skip them with a warning."""
 
 from __future__ import annotations
 

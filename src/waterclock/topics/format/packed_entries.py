@@ -225,7 +225,7 @@ def _first(found: npt.NDArray[np.bool_]) -> int | None:
 
 
 def _places(begins: _Numbers, counts: _Numbers, size: int) -> _Numbers:
-    """Return where each of the records begins that lie behind one another, some from each beginning."""
+    """Return the offsets of consecutive records, a number of them from each of some beginnings."""
     before = np.cumsum(counts) - counts
     return np.repeat(begins - before * size, counts) + np.arange(int(counts.sum())) * size
 
@@ -238,7 +238,7 @@ def _sums(values: npt.NDArray[Any], counts: _Numbers) -> _Numbers:
 
 
 def _ends(begins: _Numbers, sizes: _Numbers, counts: _Numbers) -> _Numbers:
-    """Return where each of the pieces ends that lie behind one another, some rows of them from each beginning."""
+    """Return the ends of consecutive pieces, a number of rows from each of some beginnings."""
     ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
     before = np.concatenate([[0], ends[:, -1]])[np.cumsum(counts) - counts]
     return ends + np.repeat(begins - before, counts)[:, None]

@@ -35,7 +35,7 @@ class Counter:
     ledger
         The open ledger.
     entries, messages, bytes
-        What the open ledger holds.
+        Their numbers in the open ledger.
     ordinal
         Number of the next message in the topic.
     opened_at

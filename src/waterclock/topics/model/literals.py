@@ -8,4 +8,4 @@ By = Literal["publish_time", "event_time", "receive_time", "effective_time"]
 """The times by which messages can be found; effective_time is the smaller of publish_time and receive_time."""
 
 OnAhead = Literal["reject", "keep"]
-"""What happens to a message that is too far ahead: rejected, or kept with a warning in the log."""
+"""The treatment of a message that is too far ahead: rejected, or kept with a warning in the log."""

@@ -75,7 +75,7 @@ class Repeat(NamedTuple):
     Attributes
     ----------
     first
-        Its position; None if that is forgotten, or where all of its messages were rejected.
+        Its position; None if that is forgotten, or if all of its messages were rejected.
     verdict
         None if no message was rejected, or if that is forgotten.
     """
@@ -108,7 +108,7 @@ class AppendMetadata(NamedTuple):
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> Self:
-        """Read what the catalogue keeps of an append."""
+        """Read the catalogue's record of an append."""
         found = cls(*values)
         return found if found.verdict is None else found._replace(verdict=Verdict(*found.verdict))
 

@@ -1,4 +1,4 @@
-"""The options of a topic: parsing what users write, and the form in the catalogue."""
+"""The options of a topic: parsing users' values, and the form in the catalogue."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class NextPart(NamedTuple):
     ledger
         The ledger that was found there.
     following
-        Where to look next; None at the topic's end.
+        Next place to look; None at the topic's end.
     ordinal
         The number of the message there.
     gaps
@@ -75,7 +75,7 @@ class NextPart(NamedTuple):
 
 
 class _Ledger(NamedTuple):
-    """A ledger whose entries are rows: how many, from which and to before which message, and what comes behind it."""
+    """A ledger whose entries are rows: their number, the range of their messages, and the next ledger."""
 
     number: int
     entries: int

@@ -131,7 +131,7 @@ def find_newest(storage: Storage, by: str) -> Found:
 
 
 def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "raise") -> Found:
-    """Find where a reader of the messages at or after a time begins.
+    """Find the start of a reader of the messages at or after a time.
 
     That is the first such message, unless an earlier lost or missing part may hold one: then the reader begins there,
     and reports it. The arguments are those of `find_first`.
@@ -152,7 +152,7 @@ def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "rais
 
 
 def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
-    """Find where to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
+    """Find the place to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
     ``by`` names the kind of time, and the time may be written as how long ago: ``"2h"``. ``on_damage`` is as of
     `find_first`.
@@ -172,7 +172,7 @@ def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDam
 def find_statement(by: str, *, by_running_maximum: bool = True) -> sa.Select[*tuple[Any, ...]]:
     """Build the one catalogue query of a find: the ledger, and in an unsealed one the entry, that hold the answer.
 
-    Its parameters are ``topic``, ``time``, ``lost`` and, where ledgers are searched by their own bounds, ``after``.
+    Its parameters are ``topic``, ``time``, ``lost`` and, if ledgers are searched by their own bounds, ``after``.
     """
     found = ledgers.alias("found")
     entry = entries.alias("entry")

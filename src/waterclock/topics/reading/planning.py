@@ -126,7 +126,7 @@ class _Unit(NamedTuple):
 
 
 class _LedgerRow(NamedTuple):
-    """What a plan reads of a ledger; SQLAlchemy's own rows take 2 µs for each value that is asked for by name.
+    """The columns of a ledger that a plan reads; SQLAlchemy's own rows take 2 µs for each value by name.
 
     Attributes
     ----------

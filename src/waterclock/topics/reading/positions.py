@@ -38,7 +38,7 @@ def beginning(storage: Storage) -> Place:
 def place_of(storage: Storage, position: Position, damage: Damage | None = None) -> Place:
     """Find the first remaining message at or after a position; the topic's head if all are earlier.
 
-    If a ledger is missing in front of it, the place is where that one began, so that the reader meets the hole.
+    If a ledger is missing in front of it, the place is its beginning, so that the reader meets the gap.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) ->
     Raises
     ------
     UnavailableError, DamagedError
-        If it is in a sealed ledger whose file cannot be read, or where its ledger is missing; see `place_of`.
+        If it is in a sealed ledger whose file cannot be read, or if its ledger is missing; see `place_of`.
     """
     damage = damage or Damage(storage.name)
     with storage.backend.snapshot() as connection:
@@ -114,7 +114,7 @@ def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) ->
 
 
 def entry_boundary(storage: Storage, start: Position, messages: int, damage: Damage | None = None) -> Position:
-    """Return the end of the last whole entry within ``messages`` from ``start``; of the first, where that holds more.
+    """Return the end of the last whole entry within ``messages`` from ``start``; of the first, if that holds more.
 
     Raises
     ------

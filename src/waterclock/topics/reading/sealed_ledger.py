@@ -78,7 +78,7 @@ class SealedLedger:
         Parameters
         ----------
         decoded
-            Where to look first, by a reader that always reads the same columns.
+            First place to look, by a reader that always reads the same columns.
 
         Raises
         ------

@@ -95,7 +95,7 @@ class Slice(NamedTuple):
 
 
 class SliceRun(NamedTuple):
-    """Whole sealed ledgers that follow one another, each with a file of its own, where a plan has very many of them.
+    """Whole sealed ledgers that follow one another, each with a file of its own, for a plan that has very many of them.
 
     Plain tuples, because a plan of 10⁶ objects takes twice as long to make, and three times as long to pickle.
 

@@ -28,7 +28,7 @@ def whole_files(storage: Storage, slices: Iterable[Slice]) -> dict[str, range]:
     Returns
     -------
     dict
-        By the name of a file in the store. Of a file of one ledger it is the name that says which one; where several
+        By the name of a file in the store. Of a file of one ledger it is the name that says which one; if several
         share a file, its column ``ledger`` does.
     """
     spans: defaultdict[str, list[tuple[Position, Position]]] = defaultdict(list)

@@ -68,7 +68,7 @@ def write_ledger(
     pieces
         Batches of `PLACED_SCHEMA`, each behind the number of messages that are lost right before it.
     facts
-        Makes of its row groups what the file says of itself (`waterclock.topics.format.file_facts`).
+        Builds the file's facts from its row groups (`waterclock.topics.format.file_facts`).
 
     Returns
     -------
@@ -93,7 +93,7 @@ def write_row_groups(
 ) -> bytes:
     """Write each table as one row group, in the layout of ledger files; return the footer in the catalogue's form.
 
-    ``facts`` is asked, when all are written, what the file says of itself.
+    ``facts`` is called for the file's facts when all are written.
     """
     integers = [name for name in schema.names if name in (*_INTEGERS, "ledger")]
     held = _FooterHeld(sink)

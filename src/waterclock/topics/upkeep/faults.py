@@ -12,7 +12,7 @@ FaultKind = Literal["missing ledger", "missing entries", "missing file", "damage
 ``missing ledger``, ``missing entries``: the catalogue has no row where its neighbours say that there was one.
 ``missing file``: the store is there, and the file of a sealed ledger is not in it.
 ``damaged``: bytes are not those that were written, and the messages cannot be read.
-``catalogue``: the messages are whole, and what the catalogue says of them is wrong or missing.
+``catalogue``: the messages are whole, but the catalogue's facts about them are wrong or missing.
 ``spare``: one of two copies of a footer is damaged, and the other stands in.
 ``orphan``: a file of which the catalogue says nothing.
 """

@@ -5,8 +5,8 @@ the topic's lock, turns the topic over to the new store, if every file that its 
 sealer or compactor that still has the former store open fails at its own commit (`pending_files.forget_pending`), and
 readers find the former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
 
-Each copy is recorded before it is written, under the name `IDENTITY:NAME` that files in another store have. What a
-killed relocation leaves is taken over by the next one, or removed by a sweep once its lease has ended.
+Each copy is recorded before it is written, under the name `IDENTITY:NAME` that files in another store have. Files of a
+killed relocation are taken over by the next one, or removed by a sweep once its lease has ended.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
     try:
         if here.identity != there.identity or here.marker() != here.identity:
             return
-        # Written to the former place, where a sweep looks for it if this process is killed.
+        # Written to the former place: a sweep looks for it there if this process is killed.
         probe = f"waterclock-probe-{secrets.token_hex(8)}"
         storage.backend.transact(partial(_record_probe, storage, probe))
         try:

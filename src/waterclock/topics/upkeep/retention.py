@@ -1,7 +1,7 @@
 """Retention: deleting whole ledgers from the start of a topic, as far as every subscription has read them.
 
-What may be deleted follows from the catalogue's bounds alone. No file is read: a missing one, perhaps in an unmounted
-folder, does not show how old its messages are.
+The catalogue's bounds alone decide which ledgers may be deleted. No file is read: a missing one, perhaps in an
+unmounted folder, does not show how old its messages are.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
     position
         If nothing of the open ledger lies behind it, that one is closed, to be deleted too.
     force
-        Also what a subscription has not read yet.
+        Also messages that a subscription has not read yet.
     grace
         How long their files stay, ns; None: `GRACE`.
 
@@ -105,7 +105,7 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
     if _has_files(storage, position):
         storage.files.check()
     while batch := _delete_some(storage, position, force=force, grace=stay):
-        delete_rows(storage, batch.first, batch.last)  # one look where all were sealed
+        delete_rows(storage, batch.first, batch.last)  # one look if all were sealed
         deleted += batch.ledgers
     lower_peaks(storage)
     return deleted
@@ -172,7 +172,7 @@ def _forget(storage: Storage, connection: sa.Connection, first: int, last: int) 
 
 
 def _begin_after(storage: Storage, connection: sa.Connection, last: Any) -> None:
-    """Record that what comes before was deleted on purpose, so that readers tell it from a hole."""
+    """Record that earlier ledgers were deleted on purpose, so that readers do not report a gap."""
     values = {"first_ledger": last.ledger + 1, "first_ordinal": last.first_ordinal + last.messages}
     connection.execute(sa.update(topics).where(topics.c.id == storage.topic_id).values(values))
 

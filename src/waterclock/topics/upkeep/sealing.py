@@ -6,7 +6,7 @@
 4. `_commit` turns ledger and file over to each other in one transaction, if the file is still pending and still ours.
 5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this may come any time later.
 
-Every step can be done again. What a killed owner leaves is removed by `sweeping.sweep` once its lease has ended.
+Every step can be repeated. Files of a killed owner are removed by `sweeping.sweep` once its lease has ended.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def try_to_seal(storage: Storage, ledger: int) -> Done:
 def ledgers_to_seal(storage: Storage) -> list[int]:
     """Put the topic in order, and name the ledgers that are closed.
 
-    The open ledger is closed where its age or size says so, what earlier owners left behind is removed, and ledgers
+    The open ledger is closed if its age or size requires it, remains of earlier owners are removed, and ledgers
     that are older than the topic's retention are deleted.
     """
     roll(storage, only_if_due=True)
@@ -134,7 +134,7 @@ def _begin(storage: Storage, ledger: int) -> Pending | None:
 
 
 def _lose_if_empty(storage: Storage, ledger: int) -> bool:
-    """Record a closed ledger as lost where all its entries are; return whether that was so."""
+    """Record a closed ledger as lost if all its entries are; return whether they are."""
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger)
     last = sa.select(sa.func.count(), sa.func.max(entries.c.bytes)).where(*here)
     with storage.backend.snapshot() as connection:
@@ -205,7 +205,7 @@ def _commit(storage: Storage, pending: Pending, file: _WrittenLedger) -> None:
         "footer": file.footer,
         "checksums": FileChecksums.of(file.footer, row_groups, file.chunks).to_bytes(),
     }
-    # Those of the entries, but where some were recorded as lost.
+    # Those of the entries, unless some were recorded as lost.
     bounds = bounds_of(file.groups)
     values |= {} if bounds is None else bounds.columns()
     written = sum(group.messages for group in file.groups)

@@ -135,5 +135,5 @@ def _check_row_group(number: int, pieces: list[_RowGroupPart], name: str) -> Ite
         return
     for ledger, group, _ in pieces:
         if not group.is_in(table, ledger.number):
-            text = f"row group {number} of {name} does not match what the catalogue says of ledger {ledger.number}"
+            text = f"row group {number} of {name} does not match the catalogue's facts of ledger {ledger.number}"
             yield Fault("damaged", text, ledger.number, group.entry, group.messages, name, number)

@@ -160,7 +160,7 @@ class JointAppend:
 
         def write(connection: SqlConnection) -> None:
             write_rows(connection)
-            for each in in_order:  # one at a time: together they may exceed what the database takes
+            for each in in_order:  # one at a time: together they may exceed the database's limit
                 [answer] = _write(each.storage, [each], connection)
                 if isinstance(answer, WaterclockError):
                     raise answer

@@ -30,7 +30,7 @@ MOST_BYTES = 4 << 20
 """Bytes of entries that one transaction takes at most; a single append may be larger."""
 
 GATHERING = 0.5
-"""How long a leader waits for others at most, as a share of what the transaction before took."""
+"""How long a leader waits for others at most, as a share of the duration of the transaction before."""
 
 LONGEST_GATHERING = 0.002
 """How long it waits at most, seconds."""
@@ -131,7 +131,7 @@ class Line(Generic[_W]):
         return group
 
     def _leave(self, own: _W, group: Sequence[_W]) -> None:
-        """Hand over what one had taken or led. Can be done again from the start wherever it was interrupted."""
+        """Hand over one's place in line, or the lead. Can be repeated if it was interrupted anywhere."""
         with self._lock:
             if not group and own in self._standing:
                 self._standing.remove(own)

@@ -106,7 +106,7 @@ def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Num
 def numbered(
     producer: str | None, sequence: int | None, producer_epoch: int | None, messages: int, checksum: int
 ) -> ProducerAppend | None:
-    """Check what a caller says about its producer; None if it names none."""
+    """Check a caller's arguments about its producer; None without a producer."""
     if (producer is None) != (sequence is None):
         raise InvalidArgumentError(f"producer and sequence must be given together, got {producer!r} and {sequence!r}")
     if producer is None or sequence is None:

@@ -25,7 +25,7 @@ _OVERHEAD = 64  # bytes that a message takes besides its payload, about
 class Producer(Closing):
     """Collects messages and appends them as entries, in the background. Made by `Topic.producer`; safe between threads.
 
-    Messages are numbered from 0, or by the caller, who can then send again what may have arrived already. Opening a
+    Messages are numbered from 0, or by the caller, who can then resend messages that may have arrived. Opening a
     producer fences every earlier one of the same name.
 
     Parameters
@@ -136,7 +136,7 @@ class Producer(Closing):
         return bool(self._waiting) or self._in_flight
 
     def _insist_on(self, sequence: int) -> None:
-        """Raise where a message that counts as sent long ago is not stored, as far as one knows."""
+        """Raise if a message that counts as sent long ago is known to be missing."""
         if not self._before.holds(sequence):
             known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
             raise InvalidArgumentError(

@@ -368,7 +368,7 @@ class Lanes:
             self.when_ready()
 
     def given_back(self, handlings: Sequence[Handling]) -> None:
-        """Note that the database has what goes back."""
+        """Note that the database has the returned messages."""
         with self._lock:
             self._go_on_after(handlings)
 

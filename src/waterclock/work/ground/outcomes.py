@@ -1,4 +1,4 @@
-"""Outcomes of messages: the exceptions that a handler can raise, and what a worker does then."""
+"""Outcomes of messages: the exceptions that a handler can raise, and a worker's reaction to each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of where a handler failed: its last frames in the message's row, its traceback in the log."""
+"""Records of handlers' failures: the last frames in the message's row, its traceback in the log."""
 
 from __future__ import annotations
 

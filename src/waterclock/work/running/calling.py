@@ -85,7 +85,7 @@ class Caller:
                         given = handler(one.delivery)
                     self._run_if_coroutine(given, one)
             outcome = ACK
-        except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no worker
+        except BaseException as error:  # noqa: BLE001  # an error of a handler ends its message, not the worker
             outcome = self._outcome(one, error)
         return self.finish(one, outcome)
 
@@ -97,9 +97,7 @@ class Caller:
     def _enter_around(self, one: Handling, stack: ExitStack) -> None:
         manager = self._around(one.delivery) if self._around is not None else None
         if not isinstance(manager, AbstractContextManager):
-            raise InvalidArgumentError(
-                f"around must be a context manager, got {quoted(manager)}, which is async or none"
-            )
+            raise InvalidArgumentError(f"around must be a synchronous context manager, got {quoted(manager)}")
         stack.enter_context(manager)
 
     async def wait_for(self, one: Handling) -> None:

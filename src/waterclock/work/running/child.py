@@ -211,7 +211,7 @@ class _Child:
                         given = handler(delivery)
                         if inspect.isawaitable(given):  # a plain decorator wraps an ``async def``
                             self._loop.run(self._await(given, delivery))
-        except BaseException as error:  # noqa: BLE001  # what a handler raises ends its message, and no process
+        except BaseException as error:  # noqa: BLE001  # an error of a handler ends its message, not the process
             return GIVE_BACK if delivery.cancelled and not isinstance(error, HandlerSays) else outcome_of(error)
         return ACK
 

@@ -200,7 +200,7 @@ class RateAwareColumns:
             The bounds of calls: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
             the number of messages, never descending. Default: all came together.
         clock
-            What a clock showed at each call, int64 ns, for the stall rule only. Without it no time passes, and of the
+            The clock's reading at each call, int64 ns, for the stall rule only. Without it no time passes, and of the
             stall rule the part that works by event time applies. Call without messages to have the clock looked at.
         flush
             Give out everything in the end.
@@ -360,7 +360,7 @@ _ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for"
 
 
 def long_calls(codes: npt.NDArray[Any], times: Ints, bounds: Ints, length: int) -> Iterator[tuple[int, int]]:
-    """Find calls that brought messages of a stream from more than 1000 lengths (ns): where each begins, its stream."""
+    """Find calls that brought messages of a stream from more than 1000 lengths (ns): their starts and streams."""
     for call in _long_calls(times, bounds, ERA * length):
         first, stop = bounds[call], bounds[call + 1]
         for code in np.unique(codes[first:stop]):
@@ -376,7 +376,7 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
     calls = np.flatnonzero(np.diff(bounds) > 1)
     if not len(calls):
         return []
-    # Pairs of where a call begins and ends; what lies between two of these is looked at in vain.
+    # Pairs of the start and end of a call; the results between two pairs are not used.
     pairs = np.stack([bounds[calls], bounds[calls + 1]], axis=1).ravel()
     pairs = pairs[:-1] if pairs[-1] == len(times) else pairs
     newest, oldest = (of.reduceat(times, pairs)[::2].astype(np.uint64) for of in (np.maximum, np.minimum))

@@ -990,7 +990,7 @@ def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None
 def _gives_way(
     first: int, stop: int, mark: int, held: int, known: Known, messages: WaitingMessages, out: KernelOutput
 ) -> bool:
-    """Recover where a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
+    """Recover if a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
     facts = known.facts
     if first == stop:
         return False

@@ -79,7 +79,7 @@ class RateAwareBatcher:
         are more than its own and move on at most twice as far. After such a move it is no longer doubtful; nor is the
         first one if two streams have agreed for 10 lengths.
 
-        Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late where others
+        Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late if others
         have begun, so that no batch has the identity of an earlier one.
     Messages that arrive together
         All messages of a call are placed before closing is considered; then as many windows close as are complete.
@@ -241,7 +241,7 @@ class RateAwareBatcher:
     def reset(self, source: str | None = None) -> list[Batch]:
         """Close everything, as `flush` does, and let the next call place the window again.
 
-        Rates stay known, and so does where windows have begun: no batch has the identity of an earlier one.
+        Rates and the starts of windows stay known: no batch has the identity of an earlier one.
 
         Parameters
         ----------
@@ -405,7 +405,7 @@ class RateAwareBatcher:
         source, length = messages[0].source, self._rule.batch_length
         oldest, newest = plausible_range(map(_event_time, messages), length)
         start = placed(newest, length)
-        # Even where all have one time, the batch begins before the first window: its start is its identity.
+        # Even if all have one time, the batch begins before the first window: its start is its identity.
         begin = min(oldest, start - 1)
         self._sources = {source}
         self._assembly = Assembly(source, self._rule, start, self._gate)
@@ -426,7 +426,7 @@ class RateAwareBatcher:
         return self._stall.is_stuck(astray, joined, mark, window.end - window.start)
 
     def _give_way(self, assembly: Assembly, batches: list[Batch]) -> None:
-        """Recover where a rival's traffic has moved on."""
+        """Recover if a rival's traffic has moved on."""
         window = assembly.window
         contested = self._stall.is_contested(assembly.high_water, window.end - window.start)
         self._recover(assembly, batches)

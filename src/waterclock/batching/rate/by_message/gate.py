@@ -15,7 +15,7 @@ class Gate:
     Attributes
     ----------
     gated
-        What the user chose: a bool, a frozen set of names, or a function.
+        The user's choice: a bool, a frozen set of names, or a function.
     asks
         Whether it is a function.
     """

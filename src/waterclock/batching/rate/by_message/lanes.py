@@ -13,7 +13,7 @@ _SECOND = 1_000_000_000
 
 
 class _StallHeap:
-    """The batchers that share a clock: when each of them may stall, in a heap, and what the clock last showed."""
+    """The batchers that share a clock: when each of them may stall, in a heap, and the clock's last reading."""
 
     __slots__ = ("clock", "due", "seen")
 

@@ -62,5 +62,5 @@ class Pile:
         return taken
 
     def messages(self) -> list[Message]:
-        """List what waits."""
+        """List the waiting messages."""
         return self._messages[self._first :]

@@ -78,7 +78,7 @@ class StallWatch:
         self.moved(rivalled_at)
 
     def moved(self, rivalled_at: int | None = None) -> None:
-        """Begin to count again what came since the high-water mark moved.
+        """Restart the counts of messages since the high-water mark moved.
 
         Parameters
         ----------

@@ -16,7 +16,7 @@ _SECOND = 1_000_000_000
 class Track(StreamPeriodEstimator):
     """A tracked stream; one more track serves all streams that may not gate.
 
-    What the window in progress means for the stream is kept as event times, so that placing a message takes
+    The limits of the window in progress are kept as the stream's event times, so that placing a message takes
     comparisons only. It is an estimator, rather than that it holds one, because every message goes through both.
 
     Attributes

@@ -28,7 +28,7 @@ class Assembly:
     window, high_water
         The window in progress, and the high-water mark, ns.
     held_until
-        Latest event time (ns) that is held for a later window where some stream gates: three lengths after the window's
+        Latest event time (ns) that is held for a later window if some stream gates: three lengths after the window's
         end or, while catching up, after the newest message that waits of a gating stream.
     active
         What closes with the window.
@@ -47,7 +47,7 @@ class Assembly:
     doubtful
         The window may have been placed by a wrong clock alone: at the start, or by a stall in another era.
     trusted_from
-        The first window's doubt ends with one that begins here (ns) or later, where two streams agree.
+        The first window's doubt ends with one that begins here (ns) or later, if two streams agree.
     outnumbered
         Other eras' messages were more than its own in the window that closed last.
     lost
@@ -241,7 +241,7 @@ class Assembly:
         self.doubt()
 
     def open(self, start: int, steps: int = 0) -> None:
-        """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), and let in what waits.
+        """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), with waiting messages.
 
         After a stall that went back it may begin some nanoseconds later, to avoid the start of an earlier window.
         """
@@ -268,7 +268,7 @@ class Assembly:
             self.high_water = max(self.high_water, min(newest, window.cap))
 
     def count(self) -> None:
-        """Count what stands in the tracks."""
+        """Count the messages of the tracks."""
         gating = [track for track in self.tracks.values() if track.grid is not None]
         self.gating = len(gating)
         self.contributing = sum(track.present for track in gating)

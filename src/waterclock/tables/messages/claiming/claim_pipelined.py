@@ -376,7 +376,7 @@ def _follows(context: TableContext, ours: sa.FromClause) -> sa.ColumnElement[boo
 
 
 def _first_of_group(context: TableContext, kept: sa.FromClause, now: sa.ColumnElement[int]) -> sa.FromClause:
-    """Look up where a group's unclaimed messages begin, and the end of the last lease of the others."""
+    """Look up a group's first unclaimed message, and the end of the last lease of the others."""
     rows = context.rows
     may = [
         groups.c.table_id == context.table_id,

@@ -161,7 +161,7 @@ def _waiting(
     unclaimed = context.backend.look(_looking_at(context, ids)) if sees_old else _looking_at(context, ids)(connection)
     # Leased messages are not locked: the consumer's transaction, which acks one, may be waiting for the key.
     out = {name: one for name, one in ids.items() if not unclaimed.get(one, True)}
-    if sees_old and out:  # other transactions do not see yet what this one has acked
+    if sees_old and out:  # other transactions do not see the acks of this one yet
         acked = set(connection.scalars(_acked(context), {"ids": sorted(out.values(), key=str)}))
         out = {name: one for name, one in out.items() if one not in acked}
     free = {name: one for name, one in ids.items() if name not in out and (one in unclaimed or sees_old)}
