@@ -13,7 +13,7 @@ with tempfile.TemporaryDirectory() as folder, wc.connect(f"sqlite:///{Path(folde
 
     billing = topic.subscribe("billing", start="earliest")
     first = billing.read(limit=3)
-    billing.commit()  # after the messages have been handled: what was not committed is read again
+    billing.commit()  # after the messages have been handled: uncommitted ones are read again
     print("read", [message.payload for message in first], "remaining", billing.backlog.messages)
 
     billing.seek("2026-07-01T12:01:00Z")
