@@ -106,7 +106,7 @@ def test_errors_name_what_is_wrong_and_no_password(
     for words, code, text in (
         (["ingest", place.url], WRONG_USAGE, "topic is missing; name one with --topic"),
         (["ingest", f"http://x:{secret}@host", "--topic", "t"], WRONG_USAGE, "url must be mqtt://HOST"),
-        (["ingest", str(file), "--qos", "0"], WRONG_USAGE, "belong to a URL"),
+        (["ingest", str(file), "--qos", "0"], WRONG_USAGE, "need a URL as source"),
         (["ingest", "missing.toml"], FAILED, "missing.toml"),
     ):
         assert run(words) == code, words

@@ -23,7 +23,7 @@ done
 export PYTHONPATH="$kept"
 # Spark's setting for this is only for tasks.
 if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; set -- -m waterclock.spark.runtime.worker_daemon "$@"; fi
-# It prints each step before it takes it, and reports errors over its socket.
+# This worker prints each step, and reports errors over its socket.
 case "$*" in *transform_with_state_driver_worker*) exec >/dev/null 2>&1 ;; esac
 exec @PYTHON@ "$@"
 """
