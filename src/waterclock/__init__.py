@@ -116,8 +116,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # Each name is imported when it is first asked for: SQLAlchemy, pyarrow, numpy and numba take a second to import
-    # together, and who only batches, or only asks for a command's help, needs a part of them or none.
+    # Each name is imported at its first use: SQLAlchemy, pyarrow, numpy and numba take a second to import
+    # together, and a program that only batches, or only prints a command's help, needs few of them.
     if name == "__version__":
         found: object = import_module("importlib.metadata").version(__name__)
     elif name in __all__:

@@ -103,7 +103,7 @@ def sort_into_lanes(
 
 
 def check_reason(rejection: Rejection) -> None:
-    """Refuse a rejection that no picture has a mark for.
+    """Refuse a rejection for which there is no mark.
 
     Raises
     ------

@@ -262,7 +262,7 @@ class Subscription(Closing):
         self._committed = self._at
 
     def _look_ahead(self) -> None:
-        """Stand at the next message already, or at the topic's end."""
+        """Advance to the next message, or to the topic's end."""
         try:
             self._rest = next(self._pieces, None)
         except WaterclockError:

@@ -108,7 +108,7 @@ class Topic:
 
     @property
     def bounds(self) -> Bounds | None:
-        """Smallest and largest times of the remaining messages; None if missing. Equally fast for any size."""
+        """Smallest and largest times of the remaining messages; None without messages. Equally fast for any size."""
         return bounds_of_topic(self.storage)
 
     @property
@@ -559,7 +559,7 @@ class Topic:
         )
 
     def expire(self, ttl: Duration) -> Expired:
-        """Pass over messages that are older than ``ttl``, and delete ledgers that have expired as a whole.
+        """Skip messages that are older than ``ttl``, and delete ledgers that have expired as a whole.
 
         A message's age follows from the smaller of its publish_time and its receive_time, so that a producer whose
         clock is ahead does not keep messages forever. A message is expired if it is older than ``ttl`` by the

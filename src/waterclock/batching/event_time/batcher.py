@@ -255,7 +255,7 @@ class EventTimeBatcher:
 
     @classmethod
     def restore(cls, state: bytes) -> EventTimeBatcher:
-        """Restore a batcher from ``state``, to continue after the last message that this covers.
+        """Restore a batcher from ``state``, to continue after its last message.
 
         Raises
         ------

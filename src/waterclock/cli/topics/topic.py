@@ -405,7 +405,7 @@ def _times(topic: Topic, since: str | None, until: str | None) -> tuple[int, int
 
 
 def _outside(topic: Topic, since: str | None, until: str | None, by: By) -> Callable[[Message], bool]:
-    """Return what tells whether a message's own time is outside a range."""
+    """Return a function that tells whether a message's own time is outside a range."""
     first, last = _times(topic, since, until)
 
     def is_outside(message: Message) -> bool:

@@ -38,7 +38,7 @@ class Stored:
     skipped
         Retained messages that were not wanted, or taken before.
     last_reason
-        Why the last of the dead letters is one; None if missing.
+        Why the last of the dead letters is one; None without dead letters.
     """
 
     appended: int = 0

@@ -31,7 +31,7 @@ _REGISTER_WITHIN_S = 10.0
 
 
 class Parts(NamedTuple):
-    """In how many partitions the state of a query is, and its sources in how many buckets."""
+    """The number of partitions of a query's state, and of buckets of its sources."""
 
     partitions: int
     buckets: int

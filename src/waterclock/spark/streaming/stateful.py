@@ -77,7 +77,7 @@ class Stream(Protocol):
         ...
 
     def state(self) -> bytes:
-        """Write down everything that is known."""
+        """Encode the whole state."""
         ...
 
 

@@ -38,7 +38,7 @@ class ChunkStore(Protocol):
     """The chunks by number: a part of the state, or a dict."""
 
     def get(self, number: int, /) -> bytes | None:
-        """Read a chunk; None if missing of that number."""
+        """Read the chunk of a number; None if missing."""
         ...
 
     def __setitem__(self, number: int, chunk: bytes, /) -> None:

@@ -258,7 +258,7 @@ class _Search:
                 pause = hops = 1
 
     def _hop(self, level: int | None, low: int) -> int | None:
-        """Read the next level, known or not; return the number of unknown ones, None if missing."""
+        """Read the next level, known or not; return the number of unknown ones, None after the last level."""
         if level is not None:
             self._lock_level(level, low)
             if not self._left:

@@ -114,7 +114,7 @@ def _row_groups(lists: Any) -> list[RowGroup]:
 
 
 def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
-    """Bound the messages of all row groups; None if missing."""
+    """Bound the messages of all row groups; None without row groups."""
     bounds: Bounds | None = None
     for group in groups:
         bounds = group.bounds.joined(bounds)

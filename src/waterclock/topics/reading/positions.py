@@ -73,7 +73,7 @@ def place_of(storage: Storage, position: Position, damage: Damage | None = None)
 
 
 def _hole(storage: Storage, connection: sa.Connection, position: Position, row: sa.RowMapping | None) -> Place | None:
-    """Return where ledgers that are missing between a position and the next one that is there began, if there are."""
+    """Return the beginning of a gap between a position and the next existing ledger; None without a gap."""
     topic = storage.row(connection)
     ledger = max(position.ledger, topic["first_ledger"])
     if ledger >= (topic["ledger"] if row is None else row["ledger"]):

@@ -110,7 +110,7 @@ def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
         ledger, ordinal = (row.ledger, row.first_ordinal) if row else _open_ledger(counter)
         begin = max(position, Position(ledger, 0, 0))
         if row is not None and row.begin is not None and row.begin >= cutoff:
-            return Place(begin, ordinal)  # nothing of it is expired, which takes no look at its file
+            return Place(begin, ordinal)  # no message of it is expired; its file need not be read
         try:
             place = _in_ledger(storage, ledger, begin, cutoff)
         except (LostFileError, DamagedError, SchemaError) as error:

@@ -261,7 +261,7 @@ def _take_back(copies: _Copies, connection: sa.Connection) -> set[str]:
             " removed. Try again in a minute"
         )
     taken = {"state": "copied", "owner": copies.owner, "until": now + LEASE}
-    free = sa.not_(sa.and_(*removing))  # a sweep takes no turns with us
+    free = sa.not_(sa.and_(*removing))  # a sweep does not take our lock
     connection.execute(sa.update(file_rows).where(*copies.in_store, copies.of_ledgers(), free).values(taken))
     return set(connection.execute(sa.select(file_rows.c.path).where(*copies.ours)).scalars())
 

@@ -121,7 +121,7 @@ def seal_ledger(storage: Storage, ledger: int) -> bool:
 
 
 def _begin(storage: Storage, ledger: int) -> Pending | None:
-    """Record the pending file; None if the ledger is not closed any more or another sealer has it."""
+    """Record the pending file; None if the ledger is no longer closed, or another sealer has it."""
     pending = new_file(storage, ledger, ledger)
 
     def record_file(connection: sa.Connection) -> Pending | None:

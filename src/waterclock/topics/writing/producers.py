@@ -147,7 +147,7 @@ def newest_numbers(storage: Storage, name: str) -> tuple[int, int] | None:
 
 
 def last_sequence(storage: Storage, name: str) -> int | None:
-    """Return the number of the last message that a producer has appended; None if missing."""
+    """Return the number of the last message that a producer has appended; None before the first."""
     with storage.backend.snapshot() as connection:
         numbering = read_producer(storage, connection, check_name(name))
     return None if numbering is None else numbering.last

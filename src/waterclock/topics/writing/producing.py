@@ -42,7 +42,7 @@ class Producer(Closing):
     Attributes
     ----------
     last_sequence
-        Number of the last message that is stored, or was rejected; None if missing. Go on after it.
+        Number of the last message that is stored, or was rejected; None before the first. Continue after it.
     rejected
         How many messages the topic did not take since this producer was opened; each is a warning in the log.
     """

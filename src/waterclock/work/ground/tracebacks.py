@@ -20,7 +20,7 @@ _NOT_THEIRS = (_OURS / "work", _OURS / "testing")
 
 
 def frames_of(error: BaseException) -> str | None:
-    """Return the last frames outside the worker itself in a line, the innermost one last; None if missing."""
+    """Return the last frames outside the worker itself in a line, the innermost one last; None if all are inside."""
     summary = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
     theirs = [each for each in summary if not any(map(Path(each.filename).is_relative_to, _NOT_THEIRS))]
     if not theirs:

@@ -668,7 +668,7 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
     """As `Assembly.open`."""
     facts = known.facts
     free = _free_start(start, facts)
-    steps *= free == start  # elsewhere, as after a change of length, nothing is just moved on
+    steps *= free == start  # after a jump, such as a change of length, no steps are counted
     start = free
     if facts[NEXT_LENGTH]:
         _change_length(start, known)

@@ -322,7 +322,7 @@ class RateAwareBatcher:
 
     @property
     def forgotten_at(self) -> int | None:
-        """The earliest ``now`` for which `advance` forgets the source, ns; None if missing to forget."""
+        """The earliest ``now`` for which `advance` forgets the source, ns; None if it never does."""
         return self._silence.forgotten_at
 
     @property

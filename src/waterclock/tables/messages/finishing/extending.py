@@ -144,7 +144,7 @@ def _lease_ends(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
 def extend_all(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], Held]:
-    """Extend leases to ``duration`` ns from now, never shorten them, together with those sent together.
+    """Extend leases to ``duration`` ns from now, but never shorten them; send the statements together.
 
     Nothing may follow in the transaction, which may be committed.
 

@@ -46,7 +46,7 @@ class Chosen:
     in_flight
         How many messages of the group are leased.
     first_out
-        The position of the first leased message; None if missing.
+        The position of the first leased message; None if no message is leased.
     skipped
         How many of those in flight are left alone.
     now

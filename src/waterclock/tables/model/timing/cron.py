@@ -127,7 +127,7 @@ def check_timezone(name: object) -> str:
 
 
 def next_tick(cron: str, timezone: str, after: int) -> int | None:
-    """Return the first tick after a time, ns; None if missing."""
+    """Return the first tick after a time, ns; None if there is no later one."""
     return next(_after(cron, timezone, after), None)
 
 
