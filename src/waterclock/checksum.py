@@ -35,7 +35,7 @@ def has_form(form: bytes, data: bytes) -> bool:
 
 
 def unframed(form: bytes, data: bytes, name: str) -> memoryview:
-    """Check what `framed` wrote, and give the body, without a copy.
+    """Check the output of `framed`, and return the body, without a copy.
 
     Parameters
     ----------

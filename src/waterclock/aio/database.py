@@ -53,7 +53,7 @@ class Database(Facade[SyncDatabase]):
     backup = Awaited(SyncDatabase.backup)
 
     async def close(self) -> None:
-        """Wait for the calls under way, and give the connections back."""
+        """Wait for the calls under way, and close the connections."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

@@ -189,7 +189,7 @@ class _Copier:
                 self.kept[kept.path] = kept
 
     def copy(self, named: list[Named]) -> list[Named]:
-        """Copy those that are not yet; give those that are gone."""
+        """Copy the missing files; return those that are gone."""
         stores: dict[str, LedgerFiles] = {}
         work: list[tuple[LedgerFiles, Named]] = []
         gone: list[Named] = []
@@ -253,7 +253,7 @@ def _is_gone(store: LedgerFiles, path: str) -> bool:
 def _consistent(
     backend: Backend, copier: _Copier, file: Path, report: Report
 ) -> tuple[int, list[Named], tuple[str, ...]]:
-    """Take snapshots until one has all the files that it names; give its moment, the files, and the faults."""
+    """Take snapshots until one has all the files that it names; return its moment, the files, and the faults."""
     gone: list[Named] = []
     for _ in range(_SNAPSHOTS):
         taken_at, named = take_snapshot(backend, file, report)

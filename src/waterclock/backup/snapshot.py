@@ -67,7 +67,7 @@ def named_files(backend: Backend) -> list[Named]:
 
 
 def take_snapshot(backend: Backend, target: Path, report: Report) -> tuple[int, list[Named]]:
-    """Copy the database into a new file; give the moment that it shows, ns, and the ledger files that it names.
+    """Copy the database into a new file; return the copy's moment, ns, and the ledger files that it names.
 
     Raises
     ------

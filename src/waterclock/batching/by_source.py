@@ -116,7 +116,7 @@ class BySource:
         return self._take_closed()
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Forget how far the clock of a source has come, as after one message with a wrong clock far ahead.
+        """Reset the clock of a source, for example after one message with a wrong clock far ahead.
 
         Its open messages are returned, and the next message sets the clock again, though not behind the last `advance`;
         see ``EventTimeBatcher.reset`` and ``RateAwareBatcher.reset``.

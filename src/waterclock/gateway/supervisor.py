@@ -25,7 +25,7 @@ Tell = Callable[[str, str], None]
 
 
 class PartFailedError(WaterclockError):
-    """A part ended without being asked to, or did not end when asked to."""
+    """A part ended by itself, or did not end when it was stopped."""
 
 
 @dataclass

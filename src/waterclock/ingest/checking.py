@@ -152,7 +152,7 @@ class BrokerCheck:
 
 
 def broker_settings(text: str) -> dict[str, str]:
-    """Read from Mosquitto's configuration what decides which messages it loses, with its defaults."""
+    """Read the settings of Mosquitto that decide which messages it loses, with its defaults."""
     found = dict(_DEFAULTS)
     for line in text.splitlines():
         name, _, value = line.strip().partition(" ")

@@ -182,7 +182,7 @@ class Follower:
 
 
 def _later(clock: int | None, received: int | None, max_skew: int) -> int | None:
-    """Return how far the receive clock has come, now that something was received at a time."""
+    """Return the receive clock after a message that was received at a time."""
     if received is None:
         return clock
     return received - max_skew if clock is None else max(clock, received - max_skew)

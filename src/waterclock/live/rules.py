@@ -28,7 +28,7 @@ class LiveStream(Protocol):
 
     @property
     def wakes_at(self) -> int | None:
-        """When, ms since the epoch, to `take` again though nothing has come; None for none."""
+        """When, ms since the epoch, to `take` again without new messages; None: never."""
         ...
 
     def take(self, arrived: ManySources, promised: int, /) -> pa.RecordBatch:

@@ -137,7 +137,7 @@ def _chosen(forms: Sequence[bytes], which: npt.NDArray[np.intp]) -> _Runs:
 
 
 class _Buffer(NamedTuple):
-    """One buffer of each batch: how many bytes it has, and what writes it to its places."""
+    """One buffer of each batch: its size, and the function that writes it to its places."""
 
     lengths: Numbers
     write: Callable[[Numbers, npt.NDArray[np.uint8]], None]

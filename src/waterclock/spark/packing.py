@@ -290,7 +290,7 @@ def columns_of(table: pa.Table, record: np.dtype[Any]) -> dict[str, pa.ChunkedAr
 
 
 def clock_of(messages: Records) -> int:
-    """Return how far the receive clock of some messages has come, in microseconds."""
+    """Return the latest receive clock of some messages, in microseconds."""
     return int(messages["receive_time"].max()) // _NS_PER_US
 
 

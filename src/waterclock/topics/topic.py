@@ -559,7 +559,7 @@ class Topic:
         )
 
     def expire(self, ttl: Duration) -> Expired:
-        """Skip messages that are older than ``ttl``, and delete ledgers that have expired as a whole.
+        """Move all subscriptions past messages older than ``ttl``, and delete ledgers that have expired as a whole.
 
         A message's age follows from the smaller of its publish_time and its receive_time, so that a producer whose
         clock is ahead does not keep messages forever. A message is expired if it is older than ``ttl`` by the

@@ -159,7 +159,7 @@ class Worker:
 
     @property
     def ends_by(self) -> float | None:
-        """Return by when it has ended after a signal, in monotonic seconds; None: no signal has come."""
+        """Return the deadline for its end after a signal, in monotonic seconds; None before a signal."""
         return None if self._stops_at is None or not self._was_signalled else self._stops_at + ENDING
 
     @property

@@ -165,7 +165,7 @@ class EventTimeBatcher:
         return batches
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Forget how far the receive clock has come, as after a message that was received by a clock far ahead.
+        """Reset the receive clock, for example after a message that was received by a clock far ahead.
 
         Open messages are returned, as by `flush`, and the next message sets the clock again. The batcher still knows
         which event times it has returned, so that no message is in two batches and no two batches have one identity. A
@@ -233,7 +233,7 @@ class EventTimeBatcher:
 
     @property
     def sleeps_until(self) -> int | None:
-        """At or before `next_deadline`, ns, and found without a look at the messages; None if nothing is open."""
+        """A bound at or before `next_deadline`, ns, found without looking at messages; None if nothing is open."""
         return min(self._open.ends_from + self._rule.max_delay, MAX_NS) if self._open else None
 
     def take_rejected(self) -> list[Rejection]:

@@ -137,7 +137,7 @@ def assign_arrays(
     *,
     now: int | None = None,
 ) -> Assignment:
-    """Find the window of every row; what `assign_batches` and the Spark pipeline stand on.
+    """Find the window of every row; the base of `assign_batches` and of the Spark pipeline.
 
     For a source whose receive times are out of order, give their running maximum: a batcher that reads the messages one
     by one judges them so.
@@ -247,7 +247,7 @@ def read_clocks(
 def judge_arrivals(
     event_times: npt.NDArray[np.int64], clock: npt.NDArray[np.int64], rule: EventTimeRule
 ) -> npt.NDArray[np.uint8]:
-    """Apply the rule as far as it needs no other message: find each row accepted, late or future.
+    """Apply the part of the rule that needs no other message: find each row accepted, late or future.
 
     Parameters
     ----------

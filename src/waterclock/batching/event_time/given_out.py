@@ -12,7 +12,7 @@ make them too, and the narrowest gaps between stretches count as given out first
 
 
 class GivenOut:
-    """The event times of windows given out.
+    """The event times of returned windows.
 
     Windows are returned in order, and a message before the newest returned event time is refused. Earlier times come
     again only if the receive clock was set again; then the stretches of returned time are kept apart.

@@ -108,7 +108,7 @@ def pause(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Hand out nothing of a group until a time, or until it is resumed; also of one that has no messages yet."""
+    """Hand out no message of a group until a time, or until it is resumed; also of one without messages yet."""
     note = "The pause applies to messages that come later. 'waterclock group resume' ends it"
     _mark(common, table, group, "paused", lambda of: of.pause(group, until, dry_run=dry_run), note)
 

@@ -110,7 +110,7 @@ class Output:
 
     @contextmanager
     def progress(self, what: str) -> Generator[Callable[[int, int], None]]:
-        """Show on a terminal how far something is; give what takes how many are done and how many there are."""
+        """Show progress on a terminal; return a function that takes how many are done, and their total."""
         from rich.console import Console
         from rich.progress import Progress, TextColumn
 

@@ -63,7 +63,7 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
 
 
 def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
-    """Pass over messages older than a duration in every subscription, and delete the ledgers of which nothing is left.
+    """Skip messages older than a duration in every subscription, and delete ledgers that expired as a whole.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> in
 
 
 def repair(name: str, /, *, common: Common = Common()) -> int:
-    """Import or find files that the catalogue has lost, measure bounds, and record as lost what cannot be read.
+    """Import or find files that the catalogue has lost, measure bounds, and record unreadable messages as lost.
 
     Exit code 1 if faults remain.
 

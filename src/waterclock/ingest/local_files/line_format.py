@@ -63,7 +63,7 @@ class LineFormat:
         return self.of(path) in ("csv", "collectd")
 
     def parser(self, path: str, header: bytes) -> ParseLine:
-        """Return what parses the lines of a file.
+        """Return the parser of a file's lines.
 
         Raises
         ------

@@ -79,7 +79,7 @@ def read_json(payload: bytes) -> object:
 
 
 def write_json(value: object) -> bytes:
-    """Return a value as a payload: a text as it is, and all else as JSON, with numbers as they were written."""
+    """Encode a value as a payload: a text unchanged, anything else as JSON, with numbers as they were written."""
     try:
         return (value if isinstance(value, str) else _written(value)).encode()
     except UnicodeEncodeError:

@@ -99,7 +99,7 @@ class BrokerSession:
         self._subscribed: tuple[FormatRule, ...] = ()
 
     def stop_receiving(self) -> None:
-        """Leave what arrives from now on to the broker, and connect no more."""
+        """Leave later messages to the broker, and do not connect again."""
         self._is_stopping = True
         self._stopped.set()
 

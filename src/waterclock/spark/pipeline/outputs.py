@@ -155,7 +155,7 @@ def write_parquet(
 
 
 def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str, check: Callable[[], None]) -> None:
-    """Delete what runs that were killed had begun to write.
+    """Delete unfinished files of killed runs.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ _PHASES = {
 
 @dataclass
 class Progress:
-    """How far a pipeline has come.
+    """The progress of a pipeline.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ def observed(outcomes: DataFrame) -> DataFrame:
 
 
 def counts() -> list[Column]:
-    """Return what counts batches, and rejected messages by reason, of outcomes."""
+    """Return the expressions that count batches, and rejected messages by reason, of outcomes."""
     batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
     return [batches.alias(_BATCHES), *by_reason]

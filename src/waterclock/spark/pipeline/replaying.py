@@ -121,7 +121,7 @@ def _stop(topic: Topic, source: PipelineSource, start: Position, last: int) -> P
 
 
 def _promised(topic: Topic, pipeline: Pipeline) -> int:
-    """Read how far the topic's receive clock has come, less the disorder that a stream allows."""
+    """Read the topic's receive clock, less the disorder that a stream allows."""
     bounds = topic.bounds
     if bounds is None:
         return MIN_NS

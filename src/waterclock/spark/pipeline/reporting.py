@@ -156,7 +156,7 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
 
 
 def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]) -> prometheus.Families:
-    """Return what Prometheus is answered."""
+    """Return the metrics for Prometheus."""
     counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
         ("messages", "Messages read since the start.", lambda one: one.messages),
         ("batches", "Batches given since the start.", lambda one: one.batches),

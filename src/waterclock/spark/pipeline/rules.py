@@ -33,7 +33,7 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def refuse_changed_rule(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Raise InvalidArgumentError if the checkpoint was written by another rule; the error names what differs."""
+    """Raise InvalidArgumentError if the checkpoint was written by another rule; the error names the differences."""
     rule, written = named_rule(pipeline), rule_in(spark, pipeline.checkpoint)
     if written is None or written == rule:
         return

@@ -212,7 +212,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
-    """Return how a pipeline's state is or will be parted: as its checkpoint has it, its file, or the cores.
+    """Return the partitions of a pipeline's state: those of its checkpoint, its file, or the number of cores.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress])
 
 
 def _finish(queries: Sequence[StreamingQuery]) -> None:
-    """Wait for the micro-batches under way; the halt file keeps further ones from having messages."""
+    """Wait for the micro-batches under way; the halt file keeps later ones empty."""
     give_up_at = moments.monotonic() + FINISH_WITHIN_S
     for query in queries:
         while query.isActive and query.status["isTriggerActive"] and moments.monotonic() < give_up_at:
@@ -276,7 +276,7 @@ def _stopped(queries: list[StreamingQuery]) -> Generator[list[StreamingQuery]]:
 
 @contextmanager
 def _halting() -> Generator[Path]:
-    """Return a path that is free; a file there has the sources of the queries say that there are no more messages."""
+    """Return a free path; once a file exists there, the sources of the queries report no more messages."""
     folder = Path(tempfile.mkdtemp(prefix="waterclock-pipeline-"))
     try:
         yield folder / "halt"

@@ -33,7 +33,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Test(NamedTuple):
-    """One comparison that a row has to pass: a column, one of pyarrow's functions (or ``is_in``), and what with."""
+    """One comparison that a row has to pass: a column, one of pyarrow's functions (or ``is_in``), and its operand."""
 
     column: str
     function: str

@@ -71,7 +71,7 @@ class TopicReader(DataSourceReader):
         self._wanted = ALL
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Take the filters that Arrow can compare, derive what need not be read, and return the others."""
+        """Take the filters that Arrow can compare, skip parts by them, and return the others."""
         self._wanted = wanted_by(filters)
         self._start, self._stop = positions_by(filters)
         for given in filters:
@@ -117,7 +117,7 @@ class TopicReader(DataSourceReader):
 def read_part(
     partition: InputPartition, options: TopicReadOptions, tests: Iterable[Test] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Read what passes the tests of the slices of one task: in buckets, packed or in the columns asked for.
+    """Read the messages of one task's slices that pass their filters: in buckets, packed or in the chosen columns.
 
     Raises
     ------

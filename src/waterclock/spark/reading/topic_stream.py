@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says on the driver how far the topic has come, cuts micro-batches into slices, and reads these in tasks."""
+    """Finds the topic's end on the driver, cuts micro-batches into slices, and reads these in tasks."""
 
     def __init__(self, options: TopicReadOptions) -> None:
         self._options = options

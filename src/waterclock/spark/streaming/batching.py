@@ -336,7 +336,7 @@ def _short_source() -> Column:
 
 
 def rejected_of(outcomes: DataFrame) -> DataFrame:
-    """Take the rejected messages out of what `event_time_outcomes` gave.
+    """Select the rejected messages from the result of `event_time_outcomes`.
 
     Returns
     -------

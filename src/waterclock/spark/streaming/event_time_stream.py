@@ -135,7 +135,7 @@ class EventTimeStream:
 
     @property
     def wakes_at(self) -> int | None:
-        """The watermark, ms, at which to `take` again though nothing has come; None if nothing is remembered."""
+        """The watermark, ms, at which to `take` again without new messages; None if nothing is remembered."""
         if self.is_empty:
             return None
         if self._earliest is None:

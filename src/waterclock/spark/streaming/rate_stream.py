@@ -125,7 +125,7 @@ class RateStream:
 
     @property
     def wakes_at(self) -> int | None:
-        """The watermark, ms, at which to `take` again though nothing has come; None if no source is forgotten."""
+        """The watermark, ms, at which to `take` again without new messages; None if no source is forgotten."""
         if self._options.forget_after is None or not len(self._clocks):
             return None
         return min(int(self._clocks.min()) + self._options.forget_after, MAX_NS - 1) // _NS_PER_MS + 1

@@ -64,7 +64,7 @@ class Stream(Protocol):
 
     @property
     def wakes_at(self) -> int | None:
-        """The watermark, ms, at which to `take` again though nothing has come; None for none."""
+        """The watermark, ms, at which to `take` again without new messages; None: never."""
         ...
 
     @property

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 
 class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """Writes in its tasks so that doing it again changes nothing; therefore nothing is left to commit or to abort."""
+    """Writes idempotently in its tasks, so there is nothing to commit or to abort."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: ARG002, N803  # Spark's names
         """Tidy up after a write, on the driver."""

@@ -313,7 +313,7 @@ class TableSubscription(Closing):
 
     @property
     def claims_every(self) -> float:
-        """Seconds after which it claims although nothing changed, since a claim also mends what no change shows."""
+        """Seconds after which it claims although nothing changed: a claim also repairs faults that no change shows."""
         return min(_CLAIMS_EVERY, self._row.last_seen.options.poll_interval / _SECOND)
 
     def need_no_notifications(self) -> None:

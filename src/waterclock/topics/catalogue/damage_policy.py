@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_on_damage(on_damage: str, name: str = "on_damage") -> OnDamage:
-    """Check the choice of what to do about damage."""
+    """Check the choice of a damage policy."""
     if on_damage == "raise" or on_damage == "skip":  # noqa: PLR1714  # pyright narrows this
         return on_damage
     raise InvalidArgumentError(f"{name} must be one of {', '.join(_CHOICES)}, got {on_damage!r}")

@@ -343,7 +343,7 @@ class _ChunkRange(NamedTuple):
 
 
 class _Window(io.RawIOBase):
-    """Stands for a file, and shows some of its bytes, at the offsets at which they stand there."""
+    """A file object that holds only some bytes of a file, at their original offsets."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -99,7 +99,7 @@ def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
 
 
 def runs_to_compact(storage: Storage, file_bytes: int = FILE_BYTES) -> list[Run]:
-    """Remove what earlier owners left behind, and choose the ledgers whose files are to become one."""
+    """Remove remains of earlier owners, and choose the ledgers whose files will be joined."""
     sweep(storage)
     columns = [ledgers.c[name] for name in ("ledger", "path", "file_bytes", "messages")]
     statement = (
@@ -285,7 +285,7 @@ def _row_groups(
 def _measured(
     tables: Iterator[tuple[int, pa.Table, list[int]]], expected: dict[int, list[RowGroup]]
 ) -> tuple[dict[int, list[RowGroup]], dict[int, list[int]]]:
-    """Measure the pieces that are said to lie in the file, in its order, and note the checksums of its row groups."""
+    """Measure the pieces of the file, in its order, and note the checksums of its row groups."""
     found: dict[int, list[RowGroup]] = {ledger: [] for ledger in expected}
     chunks: dict[int, list[int]] = {}
     pieces: defaultdict[int | None, list[tuple[int, RowGroup]]] = defaultdict(list)

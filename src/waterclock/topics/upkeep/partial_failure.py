@@ -28,7 +28,7 @@ class Done(NamedTuple):
 
 
 def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileError) -> Undone:
-    """Log that a ledger is left as it is, and note it."""
+    """Log that a ledger is skipped, and note it."""
     _log.error("cannot %s ledger %d of topic %r; continuing with the others: %s", verb, ledger, topic, error)
     return Undone(ledger, str(error), isinstance(error, LostFileError))
 

@@ -112,7 +112,7 @@ def _insist_on_size(there: LedgerFiles, path: str, size: int) -> int:
 
 
 def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
-    """Refuse a store of which a copy is left at the former place: a process that has it open would write there."""
+    """Refuse a store if a copy is left at the former place: a process that has it open would write there."""
     here = storage.files
     try:
         if here.identity != there.identity or here.marker() != here.identity:

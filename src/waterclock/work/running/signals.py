@@ -12,7 +12,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stops(Protocol):
-    """A function that stops a worker; ``again`` if it was asked to before."""
+    """A function that stops a worker; ``again`` if it was called before."""
 
     def __call__(self, *, again: bool) -> None:
         """Stop."""

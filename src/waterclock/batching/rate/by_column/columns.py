@@ -146,7 +146,7 @@ class RateAwareColumns:
 
     @property
     def kept(self) -> Ints:
-        """The numbers of those messages, int64: what `RateBatches.messages` of later calls may name of earlier ones."""
+        """The numbers of those messages, int64; `RateBatches.messages` of later calls may name them."""
         return self._numbers
 
     def fits(self, streams: int, buffered: int, taken: int) -> bool:

@@ -37,5 +37,5 @@ class Gate:
                 self._answers[stream] = bool(self._choose(stream))
 
     def __call__(self, stream: str) -> bool:
-        """Answer; a function has to have been asked."""
+        """Return the answer; a function must have been called before."""
         return self._answers[stream] if self.asks else self._choose(stream)

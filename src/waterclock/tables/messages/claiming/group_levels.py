@@ -21,7 +21,7 @@ from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The messages that there are for a consumer.
+    """The messages available to a consumer.
 
     Attributes
     ----------

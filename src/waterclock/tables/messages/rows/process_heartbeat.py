@@ -253,7 +253,7 @@ def changing(context: TableContext) -> Generator[None]:
 
 
 def everywhere(context: TableContext, connection: sa.Connection, now: int) -> Activity:
-    """Return what all processes do with a table."""
+    """Return the activity of all processes on a table."""
     process = process_heartbeat(context)
     others = (
         (heartbeats.c.table_id == context.table_id)
