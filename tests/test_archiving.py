@@ -54,7 +54,7 @@ def payloads(topic: Topic) -> list[bytes]:
     return [message.payload for message in topic.read()]
 
 
-def test_an_archived_message_keeps_what_was_known_of_it(database: Database, topic: Topic) -> None:
+def test_an_archived_message_keeps_its_columns(database: Database, topic: Topic) -> None:
     table = database.create_table("orders", payload="text", groups="sequenced", columns={"amount": "bigint"})
     put = table.put("hello", headers={"trace": "7"}, group="ada", priority=3, amount=12)
     delivery = table.receive()[0]
@@ -79,7 +79,7 @@ def test_an_archived_message_keeps_what_was_known_of_it(database: Database, topi
     assert (table.stats().acked, table.stats().purged, table.stats().sent) == (0, 1, 1)
 
 
-def test_only_what_was_acked_long_enough_ago_is_archived(database: Database, topic: Topic, clock: Clock) -> None:
+def test_only_old_acked_messages_are_archived(database: Database, topic: Topic, clock: Clock) -> None:
     table = database.create_table("orders", payload="text")
     work_off(table, 2)
     clock.now += 10_000

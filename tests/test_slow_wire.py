@@ -32,7 +32,7 @@ def test_what_waits_for_its_answer_is_a_round_trip_and_what_does_not_is_none(pos
         assert min(trips_of(4, at_once=True) for _ in range(3)) == 1
 
 
-def test_what_is_long_comes_through_whole_in_both_directions(postgresql_server: Service) -> None:
+def test_long_values_arrive_whole_in_both_directions(postgresql_server: Service) -> None:
     long = "x" * 5_000_000
     with (
         slow_wire(postgresql_server.url, 0) as wire,

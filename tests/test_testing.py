@@ -57,7 +57,7 @@ def test_all_that_is_due_is_handled_in_order_and_what_the_handler_puts_as_well(
     assert orders.stats().acked == 3
 
 
-def test_what_a_handler_raises_means_what_it_means_to_a_worker(orders: MessageTable, clock: Clock) -> None:
+def test_exceptions_of_a_handler_mean_the_same_as_in_a_worker(orders: MessageTable, clock: Clock) -> None:
     says: dict[str, BaseException] = {
         "retry": wc.Retry("5s"),
         "snooze": wc.Snooze("5s"),
@@ -195,7 +195,7 @@ from waterclock.testing import drain
 
 
 class Orders(TestCase):
-    def test_what_was_put_is_handled(self):
+    def test_put_messages_are_handled(self):
         seen = []
         with transaction.atomic():
             orders.put("a", unique="k", connection=connection)
@@ -206,8 +206,8 @@ class Orders(TestCase):
         with self.assertRaises(ZeroDivisionError):
             drain(orders, lambda one: 1 / 0, connection=connection)
 
-    def test_what_was_put_is_handled_again(self):
-        self.test_what_was_put_is_handled()
+    def test_put_messages_are_handled_again(self):
+        self.test_put_messages_are_handled()
 
 
 runner = DiscoverRunner(verbosity=0, interactive=False)

@@ -173,7 +173,7 @@ def test_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors_of_others(tried()) == []
 
 
-def test_bytes_are_no_list_of_ids(database: wc.Database) -> None:
+def test_bytes_are_refused_as_ids(database: wc.Database) -> None:
     table = database.create_table("orders", payload="text")
     table.put("tea", id=120)
     for work in (table.ack, table.retry, lambda ids: table.reschedule(ids, 0)):

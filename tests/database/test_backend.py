@@ -92,7 +92,7 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
         Backend(f"sqlite:///{tmp_path}/no/such/folder/x.db", create=True)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_other_than_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     path.write_bytes(b"this is not a database, but long enough to look like one" * 100)
     with pytest.raises(UnavailableError, match="not a database"):

@@ -332,7 +332,7 @@ def test_what_fails_among_others_is_named_and_undone(
 
 
 @on_postgresql
-def test_what_fails_is_named_also_where_its_answer_comes_while_others_are_sent(backend: Backend) -> None:
+def test_a_failed_statement_is_named_even_if_its_answer_comes_during_sending(backend: Backend) -> None:
     one = {"of": 1, "what": 1, "yes": True}
 
     def work(own: Direct) -> None:

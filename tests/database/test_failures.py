@@ -154,7 +154,7 @@ def test_a_pool_that_is_used_up_is_reported_as_that(sqlite_url: str) -> None:
 @pytest.mark.parametrize("port", ["abc", "99999", "-1", "5432x", "٣"])
 @pytest.mark.parametrize("url", ["postgresql://u:pw@127.0.0.1:{}/x", "mysql://u:pw@127.0.0.1:{}/x"])
 @pytest.mark.parametrize("where", ["in its place", "in the query"])
-def test_a_port_that_is_no_number_or_none_that_there_is_is_an_error_of_ours(url: str, port: str, where: str) -> None:
+def test_an_invalid_port_is_an_error(url: str, port: str, where: str) -> None:
     given = url.format(port) if where == "in its place" else f"{url.format(1)}?port={port}"
     with pytest.raises((wc.InvalidArgumentError, wc.UnavailableError)) as raised:
         wc.connect(given)

@@ -39,7 +39,7 @@ def test_one_reset_forgets_everything_that_is_kept_for_a_database() -> None:
     assert (numbers.of(other), names.of(other)) == ([1], ["a"])
 
 
-def test_what_is_kept_does_not_keep_its_database() -> None:
+def test_a_cache_does_not_keep_its_database_alive() -> None:
     kept = PerDatabaseCache[list[int]](lambda _: [])
     kept.of(Opened())
     gc.collect()
@@ -58,9 +58,7 @@ def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thre
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_what_was_built_for_databases_that_were_closed_does_not_keep_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_of_closed_databases_do_not_keep_them_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waterclock.database.per_database_cache.CLOSED_AT_MOST", A_FEW)
     closed: list[weakref.ref[Any]] = []
     with connect(f"sqlite:///{tmp_path / 'open.db'}") as ours:

@@ -23,7 +23,7 @@ def test_the_callers_init_command_is_run_and_the_session_is_strict_all_the_same(
     assert "STRICT_TRANS_TABLES" in mode
 
 
-def test_a_server_that_is_no_mariadb_is_refused_by_its_version(
+def test_a_server_other_than_mariadb_is_refused_by_its_version(
     mariadb_server: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pymysql.connections.Connection, "get_server_info", lambda _self: "8.4.3")

@@ -44,7 +44,7 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_u
     backend.close()
 
 
-def test_a_migration_that_dies_between_its_steps_goes_on_where_it_was(database_url: str) -> None:
+def test_a_killed_migration_resumes_at_its_step(database_url: str) -> None:
     # Where a death undoes all that came before, one step is as good as the next: MariaDB alone keeps each.
     every = 1 if database_url.startswith("mysql") else 5
     _, deaths = killed_after_each_change(lambda: Backend(database_url, create=True).close(), every=every)

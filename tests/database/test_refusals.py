@@ -102,7 +102,7 @@ def test_reading_waits_for_no_writer_and_writes_nothing(tmp_path: Path) -> None:
         assert path.with_name("x.db-wal").stat().st_size == 0
 
 
-def test_the_ledgers_of_a_file_that_is_named_as_a_uri_lie_beside_the_file(tmp_path: Path) -> None:
+def test_the_ledgers_of_a_file_uri_are_next_to_the_file(tmp_path: Path) -> None:
     path = filled(tmp_path / "x.db")
     with connect(f"sqlite:///file:{path}?mode=ro&uri=true") as database:
         assert database.ledgers == f"{path}-ledgers"
@@ -139,7 +139,7 @@ def test_a_database_in_use_is_read_from_a_folder_that_may_not_be_written_to(open
         assert answer.startswith("[b'x', b'y']"), answer
 
 
-def test_a_file_that_counts_as_unchanging_is_opened_anew_once_it_has_changed(open_to_all: Path) -> None:
+def test_an_immutable_file_is_reopened_once_it_has_changed(open_to_all: Path) -> None:
     path = filled(open_to_all / "x.db")
 
     def read_twice() -> str:

@@ -90,7 +90,7 @@ WRITES: dict[str, Callable[[Database], object]] = {
 
 @WITH_LIMIT
 @pytest.mark.parametrize("write", WRITES)
-def test_each_write_refuses_what_is_too_large_at_once(narrow: Database, write: str) -> None:
+def test_each_write_refuses_oversized_values_at_once(narrow: Database, write: str) -> None:
     narrow.create_table("orders", payload="text", groups="sequenced")
     narrow.create_topic("ticks")
     with narrow.backend.patience(5), pytest.raises(InvalidArgumentError):

@@ -19,7 +19,7 @@ def test_the_page_shows_the_statements_that_run(database_url: str, request: pyte
     assert recorded_parts(database_url, database) == shown, ANEW
 
 
-def test_all_else_on_the_page_is_as_it_is_written_anew() -> None:
+def test_the_rest_of_the_page_equals_a_fresh_one() -> None:
     page = PAGE.read_text()
     assert written(parts_of(page)) == page, ANEW
 

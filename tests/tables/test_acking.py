@@ -139,7 +139,7 @@ def test_with_acks_in_the_end_and_backs_off_on_an_exception(orders: MessageTable
     assert payloads(orders) == ["bad"]
 
 
-def test_with_leaves_alone_what_was_already_acked_or_given_back(orders: MessageTable) -> None:
+def test_with_leaves_acked_and_returned_messages_alone(orders: MessageTable) -> None:
     orders.put("tea")
     with orders.receive()[0] as delivery:
         delivery.nack("0s")
@@ -242,7 +242,7 @@ def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limi
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
-def test_what_is_held_or_put_off_for_longer_than_there_is_time_stays_a_whole_number(
+def test_a_lease_or_delay_beyond_the_end_of_time_stays_an_integer(
     make_table: Callable[..., MessageTable], clock: MovableClock, groups: str | None
 ) -> None:
     orders = make_table(groups=groups)

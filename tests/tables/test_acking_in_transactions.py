@@ -154,7 +154,7 @@ def test_a_stale_and_a_fresh_delivery_of_one_message_are_distinguished(
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
-def test_what_was_lost_once_is_lost_again_and_never_silently(
+def test_a_lost_lease_is_reported_each_time(
     orders: MessageTable, clock: MovableClock, database: Database, verb: str
 ) -> None:
     orders.put("tea")
@@ -188,7 +188,7 @@ def test_a_lease_that_only_the_callers_transaction_lost_is_ours_after_its_rollba
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend", "dead_letter", "ack together", "nack together"])
-def test_what_is_acked_in_a_transaction_under_way_is_not_waited_for(
+def test_no_call_waits_for_a_transaction_that_acks_the_message(
     make_table: MakeTable, database: Database, verb: str
 ) -> None:
     table = make_table(max_attempts=3)

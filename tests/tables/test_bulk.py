@@ -81,7 +81,7 @@ def test_of_a_group_that_is_given_back_the_first_one_waits_and_those_behind_it_w
     assert again == {("a1", 2), ("a2", 1), ("b0", 2), ("b1", 1), ("b2", 1)}
 
 
-def test_what_is_given_back_together_in_its_last_attempt_dies_and_the_rest_does_not(
+def test_messages_returned_together_die_only_in_their_last_attempt(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:
     table = make_table(max_attempts=2)
@@ -129,7 +129,7 @@ def test_a_hundred_are_given_back_in_as_many_statements_as_ten(
     assert counts[0] == counts[1]
 
 
-def test_what_is_given_back_without_a_delay_backs_off(orders: MessageTable, clock: MovableClock) -> None:
+def test_returned_messages_without_a_delay_back_off(orders: MessageTable, clock: MovableClock) -> None:
     orders.put("tea")
     assert orders.nack(orders.receive()) == 1
     clock.move("29s")
@@ -187,7 +187,7 @@ def test_deliveries_ever_are_counted_when_their_messages_are_gone_too(
     assert (stats.ack_rate, stats.put_rate) == (0, 0)
 
 
-def test_what_was_put_in_the_last_minute_is_counted_from_the_newest_on(
+def test_puts_of_the_last_minute_are_counted_from_the_newest_on(
     orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("waterclock.tables.messages.inspecting.stats._FIRST_LOOK", 2)
@@ -206,7 +206,7 @@ def test_a_message_whose_handling_has_not_begun_does_not_count_as_sent(orders: M
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
-def test_stopping_finishes_what_is_in_hand_and_gives_the_rest_back(make_table: MakeTable, groups: str | None) -> None:
+def test_stopping_finishes_running_messages_and_returns_the_rest(make_table: MakeTable, groups: str | None) -> None:
     table = make_table(groups=groups)
     table.put_many([{"payload": str(number), "group": "g"} for number in range(5)])
     handled = []

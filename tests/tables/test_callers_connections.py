@@ -373,7 +373,7 @@ def test_mysqlclient_s_connections_are_taken_by_its_name(
 
 
 @on_sqlite
-def test_no_password_is_shown_of_what_is_no_connection(table: MessageTable) -> None:
+def test_an_invalid_connection_shows_no_password(table: MessageTable) -> None:
     url = "postgresql://clerk:s3cr3t@host/factory"
     for given in (url, url.encode(), {"password": "s3cr3t"}, ["s3cr3t"]):
         with pytest.raises(
@@ -392,7 +392,7 @@ def test_no_password_is_shown_of_what_is_no_connection(table: MessageTable) -> N
 @pytest.mark.parametrize("groups", [None, "sequenced"])
 @pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("is_put_before", [True, False])
-def test_a_transaction_that_is_older_than_a_claim_is_no_lost_lease(
+def test_a_transaction_older_than_the_claim_keeps_the_lease(
     make_table: Callable[..., MessageTable], database: Database, groups: str | None, level: str, is_put_before: bool
 ) -> None:
     table = make_table(groups=groups)

@@ -22,7 +22,7 @@ from .plain_sql import run
 MakeTable = Callable[..., MessageTable]
 
 
-def test_what_waits_is_dropped_and_what_is_out_is_finished_or_never_sent_again(
+def test_waiting_messages_are_dropped_and_leased_ones_never_sent_again(
     make_table: MakeTable, clock: MovableClock, kind: dict[str, Any]
 ) -> None:
     table = make_table(ack_wait="30s", min_backoff="1s", **kind)
@@ -52,7 +52,7 @@ def test_what_waits_is_dropped_and_what_is_out_is_finished_or_never_sent_again(
     assert table.stats().cancelled == 0
 
 
-def test_what_is_cancelled_becomes_no_dead_letter(
+def test_a_cancelled_message_becomes_no_dead_letter(
     make_table: MakeTable, clock: MovableClock, kind: dict[str, Any]
 ) -> None:
     table = make_table(ack_wait="30s", max_attempts=1, on_expired="dead_letter", on_exhausted="dead_letter", **kind)
@@ -69,7 +69,7 @@ def test_what_is_cancelled_becomes_no_dead_letter(
     assert (table.dead_letters(), table.stats().cancelled, table.stats().dead) == ([], 3, 0)
 
 
-def test_what_is_cancelled_does_not_count_as_sent_again(make_table: MakeTable, kind: dict[str, Any]) -> None:
+def test_a_cancelled_message_does_not_count_as_sent_again(make_table: MakeTable, kind: dict[str, Any]) -> None:
     table = make_table(**kind)
     [one, other, third] = table.put_many([{"payload": "tea", **group_of(kind)}] * 3)
     table.receive(3)
@@ -115,7 +115,7 @@ def test_a_heartbeat_sees_within_a_second_that_a_message_is_cancelled(orders: Me
     assert len([text for text, _ in statements if text.startswith("SELECT")]) <= 2
 
 
-def test_this_process_sees_at_once_what_it_cancelled(orders: MessageTable) -> None:
+def test_a_process_sees_its_own_cancellations_at_once(orders: MessageTable) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
     with delivery:
@@ -165,7 +165,7 @@ def test_cancelling_a_thousand_messages_is_one_statement(orders: MessageTable, d
 
 
 @pytest.mark.parametrize("reason", [7, b"why"])
-def test_a_reason_that_is_no_text_is_refused(orders: MessageTable, reason: Any) -> None:
+def test_a_reason_other_than_text_is_refused(orders: MessageTable, reason: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="reason"):
         orders.cancel(1, reason)
 

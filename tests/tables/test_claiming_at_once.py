@@ -74,7 +74,7 @@ def test_each_message_comes_once_and_each_group_in_order_for_any_priorities(
 
 @POLICIES
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_is_ordinary_is_never_claimed_step_by_step(
+def test_ordinary_messages_are_never_claimed_step_by_step(
     make_table: Callable[..., MessageTable], policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = make_table(groups=policy)

@@ -109,7 +109,7 @@ def test_a_locked_group_holds_up_no_other_consumer(
 
 
 @with_locks_of_rows
-def test_the_wait_for_locks_is_again_what_it_was(database: Database) -> None:
+def test_the_lock_timeout_is_restored(database: Database) -> None:
     ask = {"postgresql": "SHOW lock_timeout", "mysql": "SELECT @@innodb_lock_wait_timeout"}
 
     def asked() -> object:

@@ -129,13 +129,13 @@ def test_names_are_those_that_cron_knows() -> None:
 @pytest.mark.parametrize(
     "cron", ["", "* * * *", "0 0 3 * * *", "@reboot", "61 * * * *", "0 0 30 2 *", "0 3 * * * x", 7]
 )
-def test_what_is_no_rule_is_refused_with_a_remedy(cron: object) -> None:
+def test_an_invalid_cron_rule_is_refused_with_a_remedy(cron: object) -> None:
     with pytest.raises(InvalidArgumentError, match="cron must "):
         check_cron(cron)
 
 
 @pytest.mark.parametrize("zone", ["", "Europe/Atlantis", "../../etc/passwd", None, 7])
-def test_what_is_no_time_zone_is_refused(zone: object) -> None:
+def test_an_invalid_time_zone_is_refused(zone: object) -> None:
     with pytest.raises(InvalidArgumentError, match="timezone must "):
         check_timezone(zone)
 

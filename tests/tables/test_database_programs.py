@@ -23,14 +23,14 @@ def shell(database_url: str) -> Shell:
     return lambda statements: run_program(database_url, statements)
 
 
-def test_what_is_inserted_is_delivered(orders: MessageTable, shell: Shell, clock: MovableClock) -> None:
+def test_inserted_rows_are_delivered(orders: MessageTable, shell: Shell, clock: MovableClock) -> None:
     shell("insert into orders(id, message) values(1, 'hello world');")
     catch_up(clock)
     [delivery] = orders.receive()
     assert (delivery.id, delivery.payload, delivery.epoch) == (1, "hello world", 1)
 
 
-def test_what_is_inserted_for_a_future_time_is_delivered_then(
+def test_rows_inserted_for_a_future_time_are_delivered_then(
     orders: MessageTable, shell: Shell, clock: MovableClock
 ) -> None:
     future_time = clock.now + 5_000_000_000
@@ -90,7 +90,7 @@ def test_an_insert_of_null_times_is_delivered(orders: MessageTable, shell: Shell
     assert payloads(orders) == ["a"]
 
 
-def test_a_select_shows_what_is_there(orders: MessageTable, shell: Shell) -> None:
+def test_a_select_shows_the_messages(orders: MessageTable, shell: Shell) -> None:
     orders.put("a", priority=2)
     orders.put("b")
     orders.receive(1)

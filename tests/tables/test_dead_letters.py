@@ -221,7 +221,7 @@ def test_the_options_change_while_the_table_is_used(
     assert orders.redrive() == 1
 
 
-def test_a_dead_letter_table_that_was_dropped_is_named_and_can_be_made_anew(
+def test_a_dropped_dead_letter_table_is_named_and_can_be_recreated(
     fragile: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     fragile.put("tea")
@@ -242,7 +242,7 @@ def test_a_dead_letter_table_that_was_dropped_is_named_and_can_be_made_anew(
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("seen", [False, True])
 @pytest.mark.parametrize("by_sql", [False, True])
-def test_a_claim_goes_on_beside_what_belongs_in_a_dead_letter_table_that_was_dropped(
+def test_a_claim_skips_messages_for_a_dropped_dead_letter_table(
     make_table: MakeTable,
     database: Database,
     clock: MovableClock,

@@ -89,7 +89,7 @@ def test_an_extended_lease_keeps_the_consumer_alive(exclusive: MessageTable, clo
     delivery.ack()
 
 
-def test_closing_gives_everything_to_others_at_once_and_counts_only_what_was_started(exclusive: MessageTable) -> None:
+def test_closing_returns_everything_at_once_and_counts_only_started_messages(exclusive: MessageTable) -> None:
     put(exclusive, "a1", "a2", "a3")
     with exclusive.subscribe("x", limit=3) as deliveries:
         started = next(deliveries)

@@ -301,7 +301,7 @@ def test_an_ack_that_is_held_back_behind_what_expired_blocks_none(
 
 @pytest.mark.parametrize("kind", ["ungrouped", "sequenced"], indirect=True)
 @pytest.mark.parametrize("removes", ["claim", "purge"])
-def test_what_is_given_longer_just_before_it_is_removed_is_kept(
+def test_a_message_extended_just_before_its_removal_stays(
     make_table: MakeTable,
     database: Database,
     clock: MovableClock,

@@ -63,7 +63,7 @@ def test_a_table_without_groups_has_none_to_handle(orders: MessageTable) -> None
         _ = orders.groups
 
 
-def test_purging_skips_what_is_in_flight_and_obeys_a_count(sequenced: MessageTable) -> None:
+def test_purging_skips_messages_in_flight_and_obeys_a_count(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "a2", "a3", "a4", "a5", "b1")
     out = sequenced.receive(2)
     assert names(out) == ["a1", "a2"]
@@ -94,7 +94,7 @@ def test_what_was_sent_counts_where_it_was_sent_also_after_a_purge_and_a_move(
     assert (sequenced.stats().sent, other.stats().sent) == (4, 1)
 
 
-def test_a_purge_that_is_forced_takes_what_is_in_flight_too(sequenced: MessageTable) -> None:
+def test_a_forced_purge_takes_messages_in_flight_too(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "a2")
     [first] = sequenced.receive(1)
     assert sequenced.groups.purge("a", force=True) == GroupChange(2, 0)
@@ -103,7 +103,7 @@ def test_a_purge_that_is_forced_takes_what_is_in_flight_too(sequenced: MessageTa
     assert sequenced.groups.list() == []
 
 
-def test_moving_leaves_what_is_in_flight_and_keeps_the_order(
+def test_moving_leaves_messages_in_flight_and_keeps_the_order(
     sequenced: MessageTable, make_table: Callable[..., MessageTable]
 ) -> None:
     other = make_table("other", groups="sequenced")
@@ -309,7 +309,7 @@ def test_messages_that_are_free_have_no_order_and_flow_beside_groups(make_table:
     assert names(table.receive(10)) == ["a2"]
 
 
-def test_a_message_without_a_group_is_refused_where_the_table_says_so(
+def test_a_message_without_a_group_is_refused_if_the_table_rejects_it(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="sequenced", ungrouped="reject")

@@ -169,7 +169,7 @@ def test_rescheduling_a_message_that_is_out_takes_back_those_behind_it(
     assert names(sequenced.receive()) == ["a2", "a3"]
 
 
-def test_a_group_ends_when_it_has_no_messages_left_and_begins_anew(sequenced: MessageTable) -> None:
+def test_an_empty_group_ends_and_begins_again(sequenced: MessageTable) -> None:
     for name in ("a1", "a2", "a3"):
         put(sequenced, name)
         [delivery] = sequenced.receive()
@@ -185,7 +185,7 @@ def test_a_thousand_groups_flow_beside_a_hot_one(sequenced: MessageTable) -> Non
     assert len(received) == 1100
 
 
-def test_a_group_ends_where_its_last_ack_was_held_back(make_table: Callable[..., MessageTable]) -> None:
+def test_a_group_ends_after_its_last_held_back_ack(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(groups="sequenced", ack_order="hold")
     table.put_many([{"payload": "x", "group": "a"} for _ in range(2)])
     first, second = table.receive(2)

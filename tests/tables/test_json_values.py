@@ -110,7 +110,7 @@ def test_json_is_taken_up_to_one_depth_by_every_database(database: Database) -> 
 
 @pytest.mark.one_database
 @pytest.mark.parametrize("make", [list, tuple])
-def test_only_what_is_nested_counts_as_depth(make: Callable[[Any], Any]) -> None:
+def test_only_nesting_counts_as_depth(make: Callable[[Any], Any]) -> None:
     check_json("payload", make([[]] * 100 + ["[" * 100, "{" * 100, {"[" * 100: make([1])}]))
 
 

@@ -59,7 +59,7 @@ def test_a_range_reads_as_it_was_written(shards: list[KeyRange]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "8-", "80", "-8g", "80-80", "c0-40", "80-00", "-112233445566778899", None])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_an_invalid_key_range_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"^shards must .*got {text!r}"):
         check_cover([text])
 
@@ -82,12 +82,12 @@ def test_a_subscriber_names_a_shard_or_a_row_of_neighbours() -> None:
 
 
 @given(ranges)
-def test_a_drawn_id_belongs_where_it_was_drawn_for(shards: list[KeyRange]) -> None:
+def test_a_drawn_id_belongs_to_its_shard(shards: list[KeyRange]) -> None:
     widest = max(shards, key=lambda shard: shard.end - shard.start)
     assert keyspace_id(draw_id(widest, ())) in widest
 
 
-def test_a_drawn_id_is_none_that_is_taken() -> None:
+def test_a_drawn_id_is_not_taken() -> None:
     taken: set[int] = set()
     for _ in range(10_000):
         drawn = draw_id(None, taken)

@@ -72,7 +72,7 @@ def _gone(database: Database) -> Exception:
     return error
 
 
-def test_an_ack_whose_answer_was_lost_is_no_lost_lease(orders: MessageTable, database: Database) -> None:
+def test_an_ack_with_a_lost_answer_keeps_the_lease(orders: MessageTable, database: Database) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
     with losing_the_answer_to(database, "UPDATE") as lost:

@@ -29,7 +29,7 @@ CLAIMS = 12
 
 @pytest.mark.parametrize("options", [{}, {"groups": "sequenced"}, {"groups": "sequenced", "ungrouped": "free"}])
 @pytest.mark.parametrize("at", [MIN_NS, -1, 0, "1969-07-20T20:17:40Z"])
-def test_what_was_due_before_1970_is_due(make_table: MakeTable, options: dict[str, Any], at: Any) -> None:
+def test_a_due_time_before_1970_is_due(make_table: MakeTable, options: dict[str, Any], at: Any) -> None:
     table = make_table(**options)
     table.put("now")
     table.put("long ago", at=at)

@@ -34,7 +34,7 @@ def claimed(priority: int, time_next: int) -> Claimed:
     return Claimed(SimpleNamespace(priority=priority, time_next=time_next), 0)
 
 
-def test_marks_are_where_the_last_claim_stopped_in_each_priority() -> None:
+def test_the_cursor_is_at_the_end_of_the_last_claim_in_each_priority() -> None:
     marks = ClaimCursor()
     marks.advance([claimed(9, 5), claimed(9, 7), claimed(0, 3)])
     assert marks.now() == {9: 7, 0: 3}
@@ -123,7 +123,7 @@ def test_a_claim_asks_no_more_where_asking_takes_long_but_tries_it_again() -> No
     assert walks.should_ask()
 
 
-def test_a_claim_does_not_ask_for_ever_because_of_one_long_walk() -> None:
+def test_one_long_walk_does_not_make_claims_ask_forever() -> None:
     walks = walks_after(0.1)
     for _ in range(200):
         walks.asked(0.001)

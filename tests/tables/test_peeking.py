@@ -49,9 +49,7 @@ def test_what_a_consumer_has_is_left_out_until_its_lease_ends(orders: MessageTab
     assert orders.peek() == []
 
 
-def test_what_has_used_up_its_attempts_is_left_out(
-    make_table: Callable[..., MessageTable], clock: MovableClock
-) -> None:
+def test_exhausted_messages_are_left_out(make_table: Callable[..., MessageTable], clock: MovableClock) -> None:
     table = make_table(max_attempts=1)
     table.put("one")
     table.receive()

@@ -13,7 +13,7 @@ from .conftest import MovableClock
 from .received import payloads
 
 
-def test_what_was_put_is_delivered(orders: MessageTable) -> None:
+def test_put_messages_are_delivered(orders: MessageTable) -> None:
     message_id = orders.put("tea", headers={"shop": "Köln"}, priority=3)
     [delivery] = orders.receive()
     assert delivery.id == message_id
@@ -80,7 +80,7 @@ def test_putting_an_id_again_changes_nothing_and_is_reported(orders: MessageTabl
     assert payloads(orders) == ["a", "d"]
 
 
-def test_putting_an_id_that_is_in_flight_or_acked_is_no_new_message(orders: MessageTable) -> None:
+def test_putting_an_id_in_flight_or_acked_adds_no_message(orders: MessageTable) -> None:
     orders.put("a", id=7)
     [delivery] = orders.receive()
     orders.put("a", id=7)

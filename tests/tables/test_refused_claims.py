@@ -145,7 +145,7 @@ def test_what_was_passed_by_with_refused_messages_comes_soon_after(
     assert len(orders.context.refused_seqs.all()) == 30
 
 
-def test_what_is_no_longer_refused_comes_after_a_while(
+def test_messages_no_longer_refused_come_after_a_while(
     database: Database, orders: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.put_many([{"payload": "kept"}] * 40 + [{"payload": "behind"}])
@@ -203,7 +203,7 @@ def test_groups_that_were_refused_with_others_are_routed_soon_after(
     assert found == ["behind"] * 4, "within the minute for which refused groups are passed by"
 
 
-def test_what_is_refused_on_all_messages_is_raised_and_passes_by_none(database: Database, orders: MessageTable) -> None:
+def test_a_refusal_of_all_messages_is_raised_and_skips_none(database: Database, orders: MessageTable) -> None:
     orders.put_many([{"payload": "kept"}, {"payload": "kept"}])
     refuse(database, "kept", CLAIMED)
     with pytest.raises(RefusedError):
@@ -255,7 +255,7 @@ def test_a_narrowing_that_found_nothing_rests_ten_times_as_long_as_it_took(monke
     assert narrowing.may_begin()
 
 
-def test_a_refused_claim_keeps_what_its_table_has_learnt(database: Database, orders: MessageTable) -> None:
+def test_a_refused_claim_keeps_the_table_context(database: Database, orders: MessageTable) -> None:
     orders.put("kept")
     refuse(database, "kept", CLAIMED)
     context = orders.context
@@ -264,7 +264,7 @@ def test_a_refused_claim_keeps_what_its_table_has_learnt(database: Database, ord
     assert orders.context is context
 
 
-def test_what_is_passed_by_is_tried_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_messages_are_tried_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0
     monkeypatch.setattr(moments, "monotonic_ns", lambda: now)
     passed = PassedBy[int]()

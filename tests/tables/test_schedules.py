@@ -290,7 +290,7 @@ def test_a_name_that_leaves_no_room_in_text_ids_is_refused(make_table: MakeTable
         table.schedule("n" * 201, cron="* * * * *", payload="x")
 
 
-def test_a_consumer_that_may_put_later_what_is_scheduled_does_so_without_a_restart(
+def test_a_consumer_that_gains_the_right_to_put_schedules_without_a_restart(
     jobs: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs.schedule("hourly", cron="@hourly", payload="scheduled", catch_up="one")

@@ -25,7 +25,7 @@ def test_a_subscription_gives_one_message_after_another(orders: MessageTable) ->
     assert orders.stats().acked == 25
 
 
-def test_closing_gives_back_what_was_not_handed_out_and_counts_no_attempt(
+def test_closing_returns_unhanded_messages_without_counting_an_attempt(
     orders: MessageTable, clock: MovableClock
 ) -> None:
     orders.put_many([{"payload": str(number), "at": clock.now - number} for number in range(5)])
@@ -89,7 +89,7 @@ def test_two_subscriptions_share_the_messages(orders: MessageTable) -> None:
     assert received == [str(number) for number in range(8)]
 
 
-def test_a_subscription_purges_what_was_acked_long_enough_ago_for_every_way_to_ack(
+def test_a_subscription_purges_old_acked_messages_for_every_way_to_ack(
     make_table: Callable[..., MessageTable], clock: MovableClock, database: Database
 ) -> None:
     table = make_table(purge_after="1h")

@@ -85,7 +85,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_pauses_grow_to_half_a_minute_and_begin_anew_after_a_success(
+def test_pauses_grow_to_half_a_minute_and_restart_after_a_success(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes: list[bool] = [False] * 10 + [True] + [False, True]

@@ -136,6 +136,6 @@ def test_the_callers_own_rows_and_the_message_are_committed_together(orders: Mes
     "connection",
     ["sqlite:///x.db", 7, sqlite3.Connection, sqlite3.connect(":memory:").cursor(), sa.create_engine("sqlite://")],
 )
-def test_what_is_no_connection_is_refused(orders: MessageTable, connection: Any) -> None:
+def test_an_invalid_connection_is_refused(orders: MessageTable, connection: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^connection must "):
         orders.put("a", connection=connection)

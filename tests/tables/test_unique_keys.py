@@ -185,7 +185,7 @@ def test_a_consumer_may_put_the_key_of_the_message_that_it_acks(database: Databa
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
-def test_a_late_ack_of_what_was_replaced_since_does_not_ack_what_stands_there_now(
+def test_a_late_ack_does_not_ack_the_replacement(
     make_table: MakeTable, clock: MovableClock, groups: str | None
 ) -> None:
     table = make_table(ack_wait="1s", min_backoff="1s", groups=groups)
@@ -233,7 +233,7 @@ def test_keys_that_no_message_has_are_deleted_an_hour_later(
         assert connection.scalars(sa.select(unique_keys.c.unique_key)).all() == []
 
 
-def test_what_is_put_without_a_key_asks_for_none(database: Database, orders: MessageTable) -> None:
+def test_a_put_without_a_key_needs_no_key_statement(database: Database, orders: MessageTable) -> None:
     with statements_of(database.backend, "waterclock_unique_keys") as statements:
         orders.put("a")
         orders.put_many([{"payload": "b"}])
@@ -252,7 +252,7 @@ def test_what_is_put_without_a_key_asks_for_none(database: Database, orders: Mes
         ({"on_conflict": "raise"}, "on_conflict"),
     ],
 )
-def test_what_is_no_key_is_refused(orders: MessageTable, given: dict[str, Any], named: str) -> None:
+def test_an_invalid_key_is_refused(orders: MessageTable, given: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         orders.put("a", **given)
 

@@ -44,7 +44,7 @@ def test_headers_may_have_a_nul_which_json_spells_and_no_half_of_a_pair(
 
 @pytest.mark.one_database
 @pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": -math.inf}, NUL, [{"a": HALF}], {NUL: 1}, {1, 2}])
-def test_what_is_no_json_that_every_database_keeps_is_refused(database: Database, value: Any) -> None:
+def test_json_that_a_database_would_change_is_refused(database: Database, value: Any) -> None:
     table = database.create_table("orders", payload="json", columns={"extra": "json"})
     with pytest.raises(InvalidArgumentError, match=r"^payload(:| must be JSON, got) "):
         table.put(value)
@@ -52,7 +52,7 @@ def test_what_is_no_json_that_every_database_keeps_is_refused(database: Database
         table.put(1, extra=value if isinstance(value, list | dict | set) else [value])
 
 
-def test_json_that_only_looks_like_what_is_refused_is_kept(database: Database) -> None:
+def test_json_that_only_looks_refusable_is_stored(database: Database) -> None:
     table = database.create_table("orders", payload="json", columns={"extra": "json"})
     likely = {"a": "\\u0000 and \\ud800 as a caller may write them", "b": "😀", "c": [None, True, 1.5]}
     table.put(likely, extra=likely)
@@ -86,7 +86,7 @@ def test_ids_that_cannot_be_kept_are_errors_of_ours_wherever_they_are_asked_for(
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_what_is_storable_is_kept_as_it_is_and_all_else_becomes_so(text: str) -> None:
+def test_storable_text_is_unchanged_and_other_text_becomes_storable(text: str) -> None:
     kept = storable(text)
     assert check_text("text", kept) == kept
     assert storable(kept) == kept

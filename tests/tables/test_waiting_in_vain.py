@@ -95,7 +95,7 @@ def test_pauses_begin_with_the_second_claim_in_vain_and_double_up_to_a_tenth_of_
 
 @each_policy
 @pytest.mark.parametrize("way", ["receive", "subscribe"])
-def test_what_is_locked_is_claimed_again_after_pauses_that_grow(
+def test_locked_messages_are_claimed_again_after_growing_pauses(
     make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, groups: str | None, way: str
 ) -> None:
     table = make_table(groups=groups)

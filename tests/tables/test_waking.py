@@ -131,7 +131,7 @@ def test_what_else_is_written_in_the_folder_wakes_no_consumer_and_hides_no_nudge
     changes.wait(FAR, flag)  # ends
 
 
-def test_a_waiting_consumer_on_sqlite_looks_ten_times_a_second_at_the_most(
+def test_a_waiting_consumer_on_sqlite_looks_at_most_ten_times_a_second(
     watched: tuple[MessageTable, SqliteChanges], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, changes = watched

@@ -126,7 +126,7 @@ def test_a_text_without_utf8_is_refused(count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4_000, 60_000, 70_000])
-def test_what_is_too_large_to_be_packed_is_kept_as_columns(size: int) -> None:
+def test_entries_too_large_to_pack_are_columns(size: int) -> None:
     for message in (
         Message("a", "b", 1, b"x" * size),
         Message("a" * size, "b", 1),
@@ -233,7 +233,7 @@ def test_other_contents_have_another_checksum(some: list[Message], others: list[
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 313_814_020), (100, 158_482_086)])
-def test_the_checksum_leaves_out_when_messages_were_sent_and_stays_the_same_for_ever(count: int, expected: int) -> None:
+def test_the_checksum_ignores_send_times_and_never_changes(count: int, expected: int) -> None:
     some = [Message("press", "load", number, b"x", headers={"k": "v"}) for number in range(count)]
     early, late = (encode_entry(some, lambda now=now: now, with_checksum=True) for now in (1, 2))
     assert early.data != late.data
@@ -241,7 +241,7 @@ def test_the_checksum_leaves_out_when_messages_were_sent_and_stays_the_same_for_
     assert encode_entry(some, lambda: 3).checksum == 0
 
 
-def test_the_packed_form_stays_the_same_for_ever() -> None:
+def test_the_packed_form_never_changes() -> None:
     message = Message("ab", "c", 1, b"xyz", publish_time=2, receive_time=-1, headers={"k": "vw"})
     body = (
         bytes.fromhex("0100 0100")
@@ -266,7 +266,7 @@ _TABLE = pa.table({"source": ["secret"], "stream": ["secret"], "event_time": ["s
     [_TABLE, [_TABLE], [{"source": "secret"}], {"secret": 1}, "secret", ["secret"], _TABLE.to_reader()],
     ids=lambda appended: type(appended).__name__,
 )
-def test_errors_about_what_is_appended_do_not_print_its_data(appended: Any) -> None:
+def test_errors_about_appends_do_not_print_data(appended: Any) -> None:
     with pytest.raises(WaterclockError) as raised:
         encode_entry(appended, lambda: 0)
     assert "secret" not in str(raised.value)

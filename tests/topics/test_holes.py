@@ -92,7 +92,7 @@ def test_a_hole_at_the_beginning_or_before_the_open_ledger_is_one_too(
     assert [t for part in slices for b in read_slice(part) for t in b["publish_time"].to_pylist()] == left
 
 
-def test_what_was_deleted_on_purpose_is_no_hole(six: Topic) -> None:
+def test_ledgers_deleted_on_purpose_are_not_a_gap(six: Topic) -> None:
     reader = six.read_arrow(columns=["publish_time"])
     assert next(reader)["publish_time"][0].as_py() == 0
     assert six.truncate(Position(3, 0, 0)) == 3
@@ -217,7 +217,7 @@ def test_entries_whose_ledger_is_missing_are_kept(sqlite_topic: Topic) -> None:
     assert times(topic.read()) == list(range(60))
 
 
-def test_looking_up_tells_a_hole_from_what_was_deleted(six: Topic) -> None:
+def test_looking_up_distinguishes_a_gap_from_deleted_messages(six: Topic) -> None:
     six.truncate(Position(1, 0, 0))
     lose_ledgers(six, 2)
     write(six, sa.delete(entries).where(entries.c.ledger == 2))

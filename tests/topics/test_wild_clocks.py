@@ -116,7 +116,7 @@ def test_an_append_of_which_nothing_is_left_writes_nothing(clocked_topic: Topic,
     assert topic.info.messages == 0
 
 
-def test_what_is_kept_although_it_is_ahead_is_a_warning(
+def test_a_message_kept_although_ahead_is_a_warning(
     clocked_topic: Topic, clock: SettableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = limited(clocked_topic, on_ahead="keep")
@@ -142,7 +142,7 @@ def test_a_repeat_is_recognised_and_answered_as_the_first_time_although_the_cloc
     assert topic.info.messages == 2
 
 
-def test_a_repeat_of_what_was_rejected_whole_is_recognised_too(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_repeat_of_a_rejected_append_is_recognised(clocked_topic: Topic, clock: SettableClock) -> None:
     topic = limited(clocked_topic)
     first = topic.append(sent(98, 99), producer="p", sequence=0)
     assert (first.first, first.count, first.duplicate) == (None, 0, False)
@@ -152,7 +152,7 @@ def test_a_repeat_of_what_was_rejected_whole_is_recognised_too(clocked_topic: To
     assert held(topic) == [0, 1]
 
 
-def test_a_repeat_of_what_was_taken_whole_rejects_nothing(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_repeat_of_an_accepted_append_rejects_nothing(clocked_topic: Topic, clock: SettableClock) -> None:
     topic = limited(clocked_topic)
     clock.now = 20 * SECOND
     topic.append(sent(25), producer="p", sequence=0)
@@ -160,7 +160,7 @@ def test_a_repeat_of_what_was_taken_whole_rejects_nothing(clocked_topic: Topic, 
     assert topic.append(sent(25), producer="p", sequence=0) == Appended(Position(0, 0, 0), 1, duplicate=True)
 
 
-def test_a_batching_producer_counts_what_is_rejected_and_goes_on(
+def test_a_batching_producer_counts_rejections_and_continues(
     clocked_topic: Topic, clock: SettableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = limited(clocked_topic)

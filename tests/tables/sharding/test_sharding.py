@@ -154,7 +154,7 @@ def test_a_receive_takes_from_both_shards_and_begins_with_another_one_each_time(
     assert first in (["-80", "80-"] * 2, ["80-", "-80"] * 2)
 
 
-def test_closing_gives_back_what_was_not_handed_out_and_counts_no_attempt(orders: ShardedTable) -> None:
+def test_closing_returns_unhanded_messages_without_counting_an_attempt(orders: ShardedTable) -> None:
     many(orders)
     with orders.subscribe() as deliveries:
         handed_out = next(deliveries).id
@@ -174,12 +174,12 @@ def test_a_subscription_to_a_shard_or_a_range_reads_that_alone(orders: ShardedTa
 
 
 @pytest.mark.parametrize("part", [{"shard": "-40"}, {"shard": "0"}, {"key_range": "-40"}, {"key_range": "all"}])
-def test_a_range_that_is_no_shards_is_refused(orders: ShardedTable, part: dict[str, str]) -> None:
+def test_a_range_of_no_shard_is_refused(orders: ShardedTable, part: dict[str, str]) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=f"^{next(iter(part))} must be .*, got "):
         orders.subscribe(**part)
 
 
-def test_a_waiting_receive_gets_what_is_put_on_any_shard(urls: dict[str, str]) -> None:
+def test_a_waiting_receive_gets_messages_of_any_shard(urls: dict[str, str]) -> None:
     with wc.connect(shards=urls) as keyspace:
         table = keyspace.create_table("orders", payload="text", poll_interval="1h")
         assert table.receive(wait="10ms") == []
@@ -253,7 +253,7 @@ def test_a_dropped_table_ends_its_subscribers_with_an_error(orders: ShardedTable
     assert keyspace.tables() == []
 
 
-def test_a_table_is_made_where_it_is_missing(keyspace: ShardedDatabase) -> None:
+def test_a_missing_table_is_created_on_a_shard(keyspace: ShardedDatabase) -> None:
     keyspace.create_table("orders", payload="text")
     with pytest.raises(wc.AlreadyExistsError):
         keyspace.create_table("orders")

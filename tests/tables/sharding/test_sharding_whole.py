@@ -101,7 +101,7 @@ def test_a_subscription_counts_on_each_shard_that_it_reads(orders: ShardedTable)
     assert orders.stats().subscribers == 0
 
 
-def test_what_was_acked_while_it_was_offered_is_not_handed_out(orders: ShardedTable) -> None:
+def test_a_message_acked_while_offered_is_not_handed_out(orders: ShardedTable) -> None:
     many(orders, 8)
     with orders.subscribe() as deliveries:
         assert isinstance(deliveries, ShardedSubscription)
