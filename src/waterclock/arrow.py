@@ -66,6 +66,8 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
     size = sum([len(m.payload) for m in messages])
     if size > MOST_BYTES:
         raise _too_large("payload", f"{size} bytes")
+    if (size := _header_bytes(messages)) > MOST_BYTES:  # pyarrow ends the process
+        raise _too_large("headers", f"{size} bytes")
     columns: list[Any] = [
         [m.source for m in messages],
         [m.stream for m in messages],
@@ -86,12 +88,23 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
             f"text must be valid Unicode, got the lone surrogate {quoted(error.object[error.start : error.end])}."
             " Repair it, or replace it: text.encode(errors='replace').decode()"
         ) from None
-    except pa.ArrowCapacityError:
-        raise _too_large("headers", "too many bytes") from None
     for array, field in zip(arrays, schema, strict=True):
         if isinstance(array, pa.ChunkedArray):
             raise _too_large(field.name, f"{array.nbytes} bytes")
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _header_bytes(messages: Sequence[Message]) -> int:
+    """Return the bytes of all headers; only an upper bound unless it matters, as counting bytes takes encoding."""
+    headers = [m.headers for m in messages if m.headers is not None]
+    most = 4 * sum([len(name) + len(text) for each in headers for name, text in each.items()])
+    if most <= MOST_BYTES:
+        return most
+    return sum(
+        len(name.encode(errors="surrogatepass")) + len(text.encode(errors="surrogatepass"))
+        for each in headers
+        for name, text in each.items()
+    )
 
 
 def _too_large(name: str, size: str) -> InvalidArgumentError:

@@ -237,6 +237,22 @@ def test_more_payload_than_a_column_holds_is_refused_with_its_size(
     assert list(sqlite_topic.read()) == []
 
 
+def test_more_headers_than_a_column_holds_are_refused_with_their_size(
+    sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "MOST_BYTES", 100_000)
+    headers = {"key": "ü" * 25_000}
+    with pytest.raises(InvalidArgumentError, match="'headers' must hold at most 100000 bytes in one call, got 100006"):
+        sqlite_topic.append([Message("a", "b", time, headers=headers) for time in (1, 2)])
+    sqlite_topic.append([Message("a", "b", 1, headers=headers)])
+
+
+def test_a_list_of_more_than_two_gigabytes_is_refused_before_its_payloads_are_copied(sqlite_topic: Topic) -> None:
+    payload = bytes(16 << 20)  # one object, so that the list takes no more memory than this
+    with pytest.raises(InvalidArgumentError, match=r"'payload' must hold at most 2147483646 bytes.*got 2147483648"):
+        sqlite_topic.append([Message("a", "b", time, payload) for time in range(128)])
+
+
 @pytest.mark.slow
 def test_more_than_two_gigabytes_of_zeros_are_read_and_sealed(sqlite_topic: Topic) -> None:
     for number in range(140):
