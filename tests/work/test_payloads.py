@@ -598,7 +598,7 @@ def changed_after_it_was_made() -> Rounded:
         (Data(b"x"), "bytes can be a whole payload, but not part of one in JSON"),
         (Numbers({}), r"Numbers.by: the keys of an object in JSON are text, got dict\[int, str\]; use str"),
         (Setting(float("nan")), "not JSON compliant"),
-        (Setting(2), r"Setting.value is 2 and would be read as 2.0"),
+        (Setting(2**53 + 1), r"Setting.value is 9007199254740993 and would be read as 9007199254740992.0"),
         (Holding(LongCancel(1, "late")), "Holding.change is LongCancel"),
         (Changes([Refund(1, 250)]), "could be Cancel and Refund"),
         (Placed(Place(1)), "a handler could not read it"),
@@ -614,6 +614,11 @@ def test_an_object_that_would_come_back_different_is_refused(value: Any, why: st
         with pytest.raises(wc.InvalidArgumentError, match=f"cannot put (?s:.*){why}.*Convert it to a dict") as refused:
             write_payload(value, payload)
         assert "s3cret" not in str(refused.value)
+
+
+def test_an_int_in_a_field_of_floats_is_read_as_the_equal_float() -> None:
+    for payload in ("json", "text", "bytes"):
+        assert repr(read_payload(Setting, write_payload(Setting(2), payload))) == "Setting(value=2.0)"
 
 
 def test_writing_reads_each_object_back_once() -> None:

@@ -11,7 +11,7 @@ from waterclock.tables.payloads.types import JSON_SCALARS, is_model
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, with the same types in all their parts."""
+    """Return whether two values are equal, with the same types in all their parts; an int may be read as a float."""
     return first_difference(one, other) is None
 
 
@@ -24,7 +24,9 @@ def first_difference(one: Any, other: Any) -> tuple[str, Any, Any] | None:
     kind = type(one)
     parts = None if kind is not type(other) or kind in JSON_SCALARS else _parts(one, other)
     if parts is None:
-        return None if kind is type(other) and _is_equal(one, other) else ("", one, other)
+        # An int may stand for a float, but not 2**53 + 1, which would be rounded.
+        alike = kind is type(other) or (kind is int and type(other) is float)
+        return None if alike and _is_equal(one, other) else ("", one, other)
     for place, part, again in parts:
         found = first_difference(part, again)
         if found is not None:
