@@ -108,9 +108,10 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         if now is not None and is_duration(value):
             return _in_range(now - to_duration(value, name), value, name)
         return _in_range(_parse_iso(value, name), value, name)
+    is_numpy = type(value).__name__ == "datetime64"
+    if (is_numpy or isinstance(value, datetime)) and value != value:  # noqa: PLR0124  # NaT, which pandas makes a datetime
+        raise InvalidArgumentError(f"{name} must be a time, got NaT. Leave it out, or drop the row")
     if isinstance(value, datetime):
-        if value != value:  # noqa: PLR0124  # pandas' NaT, a datetime whose methods fail
-            raise InvalidArgumentError(f"{name} must be a time, got NaT. Leave it out, or drop the row")
         if value.utcoffset() is None:
             raise InvalidArgumentError(
                 f"{name} must be a datetime with a time zone, got {quoted(value)}. Add one, for example"
@@ -120,7 +121,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
             value, "nanosecond", 0
         )  # pandas' datetimes have some
         return _in_range(ns, value, name)
-    if type(value).__name__ == "datetime64":
+    if is_numpy:
         raise InvalidArgumentError(
             f"{name} must be a time with a time zone, got {quoted(value)}. If it is in UTC, give f'{{value}}Z'"
         )
