@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
@@ -143,6 +144,25 @@ def test_a_beat_that_fails_is_tried_again_soon(
         assert "cannot extend the leases of 1 messages of 'orders'" in caplog.text
         pulse.pass_time("10m")
         assert not delivery.lost
+
+
+def test_beats_that_keep_failing_are_logged_once_a_minute(
+    orders: MessageTable, pulse: Pulse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders.alter(ack_wait="3m")
+    orders.put("tea")
+    [delivery] = orders.receive()
+    with suppress(LeaseLostError), delivery:
+        with monkeypatch.context() as patch:
+            patch.setattr(heartbeat.extending, "extend_all", _fail)
+            pulse.pass_time("121s")
+            assert caplog.text.count("cannot extend the leases") == 1
+            pulse.pass_time("58s")
+            assert caplog.text.count("cannot extend the leases") == 1
+            pulse.pass_time("3s")
+            assert caplog.text.count("cannot extend the leases") == 2
+        pulse.pass_time("2s")
+    assert caplog.text.count("cannot extend the leases") == 2
 
 
 def _fail(*_arguments: object) -> None:

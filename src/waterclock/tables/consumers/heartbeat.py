@@ -36,6 +36,9 @@ SLACK = 1.0
 LOOK_EVERY = _SECOND
 """How often the heartbeat checks whether handled messages are cancelled, ns."""
 
+WARN_EVERY = 60 * _SECOND
+"""How often the heartbeat warns that leases of one table are not extended, ns: it retries up to ten times a second."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -121,6 +124,7 @@ class Heartbeat:
         self._sleeps_until = 0
         self._kept_since: dict[int, int] = {}
         self._looks_at = 0
+        self._warned_at: dict[int, int] = {}
 
     def keep(self, delivery: HandledDelivery) -> None:
         """Extend a delivery's lease whenever due, and check whether the message is cancelled."""
@@ -177,11 +181,23 @@ class Heartbeat:
         for deliveries in by_table.values():
             for one in deliveries:
                 one.beat_at = now + retry_after(one.context.options.ack_wait)
-            _apart(lambda deliveries=deliveries: _extend(deliveries, now))
+            _apart(lambda deliveries=deliveries: self._extend(deliveries, now))
             self._beat_who_is_due()  # locked messages of one table delay no other table
         self._look(now)
         with self._changed:
             return self._next()
+
+    def _extend(self, deliveries: list[HandledDelivery], now: int) -> None:
+        context = deliveries[0].context
+        try:
+            _extend(deliveries, now)
+        except WaterclockError as error:
+            # The ack finds out whether the lease was kept, so a log line is enough here.
+            if now - self._warned_at.get(context.table_id, now - WARN_EVERY) >= WARN_EVERY:
+                self._warned_at[context.table_id] = now
+                _log.warning("cannot extend the leases of %d messages of %r: %s", len(deliveries), context.name, error)
+        else:
+            self._warned_at.pop(context.table_id, None)
 
     def _look(self, now: int) -> None:
         """Check messages for cancellation that have been handled for a while: most finish earlier."""
@@ -245,20 +261,15 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
     context = mine[0].context
     length = context.options.ack_wait
     patience = patience_of(length)
-    try:
-        with at_most(patience + SLACK):
-            find_out(context, mine)
-            # Undecided ones are retried: a caller's transaction holds their rows, and may be long.
-            mine = [one for one in mine if not (one.over or one.undecided)]
-            if not mine:
-                return
-            ends = context.backend.transact_within(
-                patience, lambda own: extending.extend_all(context, own, [one.leased for one in mine], length)
-            )
-    except WaterclockError as error:
-        # The ack finds out whether the lease was kept, so a log line is enough here.
-        _log.warning("cannot extend the leases of %d messages of %r: %s", len(mine), context.name, error)
-        return
+    with at_most(patience + SLACK):
+        find_out(context, mine)
+        # Undecided ones are retried: a caller's transaction holds their rows, and may be long.
+        mine = [one for one in mine if not (one.over or one.undecided)]
+        if not mine:
+            return
+        ends = context.backend.transact_within(
+            patience, lambda own: extending.extend_all(context, own, [one.leased for one in mine], length)
+        )
     for one in mine:
         one.beat_at = now + beat_after(length)
         one.extended(ends.get((one.leased.seq, one.leased.claim_id)))
