@@ -12,7 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 import waterclock as wc
-from waterclock.database.schema import ingest_catalogue, table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema import (
+    ingest_catalogue,
+    server_catalogue,
+    table_catalogue,
+    topic_catalogue,
+    upkeep_catalogue,
+)
 from waterclock.database.schema.catalogue import metadata
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +118,7 @@ def columns(url: str) -> Generator[tuple[str, str]]:
     """Yield the tables of the catalogue and of messages, with their columns."""
     known = {
         ingest_catalogue.ingest_sessions,
+        server_catalogue.tokens,
         table_catalogue.message_tables,
         topic_catalogue.topics,
         upkeep_catalogue.upkeep,

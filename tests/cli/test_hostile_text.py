@@ -93,6 +93,10 @@ SCENARIOS = {
         1 schedule rm jobs @@
         0 upkeep
         0 upkeep status
+        2 token add @ --read topic:t
+        0 token add name --read table:@ --expires 1d
+        0 token ls
+        1 token rm @
         0 doctor
     """,
     "groups": """

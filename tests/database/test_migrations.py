@@ -15,11 +15,23 @@ import waterclock as wc
 from waterclock.database.backend import Backend
 from waterclock.database.engines import mariadb
 from waterclock.database.migrating import HEAD, catalogue_version
-from waterclock.database.schema import ingest_catalogue, table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema import (
+    ingest_catalogue,
+    server_catalogue,
+    table_catalogue,
+    topic_catalogue,
+    upkeep_catalogue,
+)
 from waterclock.database.schema.catalogue import metadata
 from waterclock.errors import SchemaError, UnavailableError
 
-CATALOGUES = (ingest_catalogue, table_catalogue, topic_catalogue, upkeep_catalogue)  # importing them fills the metadata
+CATALOGUES = (
+    ingest_catalogue,
+    server_catalogue,
+    table_catalogue,
+    topic_catalogue,
+    upkeep_catalogue,
+)  # importing them fills the metadata
 
 
 @pytest.fixture

@@ -13,11 +13,17 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
-from waterclock.database.schema import ingest_catalogue, table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema import (
+    ingest_catalogue,
+    server_catalogue,
+    table_catalogue,
+    topic_catalogue,
+    upkeep_catalogue,
+)
 from waterclock.database.schema.catalogue import metadata
 from waterclock.tables.model.schema import message_rows
 
-_MODULES = (topic_catalogue, table_catalogue, upkeep_catalogue, ingest_catalogue)
+_MODULES = (topic_catalogue, table_catalogue, upkeep_catalogue, ingest_catalogue, server_catalogue)
 _DIALECTS = {"SQLite": sqlite.dialect(), "PostgreSQL": postgresql.dialect(), "MariaDB": mysql.dialect()}
 _SPELLING = re.compile(r" (CHARACTER SET|COLLATE) \w+")
 

@@ -80,6 +80,7 @@ COMMANDS = {
     "schedule": ("tables.schedule:app", "Messages that are put repeatedly, at the times of a cron expression."),
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
+    "token": ("token:app", "Tokens of programs and people that use 'waterclock serve'."),
     "ingest": ("ingest:app", "Move messages from an MQTT broker or from files into topics."),
     "batch": ("batch:batch", "Cut messages into batches and print one line a batch, or put them into a message table."),
     "run": ("run:run", _RUN),

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from alembic import op
 
-from waterclock.database.schema import ingest_catalogue, table_catalogue, topic_catalogue, upkeep_catalogue
+from waterclock.database.schema import (
+    ingest_catalogue,
+    server_catalogue,
+    table_catalogue,
+    topic_catalogue,
+    upkeep_catalogue,
+)
 from waterclock.database.schema.catalogue import metadata
 
 revision = "0001"
 down_revision = None
 
-CATALOGUES = (ingest_catalogue, table_catalogue, topic_catalogue, upkeep_catalogue)  # importing them fills the metadata
+CATALOGUES = (
+    ingest_catalogue,
+    server_catalogue,
+    table_catalogue,
+    topic_catalogue,
+    upkeep_catalogue,
+)  # importing them fills the metadata
 
 
 def upgrade() -> None:

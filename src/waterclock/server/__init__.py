@@ -1,0 +1,1 @@
+"""The server: an HTTP interface to topics and message tables, with tokens."""
