@@ -44,6 +44,7 @@ ONE_MEANING = {
             "archive_to_topic.py",
             "spark/reading/table_read_options.py",
             "spark/reading/table_stream.py",
+            "server/api/messages.py",
         ),
         {"producer_epoch", "reader_epoch", "unix_epoch"},
     ),
@@ -57,6 +58,7 @@ NOT_OURS = {
     "topics/writing/producers.py": {"begin_epoch"},  # the producer's epoch
     "topics/topic.py": {"epoch"},  # the keyword of `append`, which callers write
     "topics/reading/subscription_rows.py": {"epoch"},  # an attribute that callers read
+    "server/api/topic_messages.py": {"epoch"},  # the producer's epoch, which clients write
     "aio/deliveries.py": {"epoch"},  # an attribute that callers read
 }
 

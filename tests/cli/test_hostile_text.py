@@ -96,6 +96,7 @@ SCENARIOS = {
         2 token add @ --read topic:t
         0 token add name --read table:@ --expires 1d
         0 token ls
+        2 serve --listen @
         1 token rm @
         0 doctor
     """,

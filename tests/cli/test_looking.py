@@ -73,6 +73,7 @@ _ARGUMENTS = {
     "table ls": (),
     "upkeep": (),
     "upkeep status": (),
+    "serve": ("--listen", "127.0.0.1:0"),
     "token add": ("n", "--read", "topic:t"),
     "token ls": (),
     "work": ("tests.cli.test_looking:handle", "--table", "t"),

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 import waterclock as wc
 from waterclock.database.schema.server_catalogue import tokens
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from waterclock.server.rights import VERBS, Caller, Right
+from waterclock.server.rights import VERBS, Client, Right
 from waterclock.server.tokens import add_token, find_token, list_tokens, remove_token
 
 READ = Right("read", "topic", "telemetry")
@@ -97,7 +97,7 @@ def test_a_right_is_a_verb_and_an_object_that_has_it(verb: str, on: str, why: st
 def test_no_right_includes_another() -> None:
     rights = [Right(verb, kind, name) for kind, verbs in VERBS.items() for verb in verbs for name in ("a", "*")]
     for right in rights:
-        caller = Caller("one", frozenset({right}))
+        caller = Client("one", frozenset({right}))
         allowed = {
             (verb, kind, name)
             for kind, verbs in VERBS.items()
@@ -106,7 +106,7 @@ def test_no_right_includes_another() -> None:
             if caller.may(verb, kind, name)
         }
         assert allowed == {(right.verb, right.kind, name) for name in ("ab" if right.name == "*" else "a")}
-    assert Caller("here", None).may("manage", "topic", "a")
+    assert Client("here", None).may("manage", "topic", "a")
 
 
 def test_a_name_with_a_colon_or_a_space_is_kept(database: wc.Database) -> None:

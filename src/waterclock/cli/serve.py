@@ -1,0 +1,70 @@
+"""``waterclock serve``: topics and message tables over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from waterclock.cli.terminal.common import Common, log_to_stderr
+
+if TYPE_CHECKING:
+    from waterclock.server.access import Policy
+
+_TIMEOUT = "5s"
+
+
+def serve(
+    *,
+    listen: str = "127.0.0.1:8040",
+    read_only: Annotated[bool, Parameter(negative="")] = False,
+    require_token: Annotated[bool, Parameter(negative="")] = False,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    common: Common = Common(),
+) -> None:
+    """Serve topics and message tables over HTTP.
+
+    On a loopback address, programs of this machine need no token. On any other address nothing works without one; see
+    'waterclock token'. Logs to stderr who changed what. SIGTERM and SIGINT end it, a second one at once.
+
+    Parameters
+    ----------
+    listen
+        HOST:PORT; port 0 takes a free one.
+    read_only
+        Refuse everything but looking.
+    require_token
+        Also ask programs of this machine for a token, for example behind a proxy.
+    certificate
+        File with a TLS certificate, in PEM.
+    key
+        File with its private key.
+    """
+    from waterclock.connection import connect
+    from waterclock.server.serving import serve as serve_database
+    from waterclock.server.tokens import list_tokens
+
+    output = common.output
+
+    def say(url: str, policy: Policy) -> None:
+        output.talk(f"serving {database.backend.name} at {url}")
+        if policy.on_loopback:
+            return
+        if not url.startswith("https:"):
+            output.talk("warning: tokens travel unencrypted. Use --certificate and --key, or a proxy with TLS")
+        if not list_tokens(database.backend):
+            output.talk("there are no tokens yet. Create one: waterclock token add NAME --read topic:NAME")
+
+    with connect(common.database_url, common.ledgers, create=False, timeout=_TIMEOUT) as database:
+        log_to_stderr(as_json=common.json)
+        serve_database(
+            database,
+            listen,
+            require_token=require_token,
+            read_only=read_only,
+            certificate=certificate,
+            key=key,
+            started=say,
+        )

@@ -1,0 +1,262 @@
+"""Access: the sender of each request, its rights, and hosts and sites whose requests are refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from waterclock._support import moments
+from waterclock._support.quoting import in_a_line, quoted
+from waterclock.connection import Database
+from waterclock.errors import WaterclockError
+from waterclock.server.errors import error_response, http_error
+from waterclock.server.rights import Client, Kind, Verb
+from waterclock.server.tokens import find_token
+from waterclock.tables.message_table import MessageTable
+from waterclock.topics.topic import Topic
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+"""Paths for probes, which need no token and show nothing else."""
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN_SITE = frozenset({"same-origin", "none"})
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+_LOCAL = Client("local", None)
+_NOBODY = Client("-", frozenset())
+
+_CACHED_FOR = 1.0
+"""Seconds for which a token is not looked up again. A lookup needs a thread, and takes longer than many requests."""
+
+_MOST_CACHED = 1_000
+
+_audit = logging.getLogger("waterclock.server.audit")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a server allows.
+
+    Attributes
+    ----------
+    on_loopback
+        Whether it listens on a loopback address, where callers are on this machine.
+    require_token
+        Whether callers on this machine need a token, too.
+    read_only
+        Whether it refuses everything but looking.
+    """
+
+    on_loopback: bool = True
+    require_token: bool = False
+    read_only: bool = False
+
+
+@dataclass(slots=True)
+class Act:
+    """One request on a topic or table, for its handler and the audit log.
+
+    Attributes
+    ----------
+    rows
+        How many messages or other objects it has changed; None: not counted.
+    details
+        The arguments that its path does not show.
+    """
+
+    caller: Client
+    database: Database
+    verb: Verb
+    kind: Kind
+    name: str
+    rows: int | None = None
+    details: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def topic(self) -> Topic:
+        """Open the topic."""
+        return self.database.topic(self.name)
+
+    def table(self) -> MessageTable:
+        """Open the message table."""
+        return self.database.table(self.name)
+
+    def require(self, verb: Verb, kind: Kind, name: str) -> None:
+        """Refuse the request unless its caller has another right, too."""
+        if not self.caller.may(verb, kind, name):
+            raise HTTPException(403, f"token {quoted(self.caller.name)} may not {verb} {kind} {quoted(name)}")
+
+
+def _begin(request: Request, verb: Verb, kind: Kind, name: str) -> Act:
+    state = request.app.state
+    act = Act(request.state.caller, state.database, verb, kind, name)
+    if verb != "read":
+        request.state.act = act
+        if state.policy.read_only:
+            raise HTTPException(403, "this server is read-only")
+    act.require(verb, kind, name)
+    return act
+
+
+def _on_topic(verb: Verb) -> Any:
+    async def begin(request: Request, topic: str) -> Act:
+        return _begin(request, verb, "topic", topic)
+
+    return Depends(begin)
+
+
+def _on_table(verb: Verb) -> Any:
+    async def begin(request: Request, table: str) -> Act:
+        return _begin(request, verb, "table", table)
+
+    return Depends(begin)
+
+
+ReadTopic = Annotated[Act, _on_topic("read")]
+AppendTopic = Annotated[Act, _on_topic("append")]
+ReceiveTopic = Annotated[Act, _on_topic("receive")]
+ManageTopic = Annotated[Act, _on_topic("manage")]
+ReadTable = Annotated[Act, _on_table("read")]
+PutTable = Annotated[Act, _on_table("put")]
+ReceiveTable = Annotated[Act, _on_table("receive")]
+ManageTable = Annotated[Act, _on_table("manage")]
+
+
+async def _caller(request: Request) -> Client:
+    return request.state.caller
+
+
+AnyClient = Annotated[Client, Depends(_caller)]
+"""For lists that show only objects that the caller may read."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine's loopback address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Access:
+    """Finds out who sends a request, and writes the audit log.
+
+    On a loopback address every caller may do everything, because other programs of this machine could read the database
+    as well. A web page must not: its requests name another host (DNS rebinding) or come from another origin (CSRF).
+    """
+
+    def __init__(self, app: ASGIApp, database: Database, policy: Policy) -> None:
+        self._app = app
+        self._backend = database.backend
+        self._policy = policy
+        self._known = _KnownTokens(database)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check_origin(scope, headers)
+            caller = await self._find_caller(scope["path"], headers)
+        except HTTPException as error:
+            await http_error(error)(scope, receive, send)
+            return
+        except WaterclockError as error:
+            await error_response(error, self._backend, suggests=False)(scope, receive, send)
+            return
+        state: dict[str, Any] = {**scope.get("state", {}), "caller": caller}
+        status = 0
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app({**scope, "state": state}, receive, send_noting)
+        finally:
+            if "act" in state:
+                _note(state["act"], scope, status)
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._policy.on_loopback and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+            raise HTTPException(403, "the host must be localhost or a loopback address")
+        if scope["method"] in _SAFE:
+            return
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        is_foreign = site not in _OWN_SITE if site is not None else origin is not None and not _is_at(origin, host)
+        if is_foreign:
+            raise HTTPException(403, "requests of other sites are refused")
+
+    async def _find_caller(self, path: str, headers: Headers) -> Client:
+        if path in OPEN_PATHS:
+            return _NOBODY
+        given = headers.get("authorization")
+        policy = self._policy
+        if given is None and policy.on_loopback and not policy.require_token and not _is_forwarded(headers):
+            return _LOCAL
+        scheme, _, text = (given or "").partition(" ")
+        if scheme.lower() == "bearer" and (caller := await self._known.find(text.strip())) is not None:
+            return caller
+        raise HTTPException(401, "a valid token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+
+
+def _is_at(origin: str, host: str) -> bool:
+    return urlsplit(origin).netloc.lower() == host.lower()
+
+
+def _is_forwarded(headers: Headers) -> bool:
+    """Return whether a proxy on this machine sent it, whose callers may be anywhere."""
+    return any(name in headers for name in _FORWARDED)
+
+
+def _note(act: Act, scope: Scope, status: int) -> None:
+    """Write an act to the audit log, also one that was refused."""
+    asked = {name: value for name, value in act.details.items() if value is not None}
+    _audit.info(
+        "%s %s %s:%s, %s %s%s: status %d, %s",
+        in_a_line(act.caller.name),
+        act.verb,
+        act.kind,
+        in_a_line(act.name),
+        scope["method"],
+        in_a_line(scope["path"]),
+        f" {in_a_line(quoted(asked))}" if asked else "",
+        status,
+        "rows not counted" if act.rows is None else f"{act.rows} rows",
+    )
+
+
+class _KnownTokens:
+    """The callers of tokens, each looked up at most once a second."""
+
+    def __init__(self, database: Database) -> None:
+        self._backend = database.backend
+        self._lock = threading.Lock()
+        self._callers: dict[str, tuple[float, Client]] = {}
+
+    async def find(self, text: str) -> Client | None:
+        now = moments.monotonic()
+        with self._lock:
+            until, caller = self._callers.get(text, (now, _NOBODY))
+        if until > now:
+            return caller
+        token = await run_in_threadpool(find_token, self._backend, text)
+        if token is None:
+            return None
+        caller = Client(token.name, frozenset(token.rights))
+        with self._lock:
+            if len(self._callers) >= _MOST_CACHED:
+                self._callers.clear()
+            self._callers[text] = now + _CACHED_FOR, caller
+        return caller

@@ -1,0 +1,158 @@
+"""Groups of message tables: look at them, and manage them. Every command can be tried with ``dry_run``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import Field, StrictStr
+
+from waterclock.server.access import Act, ManageTable, ReadTable
+from waterclock.server.api import shapes
+from waterclock.server.api.bodies import Body, Limit, TimeValue
+from waterclock.tables.message_groups import MessageGroups
+from waterclock.tables.messages.group_admin.group_commands import GroupChange
+
+router = APIRouter(tags=["groups"], prefix="/tables/{table:name}/groups")
+
+
+class GroupBody(Body):
+    """A group; null: the group of messages without one."""
+
+    group: StrictStr | None
+    dry_run: bool = Field(False, description="Only return what the command would change")
+
+
+class ForceBody(GroupBody):
+    """A group whose messages in flight may be included."""
+
+    force: bool = False
+
+
+class SomeBody(ForceBody):
+    """A group, or its first messages."""
+
+    count: int | None = Field(None, ge=1)
+
+
+class MoveBody(SomeBody):
+    """Where to move messages: the name of a table, or of a group."""
+
+    to: StrictStr
+
+
+class PauseGroupBody(GroupBody):
+    """Until when nothing of the group is sent; null: until it is resumed."""
+
+    until: TimeValue | None = None
+
+
+class PinBody(GroupBody):
+    """The consumer to assign the group to."""
+
+    consumer: StrictStr
+
+
+class RebalanceBody(Body):
+    """Whether to only return what would change."""
+
+    dry_run: bool = False
+
+
+@router.get("")
+def list_groups(act: ReadTable, limit: Limit = 100) -> list[dict[str, Any]]:
+    """List the first groups by name."""
+    return [shapes.group(info) for info in act.table().groups.list(limit)]
+
+
+@router.get("/one")
+def show_group(act: ReadTable, group: str | None = None) -> dict[str, Any]:
+    """Describe a group."""
+    return shapes.group(act.table().groups.info(group))
+
+
+@router.post("/purge")
+def purge(act: ManageTable, body: SomeBody) -> dict[str, Any]:
+    """Delete unacked messages of a group."""
+    return _run(
+        act,
+        body,
+        lambda groups: groups.purge(body.group, count=body.count, force=body.force, dry_run=body.dry_run),
+    )
+
+
+@router.post("/move")
+def move(act: ManageTable, body: MoveBody) -> dict[str, Any]:
+    """Move messages of a group to another table."""
+    act.require("manage", "table", body.to)
+    return _run(
+        act,
+        body,
+        lambda groups: groups.move(body.group, body.to, count=body.count, force=body.force, dry_run=body.dry_run),
+    )
+
+
+@router.post("/reroute")
+def reroute(act: ManageTable, body: MoveBody) -> dict[str, Any]:
+    """Append messages of a group to another group."""
+    return _run(
+        act,
+        body,
+        lambda groups: groups.reroute(body.group, body.to, count=body.count, force=body.force, dry_run=body.dry_run),
+    )
+
+
+@router.post("/pause")
+def pause(act: ManageTable, body: PauseGroupBody) -> dict[str, Any]:
+    """Send no messages of a group until a time, or until it is resumed."""
+    return _run(act, body, lambda groups: groups.pause(body.group, body.until, dry_run=body.dry_run))
+
+
+@router.post("/resume")
+def resume(act: ManageTable, body: GroupBody) -> dict[str, Any]:
+    """End a group's pause."""
+    return _run(act, body, lambda groups: groups.resume(body.group, dry_run=body.dry_run))
+
+
+@router.post("/close")
+def close(act: ManageTable, body: GroupBody) -> dict[str, Any]:
+    """Release an exclusive group once none of its messages is in flight."""
+    return _run(act, body, lambda groups: groups.close(body.group, dry_run=body.dry_run))
+
+
+@router.post("/release")
+def release(act: ManageTable, body: ForceBody) -> dict[str, Any]:
+    """Release a group from its consumer now."""
+    return _run(act, body, lambda groups: groups.release(body.group, force=body.force, dry_run=body.dry_run))
+
+
+@router.post("/pin")
+def pin(act: ManageTable, body: PinBody) -> dict[str, Any]:
+    """Assign a group to one consumer."""
+    return _run(act, body, lambda groups: groups.pin(body.group, body.consumer, dry_run=body.dry_run))
+
+
+@router.post("/unpin")
+def unpin(act: ManageTable, body: GroupBody) -> dict[str, Any]:
+    """Unpin a group: any consumer may have it again."""
+    return _run(act, body, lambda groups: groups.unpin(body.group, dry_run=body.dry_run))
+
+
+@router.post("/skip-head")
+def skip_head(act: ManageTable, body: ForceBody) -> dict[str, Any]:
+    """Ack a group's first message without handling it."""
+    return _run(act, body, lambda groups: groups.skip_head(body.group, force=body.force, dry_run=body.dry_run))
+
+
+@router.post("/rebalance")
+def rebalance(act: ManageTable, body: RebalanceBody) -> dict[str, Any]:
+    """Share exclusive groups evenly among the live consumers."""
+    return _run(act, body, lambda groups: groups.rebalance(dry_run=body.dry_run))
+
+
+def _run(act: Act, body: Body, command: Callable[[MessageGroups], GroupChange]) -> dict[str, Any]:
+    act.details = body.given()
+    change = command(act.table().groups)
+    act.rows = 0 if act.details.get("dry_run") else change.done
+    return {"done": change.done, "skipped": change.skipped}

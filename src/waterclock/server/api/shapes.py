@@ -1,0 +1,188 @@
+"""Answers as JSON: times are ISO 8601 in UTC with nanoseconds, durations texts such as ``30s``, ids texts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import date, datetime
+from typing import Any
+
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.delivery_handle import handle_of
+from waterclock.tables.groups.info import GroupInfo
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.inspecting.explaining import Explanation
+from waterclock.tables.messages.inspecting.peeking import Peeked
+from waterclock.tables.messages.inspecting.stats import TableStats
+from waterclock.tables.messages.putting.scheduling import Schedule
+from waterclock.tables.model.options import DURATIONS as TABLE_DURATIONS
+from waterclock.time import MAX_NS, format_duration, format_time
+from waterclock.topics.catalogue.ledgers import LedgerInfo
+from waterclock.topics.catalogue.topic_info import TopicInfo
+from waterclock.topics.model.bounds import Bounds
+from waterclock.topics.model.topic_options import DURATIONS as TOPIC_DURATIONS
+from waterclock.topics.reading.subscription_rows import SubscriptionInfo
+
+_SECOND = 1_000_000_000
+
+
+def time(ns: int | None) -> str | None:
+    """Return a time; "never" for the end of a pause without an end."""
+    return None if ns is None else "never" if ns == MAX_NS else format_time(ns)
+
+
+def duration(ns: int | None) -> str | None:
+    return None if ns is None else format_duration(ns)
+
+
+def seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / _SECOND
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a column as JSON has it."""
+    if value is None or isinstance(value, bool | int | float | str | list):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if isinstance(value, datetime | date) else str(value)
+
+
+def payload(kind: str, value: Any) -> dict[str, Any]:
+    """Return the field of a payload: ``payload_base64`` in a table of bytes."""
+    if kind != "bytes":
+        return {"payload": value}
+    return {"payload_base64": None if value is None else base64.b64encode(value).decode()}
+
+
+def topic_info(info: TopicInfo) -> dict[str, Any]:
+    durations = {name: duration(getattr(info, name)) for name in TOPIC_DURATIONS}
+    return {**info._asdict(), **durations, "head": str(info.head), "created_at": time(info.created_at)}
+
+
+def bounds(found: Bounds | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "begin": {name: format_time(ns) for name, ns in found.begin.items()},
+        "end": {name: format_time(ns) for name, ns in found.end.items()},
+    }
+
+
+def ledger(info: LedgerInfo) -> dict[str, Any]:
+    """Describe a ledger, without the place of its file."""
+    return {
+        "ledger": info.ledger,
+        "state": info.state,
+        "entries": info.entries,
+        "messages": info.messages,
+        "size": info.size,
+        "first_ordinal": info.first_ordinal,
+        "opened_at": time(info.opened_at),
+        "closed_at": time(info.closed_at),
+        "sealed_at": time(info.sealed_at),
+        "bounds": bounds(info.bounds),
+    }
+
+
+def subscription(info: SubscriptionInfo) -> dict[str, Any]:
+    """Describe a subscription, without its holder, which names a host."""
+    return {
+        "name": info.name,
+        "position": str(info.position),
+        "unread": info.unread,
+        "epoch": info.epoch,
+        "held_until": time(info.held_until),
+    }
+
+
+def table_options(table: MessageTable) -> dict[str, Any]:
+    options = asdict(table.options)
+    return options | {name: duration(options[name]) for name in TABLE_DURATIONS}
+
+
+def table_stats(stats: TableStats) -> dict[str, Any]:
+    counts = asdict(stats)
+    counts["oldest_age_seconds"] = seconds(counts.pop("oldest_age"))
+    return counts
+
+
+def peeked(kind: str, message: Peeked) -> dict[str, Any]:
+    return {
+        "id": str(message.id),
+        **payload(kind, message.payload),
+        "state": message.state,
+        "group": message.group,
+        "headers": dict(message.headers),
+        "priority": message.priority,
+        "epoch": message.epoch,
+        "time_created": time(message.time_created),
+        "time_scheduled": time(message.time_scheduled),
+        "due_at": time(message.due_at),
+        "expires_at": time(message.expires_at),
+        "columns": {name: plain(value) for name, value in message.columns.items()},
+        "problem": message.problem,
+    }
+
+
+def explanation(found: Explanation) -> dict[str, Any]:
+    return {
+        "id": str(found.id),
+        "state": found.state,
+        "reason": found.reason,
+        "due_at": time(found.due_at),
+        "consumer": found.consumer,
+        "blocking_id": None if found.blocking_id is None else str(found.blocking_id),
+    }
+
+
+def dead_letter(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in row.items() if name not in ("id", "payload")}
+    times = {name: time(value) for name, value in others.items() if name.endswith("_at") or name.startswith("time_")}
+    return {"id": str(row["id"]), **payload(kind, row["payload"]), **others, **times}
+
+
+def group(info: GroupInfo) -> dict[str, Any]:
+    facts = asdict(info)
+    head_id, age = facts.pop("head_id"), facts.pop("head_age")
+    return facts | {
+        "head_id": None if head_id is None else str(head_id),
+        "head_age_seconds": seconds(age),
+        "due_at": time(info.due_at),
+        "paused_until": time(info.paused_until),
+    }
+
+
+def schedule(kind: str, one: Schedule) -> dict[str, Any]:
+    facts = asdict(one)
+    ahead = facts.pop("ahead")
+    del facts["payload"]
+    return {
+        **facts,
+        **payload(kind, one.payload),
+        "within": duration(one.within),
+        "last_tick": time(one.last_tick),
+        "next_tick": time(one.next_tick),
+        "last_id": None if one.last_id is None else str(one.last_id),
+        "ahead_seconds": seconds(ahead),
+    }
+
+
+def delivery(kind: str, one: Delivery) -> dict[str, Any]:
+    return {
+        "delivery": handle_of(one),
+        "id": str(one.id),
+        **payload(kind, one.payload),
+        "group": one.group,
+        "headers": dict(one.headers),
+        "priority": one.priority,
+        "epoch": one.epoch,
+        "lease_until": time(one.lease_until),
+        "time_created": time(one.time_created),
+        "time_scheduled": time(one.time_scheduled),
+        "expires_at": time(one.expires_at),
+        "columns": {name: plain(value) for name, value in one.columns.items()},
+    }

@@ -1,0 +1,133 @@
+"""Message tables: create, look at, change, pause and remove them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import StrictFloat, StrictInt, StrictStr
+
+from waterclock.server.access import Act, AnyClient, ManageTable, ReadTable
+from waterclock.server.api import shapes
+from waterclock.server.api.bodies import Body, DurationValue, TimeValue
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.options import OptionChanges
+from waterclock.time import to_time
+
+router = APIRouter(tags=["tables"])
+
+
+class OptionChangesBody(Body):
+    """Options of a message table that can change, as in `Database.create_table`."""
+
+    ack_wait: DurationValue = "30s"
+    purge_after: DurationValue | None = "1d"
+    batch_size: StrictInt = 10
+    cache_size: StrictInt = 10_000
+    poll_interval: DurationValue = "30s"
+    min_backoff: DurationValue | None = None
+    max_backoff: DurationValue | None = None
+    jitter: StrictFloat | StrictInt = 0.33
+    max_attempts: StrictInt | None = None
+    dead_letter: StrictStr | None = None
+    rate_limit: StrictFloat | StrictInt | None = None
+    on_exhausted: StrictStr = "dead_letter"
+    on_expired: StrictStr = "drop"
+    group_idle: DurationValue | None = None
+
+
+class TableOptionsBody(OptionChangesBody):
+    """All options of a new message table."""
+
+    groups: StrictStr | None = None
+    group_header: StrictStr = "waterclock.group"
+    ungrouped: StrictStr = "default"
+    ack_order: StrictStr = "strict"
+    columns: dict[str, StrictStr] | None = None
+    id_type: StrictStr = "bigint"
+    payload: StrictStr = "bytes"
+    purge_by: StrictStr = "rows"
+
+
+class PauseBody(Body):
+    """Until when nothing is sent; null: until it is resumed."""
+
+    until: TimeValue | None = None
+
+
+@router.get("/tables")
+def list_tables(caller: AnyClient, request: Request) -> list[dict[str, Any]]:
+    """List the message tables that you may read, with their options."""
+    database = request.app.state.database
+    names = caller.readable("table", database.tables())
+    return [_described(database.table(name)) for name in names]
+
+
+@router.put("/tables/{table:name}")
+def create_table(act: ManageTable, body: TableOptionsBody, exist_ok: bool = False) -> dict[str, Any]:
+    """Create a message table."""
+    act.details = body.given()
+    _require_dead_letters(act, body)
+    options: dict[str, Any] = body.given()
+    return _described(act.database.create_table(act.name, exist_ok=exist_ok, **options))
+
+
+@router.get("/tables/{table:name}")
+def show_table(act: ReadTable) -> dict[str, Any]:
+    """Describe a message table, and count its messages by state."""
+    table = act.table()
+    return {**_described(table), "stats": shapes.table_stats(table.stats())}
+
+
+@router.patch("/tables/{table:name}")
+def alter_table(act: ManageTable, body: OptionChangesBody) -> dict[str, Any]:
+    """Change the given options."""
+    act.details = body.given()
+    _require_dead_letters(act, body)
+    table = act.table()
+    table.alter(**OptionChanges(**act.details))
+    return _described(table)
+
+
+@router.delete("/tables/{table:name}")
+def remove_table(act: ManageTable) -> dict[str, Any]:
+    """Remove a message table with its messages."""
+    act.table().drop()
+    return {"removed": act.name}
+
+
+@router.post("/tables/{table:name}/pause")
+def pause(act: ManageTable, body: PauseBody) -> dict[str, Any]:
+    """Send no messages until a time, or until the table is resumed."""
+    act.details = body.given()
+    table = act.table()
+    table.pause(None if body.until is None else to_time(body.until, "until"))
+    return _described(table)
+
+
+@router.post("/tables/{table:name}/resume")
+def resume(act: ManageTable) -> dict[str, Any]:
+    """End a pause."""
+    table = act.table()
+    table.resume()
+    return _described(table)
+
+
+@router.post("/tables/{table:name}/purge")
+def purge(act: ManageTable) -> dict[str, Any]:
+    """Delete messages that were acked longer ago than ``purge_after``."""
+    act.rows = act.table().purge()
+    return {"purged": act.rows}
+
+
+def _described(table: MessageTable) -> dict[str, Any]:
+    paused = shapes.time(table.paused_until)
+    return {"name": table.name, "paused_until": paused, "options": shapes.table_options(table)}
+
+
+def _require_dead_letters(act: Act, body: OptionChangesBody) -> None:
+    """Require the right to manage the table that gets the dead letters."""
+    if body.dead_letter is not None:
+        act.require("manage", "table", body.dead_letter)
+    elif body.max_attempts is not None:
+        act.require("manage", "table", f"{act.name}_dead")

@@ -1,0 +1,121 @@
+"""The application: its routes, inside the layers that every request passes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import anyio.to_thread
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from waterclock.aio.calling import Threads
+from waterclock.aio.database import Database as AsyncDatabase
+from waterclock.connection import Database
+from waterclock.errors import WaterclockError
+from waterclock.server.access import Access, Policy
+from waterclock.server.api import (
+    account,
+    deliveries,
+    groups,
+    messages,
+    schedules,
+    subscriptions,
+    tables,
+    topic_messages,
+    topics,
+)
+from waterclock.server.api.delivery_streams import DeliveryStreams
+from waterclock.server.api.readers import Readers
+from waterclock.server.errors import error_response, http_error, validation_error
+from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
+from waterclock.server.names import RawPaths
+from waterclock.server.security_headers import SecurityHeaders
+
+_RECEIVING_THREADS = 3
+_READY_WITHIN = 2.0  # s
+
+_ROUTERS = (account, topics, topic_messages, subscriptions, tables, messages, deliveries, groups, schedules)
+
+
+class _Application(FastAPI):
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put these two around everything, also around the handler of unexpected errors."""
+        return SecurityHeaders(RawPaths(super().build_middleware_stack()))
+
+
+def create_app(database: Database, policy: Policy) -> FastAPI:
+    """Build the application of a database, which stays open when the application ends."""
+    threads = Threads(_RECEIVING_THREADS)
+    opened = AsyncDatabase(database, threads)
+    readers = Readers()
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = MAX_THREADS - _RECEIVING_THREADS
+        yield
+        for close in (readers.close, opened.waiting.close, threads.close):
+            await run_in_threadpool(close)
+
+    app = _Application(
+        title="Waterclock",
+        version=version("waterclock"),
+        description="Topics and message tables over HTTP. Times are ISO 8601 with offset, or ints of nanoseconds.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.database = database
+    app.state.asynchronous = opened
+    app.state.policy = policy
+    app.state.stream_limit = StreamLimit()
+    app.state.delivery_streams = DeliveryStreams()
+    app.state.readers = readers
+    app.add_middleware(LimitedBodies)
+    app.add_middleware(Access, database=database, policy=policy)
+    _handle_errors(app, database)
+    _add_probes(app, database)
+    for module in _ROUTERS:
+        app.include_router(module.router, prefix="/api")
+    return app
+
+
+def _handle_errors(app: FastAPI, database: Database) -> None:
+    async def on_error(request: Request, error: Exception) -> Response:
+        caller = getattr(request.state, "caller", None)
+        return error_response(error, database.backend, suggests=caller is not None and caller.rights is None)
+
+    async def on_http_error(_request: Request, error: Any) -> Response:
+        return http_error(error)
+
+    async def on_validation_error(_request: Request, error: Any) -> Response:
+        return validation_error(error)
+
+    app.add_exception_handler(WaterclockError, on_error)
+    app.add_exception_handler(Exception, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+
+
+def _add_probes(app: FastAPI, database: Database) -> None:
+    @app.get("/livez", tags=["probes"])
+    async def livez() -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]
+        """Answer that the process runs."""
+        return {"status": "live"}
+
+    @app.get("/readyz", tags=["probes"])
+    def readyz() -> Response:  # pyright: ignore[reportUnusedFunction]
+        """Answer whether the database can be read."""
+        try:
+            with database.backend.patience(_READY_WITHIN):
+                database.backend.has_catalogue()
+                database.backend.now()
+        except WaterclockError:
+            return JSONResponse({"status": "the database cannot be reached"}, 503)
+        return JSONResponse({"status": "ready"})

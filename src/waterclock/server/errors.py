@@ -1,0 +1,89 @@
+"""Errors as responses: our own texts for mistakes of the caller, and nothing of the inside for other failures."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy import exc
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from waterclock._support.quoting import cut, in_a_line, said_of
+from waterclock.database.backend import Backend
+from waterclock.errors import (
+    AlreadyExistsError,
+    ConstraintError,
+    DamagedError,
+    InvalidArgumentError,
+    LeaseLostError,
+    NotFoundError,
+    OrderError,
+    ProducerFencedError,
+    SchemaError,
+    UnavailableError,
+    WaterclockError,
+)
+
+_KINDS: dict[type[Exception], tuple[int, str, str]] = {
+    NotFoundError: (404, "not_found", "it was not found"),
+    AlreadyExistsError: (409, "already_exists", "it exists already"),
+    InvalidArgumentError: (400, "invalid", "the database does not take this value"),
+    SchemaError: (400, "invalid_schema", "the columns differ from those that are needed"),
+    LeaseLostError: (409, "lease_lost", "the lease was lost"),
+    OrderError: (409, "out_of_order", "an earlier message of the group is not acked"),
+    ProducerFencedError: (409, "producer_fenced", "a newer instance of the producer has taken over"),
+    ConstraintError: (409, "constraint", "the database refused it because of a constraint"),
+    DamagedError: (500, "damaged", "stored messages are damaged. Run 'waterclock topic verify' on the server"),
+    UnavailableError: (503, "unavailable", "the database or a store cannot be reached now. Try again"),
+    WaterclockError: (500, "refused", "the database refused it"),
+    Exception: (500, "internal", "the server failed"),
+}
+"""Status, code, and the text that is sent if the error's own text may show a driver's, a path or an address."""
+
+_FAILED = 500
+_STATUS_CODES = {401: "signed_out", 403: "forbidden", 404: "not_found", 413: "too_large", 429: "too_many"}
+
+_log = logging.getLogger(__name__)
+
+
+def error_response(error: Exception, backend: Backend, *, suggests: bool) -> JSONResponse:
+    """Return the response to an error.
+
+    Parameters
+    ----------
+    suggests
+        Whether a text may suggest names that the caller did not give.
+    """
+    status, code, general = next(_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS)
+    text = general if _shows_inside(error, status) else str(error).replace(backend.name, "the database")
+    if not suggests:
+        text = text.partition("; did you mean")[0]
+    content: dict[str, Any] = {"error": code, "message": cut(text)}
+    if status >= _FAILED:
+        content["reference"] = secrets.token_hex(4)
+        trace = error if status == _FAILED else None
+        _log.error("request failed, reference %s: %s", content["reference"], in_a_line(said_of(error)), exc_info=trace)
+    if isinstance(error, OrderError) and error.blocking_id is not None:
+        content["blocking_id"] = str(error.blocking_id)
+    return JSONResponse(content, status)
+
+
+def _shows_inside(error: Exception, status: int) -> bool:
+    """Return whether an error's text may hold more than the caller and the catalogue have said."""
+    return status >= _FAILED or isinstance(error.__cause__ or error.__context__, exc.SQLAlchemyError)
+
+
+def http_error(error: HTTPException) -> JSONResponse:
+    """Return the response to an error that has a status."""
+    code = _STATUS_CODES.get(error.status_code, "refused")
+    return JSONResponse({"error": code, "message": error.detail}, error.status_code, error.headers)
+
+
+def validation_error(error: RequestValidationError) -> JSONResponse:
+    """Return the response to a request of another form; without its values, which may be large or secret."""
+    problems = [{"where": cut(".".join(map(str, one["loc"]))), "problem": one["msg"]} for one in error.errors()[:20]]
+    text = "the request has an invalid form; see problems"
+    return JSONResponse({"error": "invalid", "message": text, "problems": problems}, 422)

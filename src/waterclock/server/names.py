@@ -1,0 +1,43 @@
+"""Names in paths: they may hold any character, also a slash, which is percent-encoded.
+
+Paths are matched as they were sent, and each name is decoded separately. Decoded first, a name with a slash would be
+two names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, unquote
+
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class NameConvertor(Convertor[str]):
+    """One part of a path, percent-decoded."""
+
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        """Decode a name; bytes that are not UTF-8 become the replacement character, which names nothing."""
+        return unquote(value)
+
+    def to_string(self, value: str) -> str:
+        """Encode a name."""
+        return quote(value, safe="")
+
+
+register_url_convertor("name", NameConvertor())
+
+
+class RawPaths:
+    """Match paths as they were sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw: Any = scope.get("raw_path")
+        if scope["type"] == "http" and raw is not None:
+            scope = {**scope, "path": raw.decode("ascii", "replace")}
+        await self._app(scope, receive, send)

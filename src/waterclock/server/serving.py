@@ -1,0 +1,107 @@
+"""Serving an application at an address, until a signal ends it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from waterclock._support.quoting import quoted
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.server.access import Policy, is_loopback
+from waterclock.server.app import create_app
+from waterclock.work.running.signals import stopping_at_signals
+
+_LAST_PORT = 65_535
+_MOST_CONNECTIONS = 1_000
+_ENDS_WITHIN = 3  # s that open streams have at the end
+
+
+def parse_address(listen: str) -> tuple[str, int]:
+    """Return the host and port of HOST:PORT."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdecimal() and int(port[:6]) <= _LAST_PORT):
+        raise InvalidArgumentError(f"listen must be HOST:PORT, such as 127.0.0.1:8040, got {quoted(listen)}")
+    return host, int(port)
+
+
+def serve(
+    database: Database,
+    listen: str,
+    *,
+    require_token: bool,
+    read_only: bool,
+    certificate: Path | None,
+    key: Path | None,
+    started: Callable[[str, Policy], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; a second signal ends it at once.
+
+    Parameters
+    ----------
+    started
+        Is called with the URL once connections are accepted.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the address or a certificate is invalid.
+    UnavailableError
+        If the address cannot be listened at.
+    """
+    host, port = parse_address(listen)
+    if (certificate is None) != (key is None):
+        raise InvalidArgumentError("certificate and key must both be given, got one of them")
+    policy = Policy(on_loopback=is_loopback(host), require_token=require_token, read_only=read_only)
+    files: dict[str, Any] = {} if certificate is None else {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+    config = uvicorn.Config(
+        create_app(database, policy),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_ENDS_WITHIN,
+        **files,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgumentError(f"cannot use the certificate {quoted(str(certificate))}: {error}") from error
+    with _listening(host, port) as bound:
+        shown = f"[{host}]" if ":" in host else host
+        started(f"{'http' if certificate is None else 'https'}://{shown}:{bound.getsockname()[1]}", policy)
+        server = _Server(config)
+
+        def stop(*, again: bool) -> None:
+            server.should_exit = True
+            server.force_exit = server.force_exit or again
+
+        with stopping_at_signals(stop):
+            server.run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to the caller: uvicorn would end the process by raising them again."""
+        yield
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Generator[socket.socket]:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise UnavailableError(f"cannot listen at {quoted(f'{host}:{port}')}: {error.strerror or error}") from error
+    with bound:
+        yield bound

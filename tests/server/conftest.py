@@ -1,0 +1,48 @@
+"""A server in this process, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+import waterclock as wc
+from waterclock.server.access import Policy
+from waterclock.server.app import create_app
+from waterclock.server.rights import Right
+from waterclock.server.tokens import add_token
+
+Ask = Callable[..., httpx.Response]
+
+
+@pytest.fixture
+def serve(database: wc.Database) -> Generator[Callable[..., TestClient]]:
+    """Start a server with a policy; it ends with the test."""
+    with ExitStack() as stack:
+
+        def start(**policy: bool) -> TestClient:
+            app = create_app(database, Policy(**policy))
+            return stack.enter_context(TestClient(app, base_url="http://localhost:8040", raise_server_exceptions=False))
+
+        yield start
+
+
+@pytest.fixture
+def client(serve: Callable[..., TestClient]) -> TestClient:
+    """A client on the server's own machine, which needs no token."""
+    return serve()
+
+
+@pytest.fixture
+def bearer(database: wc.Database) -> Callable[..., dict[str, str]]:
+    """Create a token with rights such as ``read topic:t``, and return the header that sends it."""
+
+    def create(*rights: str) -> dict[str, str]:
+        parsed = [Right.parse(*right.split(" ", 1)) for right in rights]
+        name = f"token {len(rights)} {hash(rights)}"
+        return {"Authorization": f"Bearer {add_token(database.backend, name, parsed)}"}
+
+    return create

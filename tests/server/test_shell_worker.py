@@ -1,0 +1,108 @@
+"""The worker in shell and curl: claims, heartbeats, acks, retries, order in groups, and its end at SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.server.running import served
+
+import waterclock as wc
+from waterclock.server.rights import Right
+from waterclock.server.tokens import add_token
+
+pytestmark = pytest.mark.one_database
+
+WORKER = Path(__file__).parents[2] / "examples" / "worker.sh"
+LONGEST = 120.0
+
+HANDLER = """#!/bin/sh
+cat >"$FOLDER/now-$$"
+sed 's/.*"payload":"\\([^"]*\\)".*/\\1/' "$FOLDER/now-$$" >>"$FOLDER/handled"
+grep -q '"payload":"bad"' "$FOLDER/now-$$" && exit 65
+grep -q '"payload":"a1".*"epoch":1' "$FOLDER/now-$$" && exit 1
+grep -q '"payload":"slow"' "$FOLDER/now-$$" && { until [ -e "$FOLDER/go" ]; do sleep 0.05; done; }
+exit 0
+"""
+
+Work = Callable[[], "subprocess.Popen[str]"]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    gives_up_at = time.monotonic() + LONGEST
+    while not is_so():
+        assert time.monotonic() < gives_up_at
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def table(database: wc.Database) -> wc.MessageTable:
+    return database.create_table(
+        "orders", payload="text", groups="sequenced", dead_letter="dead", ack_wait="5s", min_backoff="100ms"
+    )
+
+
+@pytest.fixture
+def work(database: wc.Database, sqlite_url: str, table: wc.MessageTable, tmp_path: Path) -> Generator[Work]:
+    """Start workers at a server that asks for a token, with a handler that notes the payloads."""
+    token = add_token(database.backend, "worker", [Right("receive", "table", table.name)])
+    handler = tmp_path / "handler"
+    handler.write_text(HANDLER)
+    handler.chmod(0o755)
+    environment = {**os.environ, "WATERCLOCK_TOKEN": token, "BEAT": "0.3", "LEASE": "60", "FOLDER": str(tmp_path)}
+    with ExitStack() as stack:
+        server = stack.enter_context(served(sqlite_url, "--require-token"))
+
+        def start() -> subprocess.Popen[str]:
+            command = [str(WORKER), server.url, table.name, str(handler)]
+            started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            stack.callback(started.communicate)
+            stack.callback(started.kill)
+            return started
+
+        yield start
+
+
+def test_it_handles_groups_in_order_retries_and_keeps_its_lease(
+    table: wc.MessageTable, work: Work, tmp_path: Path
+) -> None:
+    workers = [work(), work()]
+    table.put_many([{"payload": f"{group}{n}", "group": group} for n in range(4) for group in "ab"])
+    table.put("bad", group="c")
+    until(lambda: table.stats().acked == 8 and table.stats().dead == 1)
+    handled = (tmp_path / "handled").read_text().split()
+    assert [each for each in handled if each[0] == "a"] == ["a0", "a1", "a1", "a2", "a3"]
+    assert [each for each in handled if each.startswith("b") and each != "bad"] == ["b0", "b1", "b2", "b3"]
+    [dead] = table.dead_letters()
+    assert (dead["payload"], dead["dead_reason"]) == ("bad", "exit code 65")
+
+    slow = table.put("slow", group="d")
+    until(lambda: "slow" in (tmp_path / "handled").read_text())
+    claimed_until = 10_000_000_000 + table.context.backend.now()  # later than any claim's own lease
+    until(lambda: (table.explain(slow).due_at or 0) > claimed_until)
+    for worker in workers:
+        worker.send_signal(signal.SIGTERM)
+    assert _first_ended(workers).returncode == 0
+    assert table.explain(slow).state == "leased"
+    (tmp_path / "go").touch()
+    for worker in workers:
+        assert worker.wait(LONGEST) == 0
+    assert table.explain(slow).state == "acked"
+    assert table.stats().in_flight == 0
+
+
+def _first_ended(workers: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    until(lambda: any(worker.poll() is not None for worker in workers))
+    return next(worker for worker in workers if worker.poll() is not None)
+
+
+def test_it_is_short_and_sends_no_token_in_its_arguments() -> None:
+    text = WORKER.read_text()
+    assert len(text.splitlines()) <= 200
+    assert "Bearer" not in "".join(line for line in text.splitlines() if "curl " in line)
