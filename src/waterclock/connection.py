@@ -154,6 +154,7 @@ class Database(Closing):
         max_backoff: Duration | None = None,
         jitter: float = 0.33,
         max_attempts: int | None = None,
+        attempts_kept: int = 5,
         dead_letter: str | None = None,
         rate_limit: float | None = None,
         groups: Groups | None = None,
@@ -197,6 +198,9 @@ class Database(Closing):
         max_attempts
             How often a message is sent at most; None: without end. Each claim counts, so workers and subscriptions then
             claim no message before they can begin it.
+        attempts_kept
+            The number of failed attempts of a message that are kept with it, at most 100; `Delivery.attempts` and
+            `MessageTable.explain` show them.
         dead_letter
             The message table that takes messages whose attempts are used up, or that expire.
         rate_limit

@@ -48,6 +48,7 @@ LEFT_OUT = {
             "ended_elsewhere",
             "extended",
             "facts",
+            "failure",
             "given_back",
             "leased",
             "leave_to_caller",

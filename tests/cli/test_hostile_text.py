@@ -80,6 +80,7 @@ SCENARIOS = {
         0 table explain jobs @
         1 table ack jobs @@
         0 table dead jobs
+        0 table failures jobs
         1 table redrive jobs @
         0 table archive jobs telemetry
         0 table purge jobs

@@ -187,6 +187,7 @@ def test_init_creates_the_catalogue_once_and_migrate_needs_one(shell: Shell) -> 
         ["table", "peek", "q"],
         ["table", "explain", "q", "1"],
         ["table", "dead", "q"],
+        ["table", "failures", "q"],
         ["group", "ls", "q"],
         ["group", "info", "q", "g"],
         ["schedule", "ls", "q"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -17,6 +17,7 @@ from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription as SyncSubscription
+from waterclock.tables.model.attempts import Attempt
 
 
 class Delivery(Facade[SyncDelivery]):
@@ -32,6 +33,8 @@ class Delivery(Facade[SyncDelivery]):
     group = Plain[SyncDelivery, str | None](lambda delivery: delivery.group)
     priority = Plain[SyncDelivery, int](lambda delivery: delivery.priority)
     columns = Plain[SyncDelivery, dict[str, Any]](lambda delivery: delivery.columns)
+    progress = Plain[SyncDelivery, Any](lambda delivery: delivery.progress)
+    attempts = Plain[SyncDelivery, Sequence[Attempt]](lambda delivery: delivery.attempts)
     epoch = Plain[SyncDelivery, int](lambda delivery: delivery.epoch)
     lease_until = Plain[SyncDelivery, int](lambda delivery: delivery.lease_until)
     expires_at = Plain[SyncDelivery, int | None](lambda delivery: delivery.expires_at)
@@ -46,6 +49,7 @@ class Delivery(Facade[SyncDelivery]):
     snooze = Awaited(SyncDelivery.snooze)
     dead_letter = Awaited(SyncDelivery.dead_letter)
     extend = Awaited(SyncDelivery.extend)
+    save = Awaited(SyncDelivery.save)
 
     async def __aenter__(self) -> Self:
         self.sync.__enter__()  # which starts the heartbeat, and asks nothing

@@ -99,6 +99,7 @@ class MessageTable(Facade[SyncTable]):
     purge = Awaited(SyncTable.purge)
     peek = Awaited(SyncTable.peek)
     explain = Awaited(SyncTable.explain)
+    failures = Awaited(SyncTable.failures)
     stats = Awaited(SyncTable.stats)
     dead_letters = Awaited(SyncTable.dead_letters)
     alter = Awaited(SyncTable.alter)

@@ -40,6 +40,7 @@ from waterclock.tables.messages.finishing.cancelling import cancel, cancel_for_c
 from waterclock.tables.messages.finishing.dead_letters import list_dead_letters, redrive
 from waterclock.tables.messages.finishing.expiring import expire_some
 from waterclock.tables.messages.inspecting.explaining import Explanation, explain_message
+from waterclock.tables.messages.inspecting.failures import failed_messages
 from waterclock.tables.messages.inspecting.peeking import Peeked, peek
 from waterclock.tables.messages.inspecting.stats import TableStats, table_stats
 from waterclock.tables.messages.putting.putting import (
@@ -54,6 +55,7 @@ from waterclock.tables.messages.putting.scheduling import Overlap, remove_schedu
 from waterclock.tables.messages.putting.unique_keys import prepare_keys, purge_keys, put_keyed
 from waterclock.tables.messages.rows.process_heartbeat import changing
 from waterclock.tables.messages.upkeep.purging import purge_some
+from waterclock.tables.model.failure_groups import FailureGroup, group_failures
 from waterclock.tables.model.keyspace import check_unsharded
 from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count, check_rate
 from waterclock.tables.model.schema import user_column_names
@@ -763,6 +765,21 @@ class MessageTable:
             return name
         # Another Database of this process is another consumer, and so is a restarted process with the same pid.
         return f"{name}/{context.backend.session:x}"
+
+    def failures(self, limit: int = 20) -> list[FailureGroup]:
+        """Group the messages that failed by their errors, the largest group first.
+
+        Errors belong to one group if they differ only in numbers, ids, quoted texts, paths and URLs. Counted are the
+        last 10,000 failed messages that are not acked, and the last 10,000 dead letters.
+
+        Parameters
+        ----------
+        limit
+            Maximum number of groups.
+        """
+        count = check_count(limit)
+        with self._loaded() as context, context.backend.snapshot() as connection:
+            return list(group_failures(failed_messages(context, connection)))[:count]
 
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
         """Explain why a message is not sent; NotFoundError if missing."""

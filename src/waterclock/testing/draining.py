@@ -12,17 +12,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import make_selection, select_on
-from waterclock.tables.consumers.delivery import Delivery, hand_over
+from waterclock.tables.consumers.delivery import Claim, Delivery, hand_over
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming.claiming import claim_within
 from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.finishing.dead_letters import bury_leased
 from waterclock.tables.messages.finishing.expiring import expire_claimed
+from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.options import check_count
 from waterclock.time import to_duration
@@ -152,7 +154,7 @@ def _take(
             if claimed[0].expired:
                 expire_claimed(context, own, [claimed[0].row.seq], wanted.claim_id)
                 continue
-        found = hand_over(context, callers, claimed, wanted.claim_id, 0)
+        found = hand_over(context, callers, claimed, Claim(wanted.claim_id, CONSUMER, moments.monotonic_ns()))
         if found:
             return found[0]
 
@@ -167,13 +169,18 @@ def _handle(
         outcome = outcome_of(says)
     except BaseException as error:
         if not (delivery.over or delivery.undecided):
+            failed = outcome_of(error)
+            failure = delivery.failure("failed", failed.last_error or "")
             with lend() as own:
-                delivery.nack_in(own, None, outcome_of(error).last_error)
+                delivery.nack_in(own, None, failure)
         raise
     if delivery.over or delivery.undecided:
         return
+    failure = None
+    if outcome.verb in ("back_off", "dead_letter") and outcome.why is not None:
+        failure = delivery.failure("dead_letter" if _is_buried(context, outcome) else "failed", outcome.why)
     with lend() as own:
-        if not _record(context, own, delivery, outcome):
+        if not _record(context, own, delivery, outcome, failure):
             raise LeaseLostError(
                 f"message {delivery.id!r} of {context.name!r} was acked or rescheduled while its handler ran"
             )
@@ -181,12 +188,18 @@ def _handle(
         delivery.end("ack" if outcome.verb in ("ack", "discard") else "nack")
 
 
-def _record(context: TableContext, own: sa.Connection, delivery: Delivery, outcome: Outcome) -> bool:
+def _is_buried(context: TableContext, outcome: Outcome) -> bool:
+    return outcome.verb == "dead_letter" and context.dead is not None
+
+
+def _record(
+    context: TableContext, own: sa.Connection, delivery: Delivery, outcome: Outcome, failure: Failure | None = None
+) -> bool:
     leased = delivery.leased
     if outcome.verb == "snooze":
         return acking.put_off(context, own, leased, outcome.delay or 0)
-    if outcome.verb == "dead_letter" and context.dead is not None:
-        return bury_leased(context, own, leased, outcome.why or "")
+    if _is_buried(context, outcome):
+        return bury_leased(context, own, leased, outcome.why or "", failure)
     if outcome.verb in ("ack", "discard"):
         return not acking.ack_leased(context, own, [leased]).lost
-    return delivery.nack_in(own, outcome.delay, outcome.why)
+    return delivery.nack_in(own, outcome.delay, failure)

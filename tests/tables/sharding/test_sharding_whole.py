@@ -61,6 +61,15 @@ def test_dead_letters_of_all_shards_are_listed_those_that_died_last_first(
     assert [one["dead_reason"] for one in mortal.dead_letters(2)] == ["no 8", "no 7"]
 
 
+def test_failures_of_all_shards_are_grouped_together(mortal: ShardedTable) -> None:
+    for number in range(1, 9):
+        mortal.put(str(number), id=number)
+    for delivery in mortal.receive(8):
+        delivery.nack("0s", error=f"ValueError: no {delivery.id}")
+    [group] = mortal.failures()
+    assert (group.error, group.count) == ("ValueError: no <number>", 8)
+
+
 def test_dead_letters_come_back_to_their_shards(mortal: ShardedTable, clock: MovableClock) -> None:
     die(mortal, clock, *range(1, 9))
     assert mortal.redrive([1, 2, 99]) == 2

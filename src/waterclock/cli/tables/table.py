@@ -13,7 +13,7 @@ from waterclock._support.quoting import quoted
 from waterclock.cli.tables.payloads import columns_of, headers_of, pairs, payload_of, put_lines
 from waterclock.cli.tables.table_options import ChangingOptions, shown
 from waterclock.cli.terminal.common import Common
-from waterclock.cli.terminal.output import pause_end, span
+from waterclock.cli.terminal.output import Span, pause_end, span
 from waterclock.errors import ForbiddenError, InvalidArgumentError
 from waterclock.time import TimeUnit, format_time, to_time
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from waterclock.tables.message_table import MessageTable
     from waterclock.tables.messages.inspecting.peeking import Peeked
     from waterclock.tables.messages.putting.putting import MessageId
+    from waterclock.tables.model.attempts import Attempt
 
 app = App(name="table")
 
 _DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
 _WAITING_COLUMNS = ("id", "group", "state", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
+_FAILURE_COLUMNS = ("count", "first", "last", "ids", "error")
 _STATES = (
     "ready",
     "scheduled",
@@ -395,10 +397,43 @@ def explain(name: str, id: str, /, *, common: Common = Common()) -> None:  # noq
         table = database.table(name)
         explanation = table.explain(message_id(table, id))
         if common.json:
-            due_at = None if explanation.due_at is None else format_time(explanation.due_at)
-            common.output.facts(asdict(explanation) | {"due_at": due_at})
+            attempts = [_attempt(each) | {"duration": Span(each.duration).seconds} for each in explanation.attempts]
+            common.output.facts(asdict(explanation) | {"due_at": _time_of(explanation.due_at), "attempts": attempts})
         else:
             common.output.text(str(explanation))
+            for each in explanation.attempts:
+                who = f" by {each.consumer}" if each.consumer else ""
+                common.output.text(
+                    f"attempt {each.epoch} at {format_time(each.claimed_at)}{who} ended after {Span(each.duration)}"
+                    f" ({each.outcome}): {each.error}"
+                )
+
+
+@app.command
+def failures(name: str, /, *, limit: int = 20, common: Common = Common()) -> None:
+    """Group failed messages and dead letters by error, the largest group first.
+
+    Errors that differ only in numbers, ids, quoted texts, paths and URLs are one group.
+
+    Parameters
+    ----------
+    limit
+        Maximum number of groups.
+    """
+    with common.connect() as database:
+        rows = [
+            {**asdict(group), "first": _time_of(group.first), "last": _time_of(group.last)}
+            for group in database.table(name).failures(limit)
+        ]
+        common.output.rows(rows, _FAILURE_COLUMNS)
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return asdict(attempt) | {"claimed_at": format_time(attempt.claimed_at)}
+
+
+def _time_of(time: int | None) -> str | None:
+    return None if time is None else format_time(time)
 
 
 def message_id(table: MessageTable, text: str) -> MessageId:

@@ -34,6 +34,8 @@ class ChangingOptions:
     """Fraction by which waits vary. A new table has 0.33."""
     max_attempts: int | None = None
     """How often a message is sent at most; then it becomes a dead letter."""
+    attempts_kept: int | None = None
+    """The number of failed attempts that are kept with a message. A new table has 5."""
     dead_letter: str | None = None
     """The message table that takes dead letters; NAME_dead unless given."""
     rate_limit: float | None = None

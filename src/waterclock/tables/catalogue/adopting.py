@@ -47,6 +47,8 @@ _OURS: dict[str, tuple[type[TypeEngine[Any]], ...]] = {
     "group_id": (sa.String,),
     "headers": (sa.String,),
     "last_error": (sa.String,),
+    "failed_attempts": (sa.String,),
+    "saved_progress": (sa.String,),
     "expires_at": (sa.Integer,),
 }
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -26,9 +26,11 @@ from waterclock.tables.messages.finishing import acking, extending
 from waterclock.tables.messages.finishing.dead_letters import bury_leased, dies_when_given_back, exhausted_reason
 from waterclock.tables.messages.putting.putting import MessageId
 from waterclock.tables.messages.rows.process_heartbeat import changing
+from waterclock.tables.model.attempts import Attempt, AttemptOutcome, Failure, read_attempts, truncated, with_attempt
 from waterclock.tables.model.claims.claim import Claimed
 from waterclock.tables.model.claims.epochs import MOST_COUNTED
 from waterclock.tables.model.claims.leased import Held, Leased
+from waterclock.tables.model.progress import progress_text, read_progress
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.values.reading import unreadable
 from waterclock.tables.model.values.texts import storable
@@ -45,8 +47,12 @@ _ENDED: dict[_Verb | None, str] = {
     "elsewhere": "it was ended in the process that handled it",
 }
 _FACTS = (
+    "_attempts",
+    "_began",
+    "_consumer",
     "_ended_by",
     "_headers",
+    "_progress",
     "_undecided",
     "beat_at",
     "cancelled",
@@ -64,6 +70,22 @@ _FACTS = (
     "time_scheduled",
 )
 """Attributes of a delivery that can be sent to another process."""
+
+
+class Claim(NamedTuple):
+    """The claim that took a message.
+
+    Attributes
+    ----------
+    id, consumer
+        Its number, and who made it.
+    began
+        When it began, ns of the monotonic clock.
+    """
+
+    id: int
+    consumer: str | None
+    began: int
 
 
 class Delivery:
@@ -107,10 +129,14 @@ class Delivery:
     """
 
     __slots__ = (
+        "_attempts",
+        "_began",
         "_callers",
+        "_consumer",
         "_ended_by",
         "_headers",
         "_heartbeat",
+        "_progress",
         "_undecided",
         "_when_cancelled",
         "_when_over",
@@ -134,10 +160,14 @@ class Delivery:
     )
 
     def __init__(
-        self, context: TableContext, callers: CallerConnections, claimed: Claimed, claim_id: int, beat_at: int
+        self, context: TableContext, callers: CallerConnections, claimed: Claimed, claim: Claim, beat_at: int
     ) -> None:
         row = claimed.row
         self.context = context
+        self._began = claim.began
+        self._consumer = claim.consumer
+        self._attempts: str | None = row.failed_attempts
+        self._progress: str | None = row.saved_progress
         self._callers = callers
         self._heartbeat = True
         self.beat_at = beat_at
@@ -162,7 +192,7 @@ class Delivery:
         self.expires_at: int | None = row.expires_at
         further = user_column_names(context.rows)
         self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
-        self.leased = Leased(row.seq, row.id, claim_id, row.group_id, row.position, row.time_next, self.epoch)
+        self.leased = Leased(row.seq, row.id, claim.id, row.group_id, row.position, row.time_next, self.epoch)
 
     @classmethod
     def resumed(cls, context: TableContext, callers: CallerConnections, leased: Leased, lease_until: int) -> Self:
@@ -180,6 +210,16 @@ class Delivery:
     def headers(self) -> Mapping[str, str]:
         """Headers by name, parsed on first use."""
         return {} if self._headers is None else json.loads(self._headers)
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """Earlier attempts that failed, oldest first: the last ``attempts_kept`` of them."""
+        return read_attempts(self._attempts)
+
+    @property
+    def progress(self) -> Any:
+        """The progress that this delivery or an earlier one has saved with `save`; None if none was."""
+        return read_progress(self._progress)
 
     def ack(self, *, connection: Any = None) -> None:
         """Ack the message: it is never sent again. Idempotent.
@@ -225,7 +265,7 @@ class Delivery:
         Parameters
         ----------
         error
-            Why; kept in the column ``last_error``.
+            Why; kept in the column ``last_error``, and as one of the message's `attempts`.
 
         Raises
         ------
@@ -236,11 +276,11 @@ class Delivery:
         if self._is_over("nack"):
             return
         pause = None if delay is None else to_duration(delay, "delay")
-        why = None if error is None else storable(error)
+        failure = None if error is None else self.failure("failed", storable(error))
         dies = dies_when_given_back(self.context, self.leased)
         # Messages behind it in its group go back too, and the consumer that claimed them must not hand them out.
         with changing(self.context) if self.context.options.groups else nullcontext():
-            kept = self._run(lambda own: self.nack_in(own, pause, why), whole=dies)
+            kept = self._run(lambda own: self.nack_in(own, pause, failure), whole=dies)
         if not kept:
             raise self._lost("nack")
         self.end("nack")
@@ -270,11 +310,21 @@ class Delivery:
         with explaining(self.context):
             return self.context.backend.transact(work) if whole else acking.run(self.context, work)
 
-    def nack_in(self, connection: SqlConnection, delay: int | None, error: str | None) -> bool:
+    def nack_in(self, connection: SqlConnection, delay: int | None, failure: Failure | None) -> bool:
         """Return the message to the table in our transaction; False if the lease was lost. Call `end` afterwards."""
         if dies_when_given_back(self.context, self.leased):
-            return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), error)
-        return acking.back_off(self.context, connection, self.leased, self.retry_delay(delay), error)
+            return bury_leased(self.context, connection, self.leased, exhausted_reason(self.context), failure)
+        return acking.back_off(self.context, connection, self.leased, self.retry_delay(delay), failure)
+
+    def failure(self, outcome: AttemptOutcome, error: str) -> Failure:
+        """Return the history to store for this attempt. It reads the clock, so call it outside a transaction."""
+        last_error = error if outcome == "failed" else None
+        if not self.context.options.attempts_kept:
+            return Failure(last_error, None)
+        duration = moments.monotonic_ns() - self._began
+        claimed_at = self.context.backend.now_about() - duration
+        attempt = Attempt(self.epoch, claimed_at, duration, self._consumer, outcome, truncated(error))
+        return Failure(last_error, with_attempt(self._attempts, attempt, self.context.options.attempts_kept))
 
     def retry_delay(self, delay: int | None) -> int:
         """Return how long it waits before it is sent again, ns: ``delay``, or the table's back-off if that is None."""
@@ -300,7 +350,9 @@ class Delivery:
         self._decide("dead_letter")
         if self._is_over("dead_letter"):
             return
-        if not self._run(lambda own: bury_leased(self.context, own, self.leased, storable(why)), whole=True):
+        reason = storable(why)
+        failure = self.failure("dead_letter", reason)
+        if not self._run(lambda own: bury_leased(self.context, own, self.leased, reason, failure), whole=True):
             raise self._lost("dead_letter")
         self.end("dead_letter")
 
@@ -318,6 +370,34 @@ class Delivery:
             held = acking.run(self.context, lambda own: extending.extend(self.context, own, self.leased, length))
         if held is None:
             raise self._lost("extend")
+        self.extended(held)
+
+    def save(self, progress: Any) -> None:
+        """Save how far the handling has come, and extend the lease to ``ack_wait`` from now, in one transaction.
+
+        If this attempt fails, the next one reads it as `progress` and continues from there. It stays with the message
+        when that becomes a dead letter, and when it is redriven.
+
+        Parameters
+        ----------
+        progress
+            JSON of at most 64 kB. It replaces earlier progress.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If it is not JSON, or is larger.
+        LeaseLostError
+            If the lease ended and the message was redelivered, acked or rescheduled. Nothing was saved.
+        """
+        text = progress_text(progress)
+        self._decide("save")
+        context, wait = self.context, self.context.options.ack_wait
+        with explaining(context):
+            held = acking.run(context, lambda own: extending.save(context, own, self.leased, text, wait), several=True)
+        if held is None:
+            raise self._lost("save the progress of")
+        self._progress = text
         self.extended(held)
 
     @property
@@ -478,29 +558,27 @@ class Delivery:
 
 
 def hand_over(
-    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim_id: int, begun: int
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim: Claim
 ) -> list[Delivery]:
     """Build the deliveries of claimed messages.
 
     A message that cannot be read fails as if its handler had failed: no other consumer could read it either.
-
-    Parameters
-    ----------
-    claim_id, begun
-        The claim's id, and when the claim began, in ns of the monotonic clock.
     """
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
-    beat_at = begun + _first_beat(context)
+    beat_at = claim.began + _first_beat(context)
     all_read = _are_read_always(context.rows)
     for one in claimed:
         in_group = context.options.groups is not None and one.row.position is not None
         if in_group and one.row.group_id in failed:
             continue  # it went back with the one before it
         # Leases of an earlier claim are extended at once, because their beginning is not known.
-        first = (claim_id, beat_at) if one.claim_id is None else (one.claim_id, moments.monotonic_ns())
-        delivery = Delivery(context, callers, one, *first)
+        if one.claim_id is None:
+            delivery = Delivery(context, callers, one, claim, beat_at)
+        else:
+            now = moments.monotonic_ns()
+            delivery = Delivery(context, callers, one, Claim(one.claim_id, claim.consumer, now), now)
         problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
         if problem is None:
             deliveries.append(delivery)

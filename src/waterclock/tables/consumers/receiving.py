@@ -19,7 +19,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
 from waterclock.tables.catalogue.selection import Bound, Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
-from waterclock.tables.consumers.delivery import Delivery, hand_over
+from waterclock.tables.consumers.delivery import Claim, Delivery, hand_over
 from waterclock.tables.consumers.idling import OwnDue
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming.claiming import claim, claim_within, is_idle, next_due
@@ -187,7 +187,7 @@ def _take(
             living = _living(context, claimed, by) if may_die else claimed
             if living:
                 process_heartbeat(context).note_sent(len(living))
-            deliveries = hand_over(context, callers, living, by, began)
+            deliveries = hand_over(context, callers, living, Claim(by, of, began))
             unanswered.note(claimed)
         if deliveries:
             return deliveries

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.tables.model.attempts import MOST_KEPT
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
 from waterclock.tables.model.timing.backoff import LONGEST_GIVEN, Backoff
 from waterclock.time import Duration, to_duration
@@ -60,6 +61,7 @@ class OptionChanges(TypedDict, total=False):
     max_backoff: Duration | None
     jitter: float
     max_attempts: int | None
+    attempts_kept: int
     dead_letter: str | None
     rate_limit: float | None
     on_exhausted: OnExhausted
@@ -87,6 +89,12 @@ def _fraction(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise InvalidArgumentError(f"{name} must be at least 0 and less than 1, got {quoted(value)}")
     return float(value)
+
+
+def _kept(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_KEPT:
+        raise InvalidArgumentError(f"{name} must be an integer from 0 to {MOST_KEPT}, got {quoted(value)}")
+    return value
 
 
 def _text(value: object, name: str) -> str:
@@ -159,6 +167,7 @@ class TableOptions:
     """The keyspace ids of the table."""
     purge_by: PurgeBy = _option("rows", PurgeBy)
     max_attempts: int | None = _optional(check_count)
+    attempts_kept: int = _option(5, _kept)
     dead_letter: str | None = _optional(_text)
     """The dead-letter table; set whenever ``max_attempts`` is."""
     rate_limit: float | None = _optional(check_rate)

@@ -174,6 +174,13 @@ def message_rows(
         sa.Column("group_id", Name, doc="Its group; NULL: none was given."),
         sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
         sa.Column("last_error", LongText, doc="Why it failed last; NULL: it never failed."),
+        sa.Column(
+            "failed_attempts",
+            LongText,
+            doc="Its last failed attempts, a JSON array of [epoch, claimed at, duration, consumer, outcome, error], in"
+            " ns; NULL: none failed.",
+        ),
+        sa.Column("saved_progress", LongText, doc="Progress that its handlers saved, JSON; NULL: none."),
         # An identity, if the database has them, because a role with INSERT may then use its numbers.
         sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
         sa.Column(

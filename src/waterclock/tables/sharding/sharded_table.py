@@ -19,8 +19,9 @@ from waterclock.tables.messages.inspecting.peeking import Peeked
 from waterclock.tables.messages.inspecting.stats import TableStats
 from waterclock.tables.messages.putting.putting import MessageId, PutIds, check_id
 from waterclock.tables.messages.putting.scheduling import check_name
+from waterclock.tables.model.failure_groups import FailureGroup, merge_failures
 from waterclock.tables.model.keyspace import choose, keyspace_id
-from waterclock.tables.model.options import OptionChanges, TableOptions, check_count
+from waterclock.tables.model.options import MOST, OptionChanges, TableOptions, check_count
 from waterclock.tables.model.schema import DIED
 from waterclock.tables.model.values.arguments import many, one_or_many
 from waterclock.tables.sharding.shard import Shard
@@ -352,6 +353,12 @@ class ShardedTable:
         """Read the dead letters of all shards, latest first, as `MessageTable.dead_letters`."""
         found = self._all(lambda table: table.dead_letters(limit), "dead_letters")
         return sorted((one for part in found for one in part), key=lambda one: one[DIED], reverse=True)[:limit]
+
+    def failures(self, limit: int = 20) -> list[FailureGroup]:
+        """Group the failed messages of all shards by their errors, as `MessageTable.failures`."""
+        count = check_count(limit)
+        found = self._all(lambda table: table.failures(MOST), "failures")
+        return list(merge_failures(group for part in found for group in part))[:count]
 
     def purge(self) -> int:
         """Delete messages that were acked longer ago than ``purge_after`` on every shard; return how many."""

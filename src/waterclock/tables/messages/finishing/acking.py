@@ -30,6 +30,7 @@ from waterclock.tables.messages.rows.locking import (
     still_leased,
     which_are_ours,
 )
+from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.epochs import times_sent_sql, uncounted_sql
 from waterclock.tables.model.claims.leased import Acked, Leased
 from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked, reason_to_keep
@@ -46,6 +47,9 @@ FARTHEST = MAX_NS // 2
 """Maximum duration of a lease or delay, ns, a century and a half: added to the clock it fits a bigint. On overflow
 SQLite would store a fraction and the servers refuse the statement.
 """
+
+_UNEXPLAINED: dict[str, Any] = {"why": None, "tried": None}
+"""The parameters of a message that returns to the table without an error."""
 
 _CLAIMS_AT_ONCE = 500
 """Maximum messages of several claims that one statement acks: each takes two parameters, of which PostgreSQL allows
@@ -183,13 +187,15 @@ def acked_by(context: TableContext, connection: SqlConnection, leased: Sequence[
     return group_acking.acked_by(context, connection, leased)
 
 
-def back_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int, error: str | None) -> bool:
+def back_off(
+    context: TableContext, connection: SqlConnection, leased: Leased, delay: int, failure: Failure | None
+) -> bool:
     """Return a message to the table, to be sent again after ``delay`` ns; return False if the lease was lost.
 
     In a group those behind it go back at once, without counting an attempt: they must not overtake it.
     """
     lock_groups_of(context, connection, [leased])
-    changed = _back_off_row(context, connection, (leased.seq, leased.claim_id), delay, error)
+    changed = _back_off_row(context, connection, (leased.seq, leased.claim_id), delay, failure)
     if changed and context.options.groups:
         release_behind(context, connection, [(leased.group_id, leased.position)])
         settle(context, connection, [leased.group_id or UNGROUPED])
@@ -352,16 +358,17 @@ def _claims_acked(context: TableContext, connection: SqlConnection, some: Sequen
 
 
 def _backing_off_each(context: TableContext, delays: Sequence[tuple[Leased, int]]) -> Asked:
-    each = [{"of": one.seq, "by": one.claim_id, "delay": min(delay, FARTHEST), "why": None} for one, delay in delays]
+    each = [{"of": one.seq, "by": one.claim_id, "delay": min(delay, FARTHEST), **_UNEXPLAINED} for one, delay in delays]
     return _backing_off(context.rows, context.backend.now_sql()), each
 
 
 def _back_off_row(
-    context: TableContext, connection: SqlConnection, taken: Taken, delay: int, error: str | None
+    context: TableContext, connection: SqlConnection, taken: Taken, delay: int, failure: Failure | None
 ) -> bool:
     """Return a message to the table, to be sent again after ``delay`` ns; return False if the lease was lost."""
     statement = _backing_off(context.rows, context.backend.now_sql())
-    parameters = {"of": taken[0], "by": taken[1], "delay": min(delay, FARTHEST), "why": error}
+    reasons = _UNEXPLAINED if failure is None else {"why": failure.error, "tried": failure.attempts}
+    parameters = {"of": taken[0], "by": taken[1], "delay": min(delay, FARTHEST), **reasons}
     return connection.execute(statement, parameters).rowcount == 1
 
 
@@ -413,6 +420,7 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
             claim_id=None,
             last_error=sa.func.coalesce(reason_to_keep(rows, sa.bindparam("why", type_=sa.Text)), rows.c.last_error),
+            failed_attempts=sa.func.coalesce(sa.bindparam("tried", type_=sa.Text), rows.c.failed_attempts),
         )
     )
 

@@ -19,6 +19,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.group_state import UNGROUPED, settle
 from waterclock.tables.messages.rows.locking import still_leased
+from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.epochs import times_sent, times_sent_sql, uncounted_sql
 from waterclock.tables.model.claims.leased import Leased
 from waterclock.tables.model.schema import (
@@ -34,8 +35,11 @@ from waterclock.tables.model.schema import (
     user_column_names,
 )
 
-_KEPT = ("id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error")
-_RETURNED = ("id", "message", "headers", "priority", "group_id", "time_created", "last_error")
+_RETURNED = (
+    "id", "message", "headers", "priority", "group_id", "time_created", "last_error", "failed_attempts",
+    "saved_progress",
+)  # fmt: skip
+_KEPT = (*_RETURNED, "epoch", "time_scheduled")
 _log = logging.getLogger(__name__)
 
 _CHUNK = 500  # messages moved in one transaction
@@ -124,18 +128,31 @@ def _dropping(context: TableContext) -> sa.Update:
 
 
 def bury_leased(
-    context: TableContext, connection: SqlConnection, leased: Leased, why: str, error: str | None = None
+    context: TableContext, connection: SqlConnection, leased: Leased, why: str, failure: Failure | None = None
 ) -> bool:
-    """Move a leased message to the dead-letter table; return False if the lease was lost."""
+    """Move a leased message to the dead-letter table; return False if the lease was lost.
+
+    Parameters
+    ----------
+    failure
+        The attempt that it died of, if it failed.
+    """
     dead_letter_table(context)
     if not all(still_leased(context, connection, [leased])):
         return False
-    if error is not None:
-        rows = context.rows
-        kept = reason_to_keep(rows, sa.literal(error, sa.Text))
-        connection.execute(sa.update(rows).where(rows.c.seq == leased.seq, not_acked(rows)).values(last_error=kept))
+    if failure is not None:
+        _note_failure(context.rows, connection, leased, failure)
     bury(context, connection, [leased.seq], why)
     return True
+
+
+def _note_failure(rows: sa.Table, connection: SqlConnection, leased: Leased, failure: Failure) -> None:
+    why, tried = sa.literal(failure.error, sa.Text), sa.literal(failure.attempts, sa.Text)
+    noting = sa.update(rows).values(
+        last_error=sa.func.coalesce(reason_to_keep(rows, why), rows.c.last_error),
+        failed_attempts=sa.func.coalesce(tried, rows.c.failed_attempts),
+    )
+    connection.execute(noting.where(rows.c.seq == leased.seq, not_acked(rows)))
 
 
 def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> None:

@@ -17,7 +17,7 @@ from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle
 from waterclock.tables.messages.finishing.acking import FARTHEST, is_one_update
 from waterclock.tables.messages.rows.locking import lock_free_rows, lock_groups_of, locking_rows
 from waterclock.tables.model.claims.leased import Held, Leased
-from waterclock.tables.model.schema import CANCELLED
+from waterclock.tables.model.schema import CANCELLED, not_acked
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -32,6 +32,27 @@ def extend(context: TableContext, connection: SqlConnection, leased: Leased, dur
     lock_groups_of(context, connection, [leased])
     execute_later(connection, (locking_rows(context), {"seqs": [leased.seq]}))  # waits for a concurrent ack
     return extend_all(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
+
+
+def save(context: TableContext, connection: SqlConnection, leased: Leased, progress: str, duration: int) -> Held | None:
+    """Save a handler's progress, and extend the lease as `extend` does; return None if it was lost."""
+    lock_groups_of(context, connection, [leased])
+    of = {"of": leased.seq, "by": leased.claim_id, "progress": progress}
+    execute_later(connection, (_saving(context.rows), of))
+    return extend(context, connection, leased, duration)
+
+
+@built_once(maxsize=256)
+def _saving(rows: sa.Table) -> sa.Update:
+    return (
+        sa.update(rows)
+        .where(
+            rows.c.seq == sa.bindparam("of"),
+            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
+            not_acked(rows),
+        )
+        .values(saved_progress=sa.bindparam("progress", type_=sa.Text))
+    )
 
 
 def extend_rows(

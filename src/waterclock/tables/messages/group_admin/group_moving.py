@@ -22,7 +22,7 @@ from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
 _KEPT = (
     "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error",
-    "expires_at",
+    "failed_attempts", "saved_progress", "expires_at",
 )  # fmt: skip
 
 

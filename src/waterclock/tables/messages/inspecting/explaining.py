@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from waterclock.tables.groups.info import (
 )
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.rows.process_heartbeat import everywhere
+from waterclock.tables.model.attempts import Attempt, read_attempts
 from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired, not_acked
 from waterclock.tables.model.states import (
     MESSAGES,
@@ -55,6 +57,8 @@ class Explanation:
         The consumer that has the message, or had it last.
     blocking_id
         The message of its group that must be acked first.
+    attempts
+        Its attempts that failed, oldest first: the last ``attempts_kept`` of them.
     """
 
     id: Any
@@ -63,6 +67,7 @@ class Explanation:
     due_at: int | None = None
     consumer: str | None = None
     blocking_id: Any = None
+    attempts: Sequence[Attempt] = ()
 
     def __str__(self) -> str:
         return f"message {self.id!r} {self.reason}"
@@ -174,6 +179,7 @@ def _explain(
         columns.time_next if waits_for_time else None,
         row.consumer if state in ("leased", "acked") else None,
         blocking if state in ("blocked", "ack_held_back") else None,
+        read_attempts(row.failed_attempts),
     )
 
 
@@ -206,13 +212,15 @@ def _dead_letter(context: TableContext, connection: sa.Connection, message_id: A
         return None
     dead_rows = context.dead.rows
     row = connection.execute(
-        sa.select(dead_rows.c.id, dead_rows.c[REASON], dead_rows.c[DIED]).where(dead_rows.c.id == message_id)
+        sa.select(dead_rows.c.id, dead_rows.c.failed_attempts, dead_rows.c[REASON], dead_rows.c[DIED]).where(
+            dead_rows.c.id == message_id
+        )
     ).first()
     if row is None:
         return None
     when = format_time(getattr(row, DIED))
     reason = MESSAGES["dead"].reason.format(when=when, why=getattr(row, REASON), table=repr(context.dead.name))
-    return Explanation(row.id, "dead", reason)
+    return Explanation(row.id, "dead", reason, attempts=read_attempts(row.failed_attempts))
 
 
 def _blocking_id(

@@ -1,0 +1,35 @@
+"""The progress that a handler saves: JSON in the message's row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.model.values.json_values import check_json
+
+MOST_PROGRESS = 64_000
+"""Bytes: every claim reads it with the message, so large results belong elsewhere, and their place in the progress."""
+
+
+def progress_text(progress: Any) -> str:
+    """Return the text that is saved.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the progress is not JSON, or larger than `MOST_PROGRESS`.
+    """
+    check_json("progress", progress)
+    text = json.dumps(progress, separators=(",", ":"))
+    if len(text) > MOST_PROGRESS:
+        raise InvalidArgumentError(f"progress must be JSON of at most {MOST_PROGRESS} bytes, got {len(text)}")
+    return text
+
+
+def read_progress(text: str | None) -> Any:
+    """Parse saved progress; None if nothing was saved, or if plain SQL has written invalid JSON."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
