@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+import sqlalchemy as sa
+from tests.killed import Killed, killed_after_each_change, killing
 from tests.live.conftest import RULE, SECOND, START, Clock, MakeFollower, expected, landed, traffic
 
 import waterclock as wc
@@ -125,6 +127,47 @@ def test_a_clock_that_goes_back_rejects_nothing_and_loses_nothing(
     drain(follow())
     clock.now = START + 3600 * SECOND
     drain(follow())
+    assert landed(table) == expected(topic)
+
+
+def test_a_follower_killed_at_each_statement_puts_each_batch_once(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    messages = traffic(14)
+    half = len(messages) // 2
+    topic.append(messages[:half])
+    deaths = killed_after_each_change(lambda: drain(follow()), every=3)[1]
+    # Nothing reads for ten minutes, and then the clock goes back by an hour.
+    clock.now = (messages[-1].receive_time or 0) + 600 * SECOND
+    for first in range(half, len(messages), 10):
+        topic.append(messages[first : first + 10])
+    clock.now -= 3600 * SECOND
+    deaths += killed_after_each_change(lambda: drain(follow(), 10), every=3)[1]
+    clock.now = START + 3600 * SECOND
+    deaths += killed_after_each_change(lambda: drain(follow()), every=3)[1]
+    assert deaths > 5
+    assert landed(table) == expected(topic)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_follower_killed_at_its_commits_puts_each_batch_once(
+    topic: wc.Topic,
+    table: wc.MessageTable,
+    follow: MakeFollower,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    topic.append(traffic(20))
+    clock.now = START + 3600 * SECOND
+    killed = killing(sa.Connection._commit_impl, moment)
+    for _ in range(5):
+        follower = follow()
+        with monkeypatch.context() as patch:
+            patch.setattr(sa.Connection, "_commit_impl", killed)
+            with pytest.raises(Killed):
+                follower.step(10)
+    drain(follow(), 20)
     assert landed(table) == expected(topic)
 
 
