@@ -254,5 +254,7 @@ def _line(runner: Ingest, rate: float) -> tuple[str, dict[str, object]]:
     said = [f"{counts['appended']:,} appended, {rate:,.0f}/s"]
     named = ("waiting", "dead", "repeats", "skipped", "lost", "broker_dropped")
     said += [f"{counts[name]:,} {name.replace('_', ' ')}" for name in named if counts[name]]
+    if (lag := runner.lags.largest()) is not None:
+        said.append(f"lag up to {lag / 1e9:,.1f} s")
     said.append("database away" if counts["is_database_away"] else f"{counts['connected']} connected")
-    return ", ".join(said), counts
+    return ", ".join(said), {**counts, "largest_lag": None if lag is None else lag / 1e9}

@@ -21,6 +21,7 @@ from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.received import Received
 from waterclock.ingest.storing.session_rows import silent_sessions
 from waterclock.ingest.storing.store import MOST_IN_FLIGHT, Store
+from waterclock.ingest.stream_lags import StreamLags
 from waterclock.time import format_time
 from waterclock.topics.topic import Topic
 
@@ -37,6 +38,8 @@ _FIRST_PAUSE = 0.2  # s
 _LONGEST_PAUSE = 5.0
 _LOOK_EVERY = 0.2
 _LOOK_FOR_SILENT_EVERY = 60.0
+
+_LOOK_AT_LAGS_EVERY = 10.0
 
 _SILENT_AFTER = 600_000_000_000
 """ns after which another consumer of a share counts as gone: each writes its row at least every minute."""
@@ -94,6 +97,7 @@ class Ingest:
 
     def __init__(self, database: Database, plan: IngestPlan, tell: Tell) -> None:
         self.progress = IngestProgress()
+        self.lags = StreamLags()
         self._database = database
         self._plan = plan
         self._tell = tell
@@ -184,12 +188,16 @@ class Ingest:
 
     def _watch(self) -> None:
         """Wait for an end, and meanwhile reload the file on request and look for silent sessions."""
-        look_at = moments.monotonic() + _LOOK_EVERY
+        look_at = look_at_lags = moments.monotonic() + _LOOK_EVERY
         while not self._wishes_stop and self._failure is None:
             with self._changed:
                 moments.wait(self._changed, _LOOK_EVERY)
             if self._new_plan is not None:
                 self._reload()
+            if moments.monotonic() >= look_at_lags:
+                look_at_lags = moments.monotonic() + _LOOK_AT_LAGS_EVERY
+                for name, text in self.lags.look():
+                    self._tell(Event(name, text, is_warning=True))
             if moments.monotonic() >= look_at:
                 look_at = moments.monotonic() + _LOOK_FOR_SILENT_EVERY
                 self._look_for_silent()
@@ -266,6 +274,7 @@ class Ingest:
         progress.appended += stored.appended
         progress.appends += bool(stored.appended or stored.dead)
         progress.dead += stored.dead
+        self.lags.note(stored.lags)
         progress.repeats += stored.repeats
         progress.skipped += stored.skipped
         if stored.dead:

@@ -14,8 +14,8 @@ class Event(NamedTuple):
     ----------
     name
         The event, in a word: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
-        ``database_back``, ``dead_letter``, ``broker_dropped``, ``no_room``, ``silent_session``, ``reloaded``,
-        ``not_reloaded``, ``stopped``.
+        ``database_back``, ``dead_letter``, ``broker_dropped``, ``no_room``, ``silent_session``, ``lag``, ``ahead``,
+        ``reloaded``, ``not_reloaded``, ``stopped``.
     text
         The same for people.
     facts

@@ -25,7 +25,7 @@ def test_published_messages_are_appended_in_order(database: Database, place: Pla
         publisher.publish(place.topic("press/temp/1"), *(b"%d" % each for each in range(2_000)))
         until(lambda: own.counts.appended == 2_000)
         assert own.counts.unprotected == 0
-        assert own.counts.appends < 100  # many in one transaction
+        assert own.counts.appends < 1_000  # many in one transaction, also on a slow machine
     messages = list(database.topic("telemetry").read())
     assert [message.payload for message in messages] == [b"%d" % each for each in range(2_000)]
     assert {(message.source, message.stream) for message in messages} == {("press", "temp/1")}

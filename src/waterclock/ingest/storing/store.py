@@ -14,6 +14,7 @@ from waterclock.ingest.storing.encoding import encode_in_pieces
 from waterclock.ingest.storing.evidence import Evidence
 from waterclock.ingest.storing.received import Received, content_hash
 from waterclock.ingest.storing.session_rows import SessionRow, SessionState
+from waterclock.ingest.stream_lags import LagRange, StreamName
 from waterclock.message import Message
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import JointAppend
@@ -39,6 +40,8 @@ class Stored:
         Retained messages that were not wanted, or taken before.
     last_reason
         Why the last of the dead letters is one; None without dead letters.
+    lags
+        Receive time minus event time of the appended messages, by source and stream.
     """
 
     appended: int = 0
@@ -46,6 +49,7 @@ class Stored:
     repeats: int = 0
     skipped: int = 0
     last_reason: str | None = None
+    lags: dict[StreamName, LagRange] = field(default_factory=dict[StreamName, LagRange])
 
 
 @dataclass
@@ -199,6 +203,12 @@ class Store:
             return
         plan.messages.setdefault(rule.topic, []).extend(messages)
         plan.stored.appended += len(messages)
+        lags = plan.stored.lags
+        for message in messages:
+            name = message.source, message.stream
+            lag = plan.received - message.event_time
+            largest, smallest = lags.get(name, (lag, lag))
+            lags[name] = LagRange(max(lag, largest), min(lag, smallest))
 
     def _bury(self, plan: _AppendPlan, letter: Message) -> None:
         plan.messages.setdefault(self._dead_letters.name, []).append(letter)

@@ -1,0 +1,88 @@
+"""How far the event times of streams lie behind their receive times, and which ones deserve a warning. Pure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from waterclock.time import format_duration
+
+LATE = 2_000_000_000
+"""ns of lag above which a stream is reported: batches of live data wait a second or two."""
+
+AHEAD = 100_000_000
+"""ns that an event time may be ahead of the receive time: more is a wrong clock, and not the network."""
+
+MOST_STREAMS = 10_000
+"""Streams that are watched: names come from the messages, and a publisher may make up any number of them."""
+
+_MILLISECOND = 1_000_000
+
+StreamName = tuple[str, str]
+"""Source and stream."""
+
+
+class LagRange(NamedTuple):
+    """Receive time minus event time of some messages, ns; negative if the event time is ahead."""
+
+    largest: int
+    smallest: int
+
+    def merged(self, other: LagRange) -> LagRange:
+        """Return the range of both."""
+        return LagRange(max(self.largest, other.largest), min(self.smallest, other.smallest))
+
+
+class StreamLags:
+    """The lags of all streams between two looks. One thread may note and another look.
+
+    Attributes
+    ----------
+    latest
+        The lags of each stream between the last two looks.
+    """
+
+    def __init__(self) -> None:
+        self.latest: Mapping[StreamName, LagRange] = {}
+        self._lock = threading.Lock()
+        self._noted: dict[StreamName, LagRange] = {}
+        self._late: set[StreamName] = set()
+        self._ahead: set[StreamName] = set()
+
+    def note(self, lags: Mapping[StreamName, LagRange]) -> None:
+        """Note the lags of messages that were appended."""
+        with self._lock:
+            for name, lag in lags.items():
+                known = self._noted.get(name)
+                if known is not None:
+                    self._noted[name] = known.merged(lag)
+                elif len(self._noted) < MOST_STREAMS:
+                    self._noted[name] = lag
+
+    def look(self) -> list[tuple[str, str]]:
+        """Begin the next interval; return event names and texts for streams that have become late or are ahead."""
+        with self._lock:
+            latest, self._noted = self._noted, {}
+        self.latest = latest
+        late = {name: lag.largest for name, lag in latest.items() if lag.largest > LATE}
+        ahead = {name: -lag.smallest for name, lag in latest.items() if lag.smallest < -AHEAD}
+        found: list[tuple[str, str]] = []
+        if late.keys() - self._late:
+            found.append(("lag", _text(late, "behind their receive times")))
+        if ahead.keys() - self._ahead:
+            found.append(
+                ("ahead", f"{_text(ahead, 'ahead of their receive times')}. Check the clocks of these sources")
+            )
+        self._late, self._ahead = set(late), set(ahead)
+        return found
+
+    def largest(self) -> int | None:
+        """Return the largest lag between the last two looks, ns; None if nothing was appended."""
+        return max((lag.largest for lag in self.latest.values()), default=None)
+
+
+def _text(lags: Mapping[StreamName, int], where: str) -> str:
+    source, stream = max(lags, key=lags.__getitem__)
+    most = format_duration(lags[source, stream] // _MILLISECOND * _MILLISECOND)
+    return f"event times of {len(lags):,} streams are {where}, those of {source} {stream} by {most}"
