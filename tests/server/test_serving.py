@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import httpx
 import pytest
+from tests.catalogues import sqlite_with_catalogue
 from tests.server.running import served
 
 import waterclock as wc
@@ -66,16 +68,23 @@ def test_what_cannot_be_served_is_said(database: wc.Database, tmp_path: Path) ->
         start("127.0.0.1:0", tmp_path / "missing.pem", tmp_path / "missing.key")
 
 
-def test_a_stream_sends_no_more_than_its_consumer_has_room_for(sqlite_url: str) -> None:
-    with wc.connect(sqlite_url) as database:
-        table = database.create_table("orders", payload="json")
-        table.put_many([{"payload": n} for n in range(4)])
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Generator[wc.MessageTable]:
+    with wc.connect(sqlite_with_catalogue(tmp_path_factory.mktemp("served") / "waterclock.db")) as database:
+        yield database.create_table("orders", payload="json")
+
+
+@pytest.fixture(scope="module")
+def client(table: wc.MessageTable) -> Generator[httpx.Client]:
+    url = table.context.backend.url.render_as_string()
+    with served(url) as server, httpx.Client(base_url=f"{server.url}/api/tables", timeout=60) as client:
+        yield client
+
+
+def test_a_stream_sends_no_more_than_its_consumer_has_room_for(table: wc.MessageTable, client: httpx.Client) -> None:
+    table.put_many([{"payload": n} for n in range(4)])
     got: list[int] = []
-    with (
-        served(sqlite_url) as server,
-        httpx.Client(base_url=f"{server.url}/api/tables") as client,
-        client.stream("GET", "/orders/stream", params={"consumer": "c", "limit": 2}) as stream,
-    ):
+    with client.stream("GET", "/orders/stream", params={"consumer": "c", "limit": 2}) as stream:
         for line in stream.iter_lines():
             if not line.startswith("data: "):
                 continue
@@ -86,3 +95,14 @@ def test_a_stream_sends_no_more_than_its_consumer_has_room_for(sqlite_url: str) 
             if len(got) == 4:
                 break
     assert got == [0, 1, 2, 3]
+
+
+def test_a_client_that_goes_away_while_it_waits_takes_no_message(table: wc.MessageTable, client: httpx.Client) -> None:
+    wait = {"consumer": "gone", "wait": "30s"}
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/orders/receive", json=wait, timeout=0.3)
+    table.put(17)
+    [delivery] = client.post("/orders/receive", json={"consumer": "here", "wait": "30s"}).json()["deliveries"]
+    assert (delivery["payload"], delivery["epoch"]) == (17, 1)
+    client.post("/orders/ack", json={"deliveries": [delivery["delivery"]]})

@@ -19,7 +19,7 @@ from waterclock.server.app import create_app
 from waterclock.work.running.signals import stopping_at_signals
 
 _LAST_PORT = 65_535
-_MOST_CONNECTIONS = 1_000
+_MOST_CONNECTIONS = 900  # a process may open 1,024 files by default, and the database's connections are some
 _ENDS_WITHIN = 3  # s that open streams have at the end
 
 
