@@ -6,11 +6,12 @@ import json
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from pyarrow import fs
@@ -19,6 +20,7 @@ from tests.backup.contents import groups, messages, rows, sent_from
 from tests.topics.flows import CountingFiles, ledger_path
 
 import waterclock as wc
+from waterclock._support.durable import durable_file
 from waterclock.backup import backing_up, snapshot
 from waterclock.backup.backing_up import LOCK, BackedUp, back_up
 from waterclock.backup.manifest import read_manifest
@@ -287,6 +289,38 @@ def test_an_interrupted_backup_leaves_only_the_earlier_one(source: wc.Database, 
     with pytest.raises(KeyboardInterrupt):
         source.backup(folder, interrupt)
     assert left() == before
+
+
+def test_a_copy_that_was_starting_when_the_backup_was_interrupted_leaves_no_file(
+    source: wc.Database, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, removed = threading.Event(), threading.Event()
+
+    def open_after_removal(path: Path) -> AbstractContextManager[BinaryIO]:
+        started.set()
+        removed.wait(0.3)  # the removal must wait for this copy, which ends by itself
+        return durable_file(path)
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("ThreadPoolExecutor"):
+            assert started.wait(60)
+            raise KeyboardInterrupt
+
+    def remove(*arguments: Any) -> None:
+        remove_others(*arguments)
+        removed.set()
+
+    start, remove_others = threading.Thread.start, backing_up._remove_others
+    monkeypatch.setattr(backing_up, "durable_file", open_after_removal)
+    monkeypatch.setattr(backing_up, "_remove_others", remove)
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        source.backup(folder)
+    for thread in threading.enumerate():
+        if thread.name.startswith("ThreadPoolExecutor"):
+            thread.join()
+    assert [each for each in folder.rglob("*") if each.is_file()] == [folder / LOCK]
 
 
 def test_a_restore_without_room_leaves_no_database(source: wc.Database, folder: Path, tmp_path: Path) -> None:

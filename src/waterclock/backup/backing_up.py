@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import threading
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,11 +236,47 @@ class _Copier:
 def _at_once(
     work_off: Callable[[LedgerFiles, Named], tuple[Named, Kept | None]], work: list[tuple[LedgerFiles, Named]]
 ) -> Generator[tuple[Named, Kept | None]]:
-    pool = ThreadPoolExecutor(_AT_ONCE)
+    pool, under_way = ThreadPoolExecutor(_AT_ONCE), _UnderWay()
+
+    def work_off_one(arguments: tuple[LedgerFiles, Named]) -> tuple[Named, Kept | None]:
+        with under_way.one_more():
+            return work_off(*arguments)
+
     try:
-        yield from pool.map(lambda arguments: work_off(*arguments), work)
+        yield from pool.map(work_off_one, work)
     finally:
-        pool.shutdown(cancel_futures=True)
+        # The pool does not join a thread that it was starting when Ctrl-C came.
+        pool.shutdown(wait=False, cancel_futures=True)
+        under_way.end()
+
+
+class _UnderWay:
+    """Counts the copies under way, to wait for them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+        self._has_ended = False
+
+    @contextmanager
+    def one_more(self) -> Generator[None]:
+        with self._changed:
+            if self._has_ended:
+                raise CancelledError
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify()
+
+    def end(self) -> None:
+        """Wait until none is under way; none begins any more."""
+        with self._changed:
+            self._has_ended = True
+            while self._count:
+                self._changed.wait()
 
 
 def _is_gone(store: LedgerFiles, path: str) -> bool:
