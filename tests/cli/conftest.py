@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -38,6 +39,15 @@ class Shell:
         assert code == expect, captured.err + captured.out
         return captured.out
 
+    def filled_by(self, fill: Callable[[Shell], None], kept: Path) -> Shell:
+        """Fill the folder with commands, or copy what they left there for an earlier test of the module."""
+        if kept.exists():
+            shutil.copytree(kept, self.folder, dirs_exist_ok=True)
+        else:
+            fill(self)
+            shutil.copytree(self.folder, kept)
+        return self
+
     def json(self, *words: str, expect: int = DONE) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self(*words, "--json", expect=expect).splitlines()]
 
@@ -47,6 +57,12 @@ def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WATERCLOCK_URL", "sqlite:///factory.db")
     return Shell(capsys, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the module's first test keeps a copy of its filled folder."""
+    return tmp_path_factory.mktemp("filled") / "folder"
 
 
 @pytest.fixture

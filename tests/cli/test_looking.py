@@ -203,8 +203,7 @@ def test_a_command_that_reads_writes_no_row_and_no_file(filled: Shell, words: li
     assert contents(filled.folder) == before
 
 
-@pytest.fixture
-def filled(shell: Shell) -> Shell:
+def fill(shell: Shell) -> None:
     shell("topic", "add", "t")
     (shell.folder / "messages.jsonl").write_text(_MESSAGE)
     shell("topic", "append", "t", "messages.jsonl")
@@ -215,4 +214,8 @@ def filled(shell: Shell) -> Shell:
     shell("table", "add", "q", "--groups", "sequenced", "--dead-letter", "dead")
     shell("table", "put", "q", "1", "--group", "g", "--id", "1")
     shell("schedule", "add", "q", "each", "1", "--cron", "0 0 1 1 *")
-    return shell
+
+
+@pytest.fixture
+def filled(shell: Shell, kept: Path) -> Shell:
+    return shell.filled_by(fill, kept)

@@ -13,14 +13,17 @@ from waterclock.cli.terminal.common import Common
 from .conftest import Shell
 
 
-@pytest.fixture
-def filled(shell: Shell) -> Shell:
+def fill(shell: Shell) -> None:
     shell("table", "add", "jobs", "--groups", "sequenced", "--payload", "text")
     shell("table", "put", "jobs", "x", "--group", "cart-17")
     shell("schedule", "add", "jobs", "nightly", "x", "--cron", "@daily", "--group", "cart-17")
     shell("topic", "add", "telemetry")
     shell("subscription", "add", "telemetry", "billing")
-    return shell
+
+
+@pytest.fixture
+def filled(shell: Shell, kept: Path) -> Shell:
+    return shell.filled_by(fill, kept)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +16,14 @@ from .conftest import Shell
 COLUMNS = {"n": "bigint", "x": "double", "on": "boolean", "word": "text", "raw": "bytes", "doc": "json"}
 
 
-@pytest.fixture
-def jobs(shell: Shell) -> Shell:
+def fill(shell: Shell) -> None:
     columns = [word for name, kind in COLUMNS.items() for word in ("--column", f"{name}={kind}")]
     shell("table", "add", "jobs", "--payload", "json", *columns)
-    return shell
+
+
+@pytest.fixture
+def jobs(shell: Shell, kept: Path) -> Shell:
+    return shell.filled_by(fill, kept)
 
 
 def stdin_of(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
