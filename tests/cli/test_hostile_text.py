@@ -138,6 +138,9 @@ SCENARIOS = {
         2 work @
         2 ingest @ --topic telemetry
         1 ingest check @
+        1 ingest file @ --topic telemetry
+        1 run @
+        2 run #.toml
         1 ingest replay @
     """,
 }

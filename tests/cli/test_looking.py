@@ -27,7 +27,7 @@ _MESSAGE = json.dumps(
     }
 )
 _CREATING = {"demo", "init", "restore", "topic add", "table add"}
-_WITHOUT_A_DATABASE = {"doctor", "pipeline run", "pipeline replay", "spark prepare", "ingest check"}
+_WITHOUT_A_DATABASE = {"doctor", "run", "pipeline run", "pipeline replay", "spark prepare", "ingest check"}
 _ARGUMENTS = {
     "db migrate": (),
     "topic alter": ("t", "--retention", "1d"),
@@ -39,6 +39,7 @@ _ARGUMENTS = {
     "topic relocate": ("t", "elsewhere"),
     "topic rename": ("t", "u"),
     "topic truncate": ("t", "2026-07-01T12:00:00Z"),
+    "ingest file": ("messages.jsonl", "--topic", "t"),
     "ingest replay": ("mqtt://nowhere", "--topic", "t", "--format", "collectd"),
     "subscription add": ("t", "s"),
     "subscription info": ("t", "s"),
