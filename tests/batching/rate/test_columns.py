@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
@@ -26,7 +26,6 @@ from waterclock.message import Message
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 
 
-@settings(max_examples=200, deadline=None)
 @given(calls(), options)
 def test_the_columnar_form_agrees_with_the_class(arrivals: list[list[Message]], chosen: dict[str, Any]) -> None:
     columns = RateAwareColumns(NAMES, **chosen)
@@ -35,7 +34,6 @@ def test_the_columnar_form_agrees_with_the_class(arrivals: list[list[Message]], 
     assert columns.buffered == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(calls(), options, st.integers(1, 9))
 def test_the_columnar_form_may_be_interrupted_and_restored(
     arrivals: list[list[Message]], chosen: dict[str, Any], pieces: int
@@ -64,7 +62,6 @@ def changes(draw: st.DrawFn) -> list[tuple[list[list[Message]], list[int], str |
     return [(arrivals[first:stop], clock[first:stop], draw(lengths)) for first, stop in bounds]
 
 
-@settings(max_examples=150, deadline=None)
 @given(changes(), options, st.booleans())
 def test_it_agrees_with_the_class_where_lengths_change_and_a_clock_runs(
     pieces: list[tuple[list[list[Message]], list[int], str | None]], chosen: dict[str, Any], restoring: bool
@@ -94,7 +91,6 @@ def test_it_agrees_with_the_class_where_lengths_change_and_a_clock_runs(
     assert found == expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(calls(), options)
 def test_streams_may_be_admitted_when_they_first_come(arrivals: list[list[Message]], chosen: dict[str, Any]) -> None:
     columns = RateAwareColumns([], **chosen)
@@ -110,7 +106,6 @@ def test_streams_may_be_admitted_when_they_first_come(arrivals: list[list[Messag
     assert found == run_class(arrivals, chosen)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(st.sampled_from(["a", "log"]), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=5),

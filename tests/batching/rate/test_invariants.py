@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.traffic import SECOND, T0, YEAR, by_time, calls, frozen, message, options, pulses
 
@@ -26,7 +26,6 @@ def run(batcher: RateAwareBatcher, arrivals: list[list[Message]]) -> list[Batch]
     return batches + batcher.flush()
 
 
-@settings(max_examples=120, deadline=None)
 @given(calls(), options)
 def test_no_message_is_lost_or_delivered_twice(arrivals: list[list[Message]], chosen: dict[str, Any]) -> None:
     batches = run(RateAwareBatcher(**chosen, clock=frozen), arrivals)
@@ -34,7 +33,6 @@ def test_no_message_is_lost_or_delivered_twice(arrivals: list[list[Message]], ch
     assert given_out == sorted(m.payload for call in arrivals for m in call)
 
 
-@settings(max_examples=120, deadline=None)
 @given(calls(), options)
 def test_windows_go_forwards_without_overlap_but_for_a_stall(
     arrivals: list[list[Message]], chosen: dict[str, Any]
@@ -47,7 +45,6 @@ def test_windows_go_forwards_without_overlap_but_for_a_stall(
     assert all(batch.start < batch.end for batch in batches)
 
 
-@settings(max_examples=120, deadline=None)
 @given(calls(), options)
 def test_the_high_water_mark_keeps_below_its_cap(arrivals: list[list[Message]], chosen: dict[str, Any]) -> None:
     batcher = RateAwareBatcher(**chosen, clock=frozen)
@@ -62,7 +59,6 @@ def test_the_high_water_mark_keeps_below_its_cap(arrivals: list[list[Message]], 
         before = mark
 
 
-@settings(max_examples=80, deadline=None)
 @given(calls(), options, st.data())
 def test_a_batcher_restored_anywhere_goes_on_as_if_never_stopped(
     arrivals: list[list[Message]], chosen: dict[str, Any], data: st.DataObject
@@ -78,7 +74,6 @@ def test_a_batcher_restored_anywhere_goes_on_as_if_never_stopped(
     assert stopped.flush() == never_stopped.flush()
 
 
-@settings(max_examples=80, deadline=None)
 @given(calls(), options, st.integers(0, 10**6))
 def test_a_clock_that_jumps_back_changes_nothing(
     arrivals: list[list[Message]], chosen: dict[str, Any], seed: int
@@ -88,7 +83,6 @@ def test_a_clock_that_jumps_back_changes_nothing(
     assert run(backwards, arrivals) == run(RateAwareBatcher(**chosen, clock=frozen), arrivals)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from([YEAR, -YEAR, 900 * SECOND, 30 * SECOND, -30 * SECOND, 4 * SECOND]), st.integers(0, 60 * 14 - 1))
 def test_one_wild_time_costs_at_most_one_stall(jump: int, where: int) -> None:
     times = [T0 + k * SECOND // 14 for k in range(60 * 14)]
@@ -100,7 +94,6 @@ def test_one_wild_time_costs_at_most_one_stall(jump: int, where: int) -> None:
     assert sum(batch.reason == "slots" for batch in batches) >= 60 - 16
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([2, 5, 14, 50]),
     st.sets(st.integers(0, 399), max_size=120),
@@ -128,7 +121,6 @@ def _came_late(m: Message, batch: Batch, batches: list[Batch]) -> bool:
     return any(b.start - SECOND <= m.event_time < b.end + SECOND for b in closed_before)
 
 
-@settings(max_examples=60, deadline=None)
 @given(calls(), st.integers(0, 6))
 def test_no_stream_that_may_not_gate_holds_a_window_open(arrivals: list[list[Message]], ahead: int) -> None:
     batcher = RateAwareBatcher(gated=("det",), clock=frozen)
@@ -169,7 +161,6 @@ def test_catching_up_is_linear() -> None:
     assert max(each) < 1.1 * min(each)
 
 
-@settings(max_examples=60, deadline=None)
 @given(calls(), st.sampled_from(["1s", "300ms"]))
 def test_what_is_buffered_in_steady_traffic_stays_bounded(arrivals: list[list[Message]], batch_length: str) -> None:
     batcher = RateAwareBatcher(batch_length, clock=frozen)

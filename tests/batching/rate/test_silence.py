@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.traffic import SECOND, at, calls, frozen, message, options, pulses
 
@@ -63,7 +63,6 @@ def test_a_call_with_one_message_that_was_received_in_time_ends_no_silence():
     assert [batch.reason for batch in batcher.add(received([message("a", at(110))]))] == ["flush", "start"]
 
 
-@settings(max_examples=60)
 @given(calls(), options, st.integers(1, 4 * SECOND), st.integers(0, 80))
 def test_a_batcher_that_forgets_is_a_new_one_for_each_life_wherever_it_is_restored(
     arrivals: list[list[Message]], chosen: dict[str, Any], forget_after: int, cut: int
