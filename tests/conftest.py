@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from waterclock.time import Clock
 
 # Times are not judged here; a machine that is busy, or compiles, must not fail a property.
-settings.register_profile("test", deadline=None, max_examples=100)
+settings.register_profile("test", deadline=None, max_examples=40)
 settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
@@ -40,8 +40,18 @@ LONGEST = (
     "database/test_migrations.py",
     "tables/test_group_order.py",
     "tables/test_group_plans.py",
+    "tables/test_plans.py",
+    "test_testing.py",
+    "test_wheel.py",
+    "test_docs.py",
+    "test_services.py",
+    "test_house.py",
+    "test_frameworks.py",
+    "work",
+    "backup",
     "tables",
     "topics",
+    "cli",
 )
 
 GC_THRESHOLD = 20_000  # new objects before a collection; with Python's 700, tests of tables took 5 % longer
