@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import sqlalchemy as sa
 from tests.services import Service
@@ -48,6 +50,12 @@ def test_a_client_encoding_of_the_environment_changes_no_text(
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with postgresql_server.new_database() as url:
         use(url)
+
+
+def test_quoted_identifiers_of_a_postgresql_server_hide_no_column_type(postgresql_server: Service) -> None:
+    with postgresql_server.new_database(empty=True) as url, warnings.catch_warnings():
+        warnings.simplefilter("error", sa.exc.SAWarning)
+        use(f"{url}?options=-c%20quote_all_identifiers=on")
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])

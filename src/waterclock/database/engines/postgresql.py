@@ -44,6 +44,12 @@ _DIRECT = {
     # Statements of groups take long to plan and little to run: planned each time, an ack took a third longer.
     "plan_cache_mode": "'force_generic_plan'",
 }
+_SESSION = {
+    # Autocommit statements run at the session's isolation level, whose default a server may change.
+    "default_transaction_isolation": "'read committed'",
+    # With quotes, SQLAlchemy does not recognise the types of columns that it reflects.
+    "quote_all_identifiers": "'off'",
+}
 # Otherwise an autocommit statement that waits for a lock would continue after its process has died, and claim messages
 # for no consumer. Servers before 14, and those on some systems, cannot check.
 _LOOK_FOR_CLIENT = (
@@ -268,10 +274,9 @@ def _check_encoding(connection: Any, _record: Any) -> None:
 
 
 def _set_up(connection: Any, _record: Any) -> None:
-    # Autocommit statements run at the session's isolation level, whose default a server may change.
     connection.autocommit = True
     with connection.cursor() as cursor:
-        cursor.execute("SELECT set_config('default_transaction_isolation', 'read committed', false)")
+        cursor.execute(_setting(_SESSION, for_session=True))
     connection.autocommit = False
 
 
