@@ -52,10 +52,11 @@ class Mutation:
     def made(self) -> Generator[None]:
         """Have the fault until the block ends."""
         with ExitStack() as patched:
-            patched.callback(forget_built)
-            for module, name, other in self.replaced:
-                patched.enter_context(patch.object(module, name, other))
-            forget_built()
+            if self.replaced:  # what is built with them is not for others; a rewritten text is never kept
+                patched.callback(forget_built)
+                for module, name, other in self.replaced:
+                    patched.enter_context(patch.object(module, name, other))
+                forget_built()
             yield
 
 
