@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from threading import Event
 from typing import Any
 
 from waterclock._support import moments
@@ -45,8 +44,8 @@ def batch_into(
     """Batch a topic into a message table, until its end or, if it is followed, until a signal."""
     rule = _rule(by, options)
     skew = to_duration(max_skew, "max_skew")
-    stop = Event()
-    with common.connect() as database, stopping_at_signals(lambda *, again: _stop(stop, again=again)):
+    stop = _StopFlag()
+    with common.connect() as database, stopping_at_signals(stop.wish):
         topic, table = database.topic(topic_name), database.table(table_name)
         if table.options.id_type != "text":
             raise InvalidArgumentError(
@@ -70,9 +69,9 @@ def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
 
 
-def _run(follower: Follower, stop: Event, reporter: _Reporter, *, follow: bool) -> None:
+def _run(follower: Follower, stop: _StopFlag, reporter: _Reporter, *, follow: bool) -> None:
     wait = 0.0
-    while not stop.is_set():
+    while not stop.is_wished:
         try:
             count = follower.step()
         except UnavailableError as error:
@@ -80,20 +79,33 @@ def _run(follower: Follower, stop: Event, reporter: _Reporter, *, follow: bool) 
                 raise
             wait = min(2 * wait, _LONGEST_WAIT) or _LONGEST_WAIT / 64
             _log.warning("cannot continue now: %s; trying again in %.1f s", error, wait)
-            moments.wait(stop, wait)
+            stop.wait(wait)
             continue
         wait = 0.0
         reporter.report_sometimes(follower.counts)
         if not count:
             if not follow:
                 return
-            moments.wait(stop, LOOK_EVERY)
+            stop.wait(LOOK_EVERY)
 
 
-def _stop(stop: Event, *, again: bool) -> None:
-    stop.set()
-    if again:
-        raise KeyboardInterrupt
+class _StopFlag:
+    """A flag without a lock: a signal handler that sets an `Event` can deadlock with the wait that it interrupts."""
+
+    def __init__(self) -> None:
+        self.is_wished = False
+
+    def wish(self, *, again: bool) -> None:
+        """Stop after the step under way; at once if asked again."""
+        self.is_wished = True
+        if again:
+            raise KeyboardInterrupt
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is wished, at most so long."""
+        end = moments.monotonic() + seconds
+        while not self.is_wished and (left := end - moments.monotonic()) > 0:
+            moments.sleep(min(left, LOOK_EVERY))
 
 
 class _Reporter:
