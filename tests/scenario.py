@@ -10,7 +10,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.message import Message
@@ -41,11 +41,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """One drawing of *Message Batching*, as data; ``messages`` by name, in order of arrival."""
+    """One drawing as data; ``messages`` by name, in order of arrival, and the options by name."""
 
     title: str
-    window: int
-    max_delay: int
+    rule: dict[str, Any]
     messages: dict[str, Message]
     batches: list[Closing]
     rejected: dict[str, str]
@@ -57,9 +56,8 @@ class Scenario:
             Closing(tuple(b["messages"]), *b["window"], b["closes_at"], b["reason"]) for b in written["batches"]
         ]
         messages = dict(map(_arrival, written["arrivals"]))
-        return cls(
-            written["title"], written["window"], written["max_delay"], messages, closings, written.get("rejected", {})
-        )
+        rule = {name: written[name] for name in ("window", "max_delay", "gap") if name in written}
+        return cls(written["title"], rule, messages, closings, written.get("rejected", {}))
 
     def places(self) -> dict[str, Place]:
         """Tell of every message where it must end up."""
@@ -80,8 +78,8 @@ class Scenario:
 
 
 def scenario_files() -> list[Path]:
-    """Find the use cases of *Message Batching*."""
-    return sorted(FOLDER.glob("UC*.toml"))
+    """Find the use cases of *Message Batching*, and those beyond it."""
+    return sorted(FOLDER.glob("*.toml"))
 
 
 def _arrival(text: str) -> tuple[str, Message]:

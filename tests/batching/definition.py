@@ -6,6 +6,7 @@ It shares no code with the package and takes the square of the number of message
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from waterclock.message import Message
@@ -20,6 +21,7 @@ class Rule(NamedTuple):
     max_delay: int
     max_lead: int = 0
     on_conflict: str = "split"
+    gap: int | None = None
 
 
 class Window(NamedTuple):
@@ -75,9 +77,13 @@ def _cut(accepted: list[Message], rule: Rule) -> list[tuple[int, int, bool, list
         return []
     start = min(m.event_time for m in accepted)
     end = min(start + rule.window, LARGEST)
+    times = sorted({m.event_time for m in accepted})
+    if rule.gap is not None:
+        followed = {time for time, after in pairwise(times) if after - time <= rule.gap}
+        end = min(end, next(time for time in times if time not in followed) + rule.gap)
     inside = [m for m in accepted if m.event_time <= end]
     conflicts = [m.event_time for m in inside if any(_same_stream_before(other, m) for other in inside)]
-    if not conflicts or rule.on_conflict == "replace":
+    if not conflicts or rule.on_conflict in ("replace", "keep"):
         later = [m for m in accepted if m.event_time > end]
         return [(start, end, False, inside), *_cut(later, rule)]
     at = min(conflicts)

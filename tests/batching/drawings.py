@@ -15,7 +15,7 @@ DRAWINGS = Path(__file__).parents[2] / "docs" / "images" / "event-time"
 def drawing(path: Path) -> str:
     """Draw what a use case's messages and batches are."""
     scenario = Scenario.read(path)
-    batcher = EventTimeBatcher(scenario.window, scenario.max_delay)
+    batcher = EventTimeBatcher(**scenario.rule)
     batches = [batch for message in scenario.messages.values() for batch in batcher.add(message)]
     batches += batcher.advance(10_000)
     return scenario_drawing(batches, batcher.take_rejected(), width=880, title=scenario.title)

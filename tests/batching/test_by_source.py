@@ -33,8 +33,8 @@ def test_every_source_is_batched_as_if_it_were_alone(
     steps: list[Message | int] = [*messages]
     for place, now in advances:
         steps.insert(place, now)
-    together = BySource(lambda: EventTimeBatcher(*rule))
-    alone = {source: EventTimeBatcher(*rule) for source in SOURCES}
+    together = BySource(lambda: EventTimeBatcher(**rule._asdict()))
+    alone = {source: EventTimeBatcher(**rule._asdict()) for source in SOURCES}
     given_out: list[Batch] = []
     expected: list[Batch] = []
     for step in [*steps, LARGEST]:
@@ -57,8 +57,8 @@ def test_every_source_is_batched_as_if_it_were_alone(
 
 @given(arrivals(sources=SOURCES), rules, st.integers(0, 46))
 def test_a_flush_reaches_every_source(messages: list[Message], rule: Rule, place: int) -> None:
-    together = BySource(lambda: EventTimeBatcher(*rule))
-    alone = {source: EventTimeBatcher(*rule) for source in SOURCES}
+    together = BySource(lambda: EventTimeBatcher(**rule._asdict()))
+    alone = {source: EventTimeBatcher(**rule._asdict()) for source in SOURCES}
     for step in messages[:place]:
         together.add(step)
         alone[step.source].add(step)
@@ -73,7 +73,10 @@ def test_a_flush_reaches_every_source(messages: list[Message], rule: Rule, place
 
 @given(arrivals(sources=SOURCES), rules)
 def test_a_list_is_its_messages_one_by_one(messages: list[Message], rule: Rule) -> None:
-    singly, at_once = BySource(lambda: EventTimeBatcher(*rule)), BySource(lambda: EventTimeBatcher(*rule))
+    singly, at_once = (
+        BySource(lambda: EventTimeBatcher(**rule._asdict())),
+        BySource(lambda: EventTimeBatcher(**rule._asdict())),
+    )
     batches = [batch for each in messages for batch in singly.add(each)]
 
     assert at_once.add(messages) == sorted(batches, key=lambda b: (b.closed_at, b.source, b.start))
@@ -161,7 +164,10 @@ def test_forgetting_changes_nothing_while_the_clock_is_advanced(
     steps: list[Message | int | Literal["flush"]] = [*messages]
     for place, step in others:
         steps.insert(place, step)
-    steady, forgetful = BySource(lambda: EventTimeBatcher(*rule)), BySource(lambda: EventTimeBatcher(*rule))
+    steady, forgetful = (
+        BySource(lambda: EventTimeBatcher(**rule._asdict())),
+        BySource(lambda: EventTimeBatcher(**rule._asdict())),
+    )
     for step in [-100, *steps, LARGEST]:
         if isinstance(step, Message):
             assert forgetful.add(step) == steady.add(step)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.definition import LARGEST, Outcome, Rule, batches_of
 from tests.batching.outcomes import assigned
-from tests.batching.traffic import arrivals, rules
+from tests.batching.traffic import CONFLICT_OPTIONS, arrivals, rules
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import RejectReason
@@ -71,7 +71,7 @@ def test_the_columns_say_what_the_design_says_in_any_row_order(
 @given(arrivals(sources=SOURCES), rules, st.integers(-5, 80))
 def test_a_reading_of_the_clock_leaves_the_rest_undecided(messages: list[Message], rule: Rule, now: int) -> None:
     rows = assign_batches(columns(messages), **rule._asdict(), now=now)
-    batcher = BySource(lambda: EventTimeBatcher(*rule))
+    batcher = BySource(lambda: EventTimeBatcher(**rule._asdict()))
     batches = batcher.add([m for m in messages if m.receive_time is not None and m.receive_time <= now])
     batches += batcher.advance(now)
 
@@ -109,7 +109,7 @@ def test_disordered_receive_clocks_are_judged_by_their_running_maximum(
     messages: list[Message], rule: Rule, chance: Any
 ) -> None:
     chance.shuffle(messages)
-    batcher = EventTimeBatcher(*rule)
+    batcher = EventTimeBatcher(**rule._asdict())
     batches = [batch for message in messages for batch in batcher.add(message)] + batcher.advance(LARGEST)
     table = columns(messages)
     clock = np.maximum.accumulate(table["receive_time"].to_numpy())
@@ -124,14 +124,14 @@ def test_disordered_receive_clocks_are_judged_by_their_running_maximum(
 
 edges = st.sampled_from([-(2**63), -(2**63) + 3, -4, 0, 3, 2**63 - 4, 2**63 - 1])
 lengths = st.sampled_from([0, 1, 3, 2**62, 2**63 - 1])
-edge_rules = st.builds(Rule, lengths, lengths, lengths, st.sampled_from(["split", "replace", "isolate"]))
+edge_rules = st.builds(Rule, lengths, lengths, lengths, st.sampled_from(CONFLICT_OPTIONS), st.none() | lengths)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), edges, edges), max_size=8), edge_rules, edges)
 def test_times_at_the_limits_of_int64_do_not_wrap(rows: list[tuple[str, int, int]], rule: Rule, now: int) -> None:
     messages = [Message("x", s, e, str(i).encode(), receive_time=r) for i, (s, e, r) in enumerate(rows)]
     messages.sort(key=lambda m: m.receive_time or 0)
-    batcher = EventTimeBatcher(*rule)
+    batcher = EventTimeBatcher(**rule._asdict())
     batches = [batch for message in messages for batch in batcher.add(message)] + batcher.advance(LARGEST)
 
     windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
@@ -279,7 +279,7 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
         ({"window": -1}, "window must be a duration of 0 or more, got -1"),
         ({"max_delay": 0.5}, "max_delay must be .*, got 0.5"),
         ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
-        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
+        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, keep, got 'merge'"),
         ({"now": 1.5}, "now must be .*, got 1.5"),
     ],
 )

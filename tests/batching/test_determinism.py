@@ -61,7 +61,7 @@ def as_judged(steps: Sequence[Step]) -> tuple[list[Message], int]:
 
 @given(arrivals(), rules)
 def test_the_batcher_does_what_the_design_says(messages: list[Message], rule: Rule) -> None:
-    batcher, batches = travel(EventTimeBatcher(*rule), messages)
+    batcher, batches = travel(EventTimeBatcher(**rule._asdict()), messages)
     batches += batcher.advance(LARGEST)
 
     assert batched(batches, batcher.take_rejected()) == defined(batches_of(messages, rule))
@@ -69,7 +69,7 @@ def test_the_batcher_does_what_the_design_says(messages: list[Message], rule: Ru
 
 @given(journeys(), rules)
 def test_disorder_advances_and_restarts_change_nothing(steps: list[Step], rule: Rule) -> None:
-    batcher, batches = travel(EventTimeBatcher(*rule), steps)
+    batcher, batches = travel(EventTimeBatcher(**rule._asdict()), steps)
     judged, floor = as_judged(steps)
 
     assert [window(batch) for batch in batches] == defined(batches_of(judged, rule, floor - 1)).windows
@@ -81,7 +81,7 @@ def test_disorder_advances_and_restarts_change_nothing(steps: list[Step], rule: 
 def test_the_same_accepted_messages_make_the_same_batches(
     messages: list[Message], rule: Rule, data: st.DataObject
 ) -> None:
-    batcher, batches = travel(EventTimeBatcher(*rule), messages)
+    batcher, batches = travel(EventTimeBatcher(**rule._asdict()), messages)
     batches += batcher.advance(LARGEST)
     refused = {rejection.message for rejection in batcher.take_rejected() if rejection.reason != "replaced"}
     accepted = [message for message in messages if message not in refused]
@@ -91,7 +91,7 @@ def test_the_same_accepted_messages_make_the_same_batches(
         key=lambda m: m.receive_time or 0,
     )
 
-    other, again = travel(EventTimeBatcher(*rule), received_otherwise)
+    other, again = travel(EventTimeBatcher(**rule._asdict()), received_otherwise)
     again += other.advance(LARGEST)
 
     assert [window(batch) for batch in again] == [window(batch) for batch in batches]
@@ -99,7 +99,7 @@ def test_the_same_accepted_messages_make_the_same_batches(
 
 @given(journeys(), rules, st.integers(0, 48))
 def test_a_flush_anywhere_loses_nothing_and_overlaps_nothing(steps: list[Step], rule: Rule, place: int) -> None:
-    batcher, batches = travel(EventTimeBatcher(*rule), steps[:place])
+    batcher, batches = travel(EventTimeBatcher(**rule._asdict()), steps[:place])
     batches += batcher.flush()
     assert batcher.next_deadline is None
     batcher, after = travel(batcher, steps[place:])
@@ -115,7 +115,7 @@ def test_a_flush_anywhere_loses_nothing_and_overlaps_nothing(steps: list[Step], 
 
 @given(journeys(), rules)
 def test_the_next_deadline_is_the_first_now_that_closes_a_window(steps: list[Step], rule: Rule) -> None:
-    batcher, _ = travel(EventTimeBatcher(*rule), steps)
+    batcher, _ = travel(EventTimeBatcher(**rule._asdict()), steps)
     while (deadline := batcher.next_deadline) is not None:
         assert batcher.advance(deadline - 1) == []
         assert batcher.next_deadline == deadline
@@ -127,9 +127,9 @@ def test_the_next_deadline_is_the_first_now_that_closes_a_window(steps: list[Ste
 @given(arrivals(), rules)
 def test_an_early_close_changes_no_contents(messages: list[Message], rule: Rule) -> None:
     in_order = _each_stream_in_order(messages, rule)
-    patient, expected = travel(EventTimeBatcher(*rule), in_order)
+    patient, expected = travel(EventTimeBatcher(**rule._asdict()), in_order)
     expected += patient.advance(LARGEST)
-    eager, batches = travel(EventTimeBatcher(*rule, STREAMS), in_order)
+    eager, batches = travel(EventTimeBatcher(**rule._asdict(), streams=STREAMS), in_order)
     batches += eager.advance(LARGEST)
 
     assert contents(batches) == contents(expected)
@@ -139,10 +139,10 @@ def test_an_early_close_changes_no_contents(messages: list[Message], rule: Rule)
 @given(arrivals(), rules, st.lists(st.integers(0, 40), max_size=4))
 def test_an_early_close_survives_restarts(messages: list[Message], rule: Rule, restarts: list[int]) -> None:
     in_order: list[Step] = [*_each_stream_in_order(messages, rule)]
-    steady, expected = travel(EventTimeBatcher(*rule, STREAMS), in_order)
+    steady, expected = travel(EventTimeBatcher(**rule._asdict(), streams=STREAMS), in_order)
     for place in restarts:
         in_order.insert(place, RESTORE)
-    restarted, batches = travel(EventTimeBatcher(*rule, STREAMS), in_order)
+    restarted, batches = travel(EventTimeBatcher(**rule._asdict(), streams=STREAMS), in_order)
 
     assert batches == expected
     assert restarted.take_rejected() == steady.take_rejected()
@@ -151,7 +151,7 @@ def test_an_early_close_survives_restarts(messages: list[Message], rule: Rule, r
 
 @given(journeys(), rules)
 def test_broken_promises_of_order_lose_nothing(steps: list[Step], rule: Rule) -> None:
-    batcher, batches = travel(EventTimeBatcher(*rule, STREAMS), steps)
+    batcher, batches = travel(EventTimeBatcher(**rule._asdict(), streams=STREAMS), steps)
     batches += batcher.advance(LARGEST)
     result = batched(batches, batcher.take_rejected())
 

@@ -296,9 +296,10 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
         ({"window": 2**63}, "window must fit in 64-bit nanoseconds .*, got 9223372036854775808"),
         ({"max_delay": 1.5}, "max_delay must be a string such as '500ms', .*, got 1.5"),
         ({"max_delay": timedelta(-1)}, "max_delay must be a duration of 0 or more"),
+        ({"gap": "-1s"}, "gap must be a duration of 0 or more, got '-1s'"),
         ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
-        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, got 'merge'"),
-        ({"on_conflict": ["split"]}, r"on_conflict must be one of split, replace, isolate, got \['split'\]"),
+        ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, keep, got 'merge'"),
+        ({"on_conflict": ["split"]}, r"on_conflict must be one of split, replace, isolate, keep, got \['split'\]"),
         ({"streams": []}, r"streams must name every stream of the source, got \[\]\. Pass None"),
         (
             {"streams": "temperature"},
@@ -348,3 +349,41 @@ def test_a_message_without_receive_time_does_not_name_the_batchers_source() -> N
 def test_a_naive_now_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"now must be a datetime with a time zone"):
         batcher().advance(datetime(2026, 7, 1))  # noqa: DTZ001  # the mistake
+
+
+def test_a_session_ends_at_a_silence_and_keeps_all_messages_of_a_stream() -> None:
+    batcher = EventTimeBatcher(window=100, max_delay=5, gap=10)
+    batches = [batch for at in (0, 4, 14, 25, 30) for batch in batcher.add(Message("x", "a", at, receive_time=at))]
+    batches += batcher.advance(1000)
+    assert [(b.start, b.end, b.closed_at, b.reason, len(b.messages)) for b in batches] == [
+        (0, 24, 29, "gap", 3),
+        (25, 40, 45, "gap", 2),
+    ]
+
+
+def test_a_session_is_no_longer_than_the_window() -> None:
+    batcher = EventTimeBatcher(window=20, max_delay=100, gap=10)
+    for at in range(0, 45, 5):
+        batcher.add(Message("x", "a", at, receive_time=at))
+    assert [(b.start, b.end, b.reason) for b in batcher.advance(1000)] == [
+        (0, 20, "timeout"),
+        (25, 45, "timeout"),
+    ]
+
+
+def test_a_message_between_two_sessions_joins_them() -> None:
+    batcher = EventTimeBatcher(window=100, max_delay=50, gap=10)
+    for at in (0, 20, 10):
+        batcher.add(Message("x", "a", at, receive_time=20))
+    assert [(b.start, b.end) for b in batcher.advance(1000)] == [(0, 30)]
+
+
+def test_conflicts_cut_sessions_if_asked_to() -> None:
+    batcher = EventTimeBatcher(window=100, max_delay=50, gap=10, on_conflict="split")
+    for stream, at in (("a", 0), ("b", 5), ("a", 9), ("b", 30)):
+        batcher.add(Message("x", stream, at, receive_time=30))
+    assert [(b.start, b.end, b.reason) for b in batcher.advance(1000)] == [
+        (0, 9, "conflict"),
+        (9, 19, "gap"),
+        (30, 40, "gap"),
+    ]

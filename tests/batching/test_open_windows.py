@@ -122,7 +122,7 @@ def test_a_backlog_in_any_order_falls_into_the_windows_of_the_plain_rule(
         for number, event_time in enumerate(ORDERS[order](count))
     ]
     rule = Rule(window=window, max_delay=2 * count, on_conflict=on_conflict)
-    batcher: EventTimeBatcher = EventTimeBatcher(*rule)
+    batcher: EventTimeBatcher = EventTimeBatcher(**rule._asdict())
     batches: list[Any] = []
     for number, each in enumerate(messages):
         batches += batcher.add(each)

@@ -20,14 +20,14 @@ def scenario(request: pytest.FixtureRequest) -> Scenario:
     return Scenario.read(path)
 
 
-def test_all_five_use_cases_are_there() -> None:
-    assert [path.stem for path in scenario_files()] == ["UC1", "UC2", "UC3", "UC4", "UC5"]
+def test_all_five_use_cases_are_there_and_sessions() -> None:
+    assert [path.stem for path in scenario_files()] == ["UC1", "UC2", "UC3", "UC4", "UC5", "sessions"]
 
 
 def test_each_batch_closes_at_its_tick_of_the_clock(scenario: Scenario) -> None:
-    batcher = EventTimeBatcher(scenario.window, scenario.max_delay)
+    batcher = EventTimeBatcher(**scenario.rule)
     closed: dict[int, list[Batch]] = {}
-    for tick in range(100, 300):
+    for tick in range(100, 400):
         for message in scenario.messages.values():
             if message.receive_time == tick:
                 assert batcher.add(message) == [], "closed by a message before its tick"
@@ -41,7 +41,7 @@ def test_each_batch_closes_at_its_tick_of_the_clock(scenario: Scenario) -> None:
 
 
 def test_messages_alone_close_the_same_batches(scenario: Scenario) -> None:
-    batcher = EventTimeBatcher(scenario.window, scenario.max_delay)
+    batcher = EventTimeBatcher(**scenario.rule)
     batches = [batch for message in scenario.messages.values() for batch in batcher.add(message)]
     batches += batcher.advance(10_000)
 
@@ -50,7 +50,7 @@ def test_messages_alone_close_the_same_batches(scenario: Scenario) -> None:
 
 def test_the_columns_hold_the_same_windows(scenario: Scenario) -> None:
     arrived = pa.Table.from_batches([to_arrow(list(scenario.messages.values()))])
-    assigned = assign_batches(arrived, window=scenario.window, max_delay=scenario.max_delay)
+    assigned = assign_batches(arrived, **scenario.rule)
 
     rows = assigned.select(["batch_start", "batch_end", "rejected"]).to_pylist()
     assert [Place(*row.values()) for row in rows] == list(scenario.places().values())

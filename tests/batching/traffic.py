@@ -9,7 +9,7 @@ from tests.batching.definition import Rule
 
 from waterclock.message import Message
 
-CONFLICT_OPTIONS = ("split", "replace", "isolate")
+CONFLICT_OPTIONS = ("split", "replace", "isolate", "keep")
 STREAMS = ("a", "b", "c", "d")
 
 rules = st.builds(
@@ -18,6 +18,7 @@ rules = st.builds(
     max_delay=st.integers(0, 12),
     max_lead=st.integers(0, 4),
     on_conflict=st.sampled_from(CONFLICT_OPTIONS),
+    gap=st.none() | st.integers(0, 9),
 )
 
 

@@ -95,3 +95,27 @@ def test_a_database_that_is_away_is_waited_for(filled: Shell, monkeypatch: pytes
     monkeypatch.setattr("waterclock.cli.batch_into._StopFlag.wait", lambda _stop, seconds: waits.append(seconds))
     filled(*FOLLOW, "--follow", expect=130)
     assert waits == [30 / 64, 30 / 32]
+
+
+def test_each_change_of_an_adaptive_length_is_a_line(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("batch", "telemetry", "--into", "batches", "--by", "rate", "--batch-length", "adaptive")
+    seconds = iter([1, 1, 2, 2])
+
+    def step(self: Follower, _limit: int = 0) -> int:
+        length = next(seconds, None)
+        if length is not None:
+            self.counts.batch_length = length * 10**9
+        return 0 if length is None else 1
+
+    monkeypatch.setattr(Follower, "step", step)
+    filled(*words)
+    assert filled.said.count("telemetry → batches: batch length 1s → 2s, following the time that batches take") == 1
+    seconds = iter([1, 2])
+    changed = filled.json(*words)[0]
+    assert (changed["event"], changed["batch_length_before"], changed["batch_length"]) == (
+        "batch_length",
+        10**9,
+        2 * 10**9,
+    )
+    assert filled(*words[:-1], "1s", "--longest", "8s", expect=2) == ""
+    assert "batch_length must be adaptive with longest, got '1s'" in filled.said

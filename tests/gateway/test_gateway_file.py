@@ -123,8 +123,12 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
         (BATCH.replace('"500ms"', '"5x"'), r"line 5: batch.window = '5x': "),
         (BATCH.replace('"1s"', "1"), r"line 6: batch.max_delay must be a string, got 1"),
         (f'{BATCH}max_dely = "1s"', r"line 7: no key named batch.max_dely"),
+        (f'{BATCH}by = "rate"\nlongest = "9s"', r"line 8: batch.longest needs batch_length = 'adaptive', got '1s'"),
         (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, got 'weight'"),
-        (f'{BATCH}on_conflict = "x"', r"line 7: batch.on_conflict must be one of split, replace, isolate, got 'x'"),
+        (
+            f'{BATCH}on_conflict = "x"',
+            r"line 7: batch.on_conflict must be one of split, replace, isolate, keep, got 'x'",
+        ),
         (BATCH + BATCH, r"line 10: batch.into must be another table for each \[\[batch\]\]"),
         ('[batch]\ntopic = "x"', r"line 1: write \[\[batch\]\]"),
         ('[work]\nhandlers = "a:b@c"', r"line 2: work.handlers must be an array of strings"),

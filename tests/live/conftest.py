@@ -33,7 +33,7 @@ def traffic(count: int = 60, sources: int = 3) -> list[wc.Message]:
 
 def expected(topic: wc.Topic, rule: ByEventTime = RULE) -> dict[str, bytes]:
     """Batch the whole topic message by message, and let the clock run to its end."""
-    batcher = wc.BySource(lambda: wc.EventTimeBatcher(*rule.rule))
+    batcher = wc.BySource(lambda: wc.EventTimeBatcher(**rule.rule._asdict()))
     batches = [batch for message in topic.read() for batch in batcher.add(message)]
     batches += batcher.advance(START + 3600 * SECOND)
     return {batch.id: batch.to_bytes() for batch in batches}

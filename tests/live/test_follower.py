@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from itertools import accumulate, chain
 
 import pytest
 import sqlalchemy as sa
@@ -10,6 +12,7 @@ from tests.killed import Killed, killed_after_each_change, killing
 from tests.live.conftest import RULE, SECOND, START, Clock, MakeFollower, expected, landed, traffic
 
 import waterclock as wc
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.live.follower import Follower
 from waterclock.live.rules import ByEventTime, ByRate
 
@@ -239,3 +242,98 @@ def test_batches_by_rate_are_those_of_the_batcher(
         batch.id: (batch.start, batch.end, batch.reason, len(batch.messages)) for batch in wanted
     }
     assert len(wanted) > 3
+
+
+def steps_take(*took: int) -> Callable[[], int]:
+    """Make a clock by which each step takes so long, ns: it is read when a step begins and when it ends."""
+    readings = accumulate(chain.from_iterable((0, each) for each in took))
+    return lambda: next(readings)
+
+
+def test_an_adaptive_length_follows_the_time_of_a_step_and_gives_the_batches_of_the_batcher(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
+) -> None:
+    calls = [
+        [
+            wc.Message(source, stream, at, b"", publish_time=START, receive_time=START)
+            for source in ("beam", "sample")
+            for stream, rate in (("detector", 14), ("monitor", 5))
+            for at in (START + number * SECOND // rate for number in range(second * rate, (second + 1) * rate))
+        ]
+        for second in range(24)
+    ]
+    batcher = wc.BySource(lambda: wc.RateAwareBatcher("1s"))
+    wanted: list[wc.Batch] = []
+    lengths: list[int] = []
+    slow, fast = 3 * SECOND, SECOND // 10
+    clock = steps_take(*[slow] * 8, *[fast] * 16)
+    follower = follow(ByRate.checked("adaptive"), monotonic=clock)
+    for number, call in enumerate(calls):
+        topic.append(call)
+        follower.step()
+        wanted += batcher.add(call)
+        length = follower.counts.batch_length
+        assert length is not None
+        for each in batcher._by_rate.batchers.values():
+            each.set_batch_length(length)
+        lengths.append(length)
+        if number % 5 == 0:
+            follower = follow(ByRate.checked("adaptive"), monotonic=clock)
+    assert max(lengths) >= 4 * SECOND
+    assert lengths[-1] < max(lengths)
+    assert landed_lists(table) == {batch.id: without_positions(batch) for batch in wanted}
+    assert len({batch.end - batch.start for batch in wanted if batch.reason == "slots"}) >= 3
+
+
+def landed_lists(table: wc.MessageTable) -> dict[str, list[object]]:
+    return {name: without_positions(wc.Batch.from_bytes(payload)) for name, payload in landed(table).items()}
+
+
+def without_positions(batch: wc.Batch) -> list[object]:
+    """Return all of a batch that a batcher knows whose messages are not from a topic."""
+    messages = [(message.stream, message.event_time) for message in batch.messages]
+    return [batch.source, batch.start, batch.end, batch.closed_at, batch.reason, messages]
+
+
+def test_an_adaptive_length_shrinks_when_nothing_comes_and_stays_between_its_bounds(
+    topic: wc.Topic, follow: MakeFollower
+) -> None:
+    rule = ByRate.checked(AdaptiveBatchLength("2s", longest="5s"))
+    calls = [
+        [wc.Message("beam", "detector", START + n * SECOND // 14, b"", receive_time=START) for n in range(at, at + 70)]
+        for at in range(0, 560, 70)
+    ]
+    follower = follow(rule, monotonic=steps_take(*[20 * SECOND] * len(calls), *[6 * SECOND] * 13))
+    for call in calls:
+        topic.append(call)
+        follower.step()
+    assert follower.counts.batch_length == 5 * SECOND
+    for _ in range(13):
+        follower.step()
+    assert follower.counts.batch_length == 2 * SECOND
+    with pytest.raises(wc.InvalidArgumentError, match="begun with batch_length = adaptive from 2s to 5s"):
+        follow(ByRate.checked("2s"))
+
+
+def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+) -> None:
+    rule = ByEventTime.checked("1h", "1500ms", gap="900ms")
+    sent = [message for message in traffic() if message.event_time % (7 * SECOND) < 5 * SECOND]
+    follower = follow(rule)
+    for first in range(0, len(sent), 9):
+        topic.append(sent[first : first + 9])
+        follower = follow(rule)
+        drain(follower)
+    last = max(message.event_time for message in sent)
+    clock.now = last + 3 * SECOND + 9 * SECOND
+    drain(follower)
+    assert follower.counts.open > 0
+    clock.now = last + 3 * SECOND + 11 * SECOND
+    drain(follower)
+    assert follower.counts.open == 0
+    wanted = expected(topic, rule)
+    assert landed(table) == wanted
+    assert {wc.Batch.from_bytes(data).reason for data in wanted.values()} == {"gap"}
+    with pytest.raises(wc.InvalidArgumentError, match=r"begun with .*gap = 900ms, on_conflict = keep"):
+        follow(ByEventTime.checked("1h", "1500ms"))

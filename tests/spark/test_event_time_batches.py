@@ -43,7 +43,7 @@ def traffic() -> list[Message]:
 def test_the_documents_use_cases(spark: SparkSession, path: Path):
     scenario = Scenario.read(path)
     arrived = frame(spark, list(scenario.messages.values()), positions=False, partitions=3)
-    outcomes = event_time_outcomes(arrived, scenario.window, scenario.max_delay)
+    outcomes = event_time_outcomes(arrived, **scenario.rule)
     found = results_in_frames(outcomes)
     assert found.batches[SOURCE] == [
         (b.start, b.end, b.closed_at, b.reason, [facts(scenario.messages[name]) for name in b.messages])

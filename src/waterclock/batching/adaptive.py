@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.facts import count
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import Duration, format_duration, to_duration
 
-ADAPTIVE = "adaptive"
+Adaptive = Literal["adaptive"]
 """A batch length that follows its consumer's capacity."""
 
 _SECOND = 1_000_000_000
@@ -152,6 +152,13 @@ class AdaptiveBatchLength:
         if not 1 <= first <= known._pulses <= known._largest or known._rate < 1:
             raise ValueError(f"expected a length between its bounds, got {quoted(facts)}")
         return known
+
+    @classmethod
+    def chosen(cls, batch_length: Duration | AdaptiveBatchLength) -> AdaptiveBatchLength | None:
+        """Return a new one for ``"adaptive"`` and a copy of one; None for a length that stays as it is."""
+        if isinstance(batch_length, AdaptiveBatchLength):
+            return cls.from_facts(batch_length.facts())
+        return cls() if batch_length == "adaptive" else None
 
     def _is_fast(self, took: int, window: int) -> bool:
         if 100 * took >= _FAST * window:

@@ -152,6 +152,26 @@ class BySource:
             raise NotFoundError(f"no source named {quoted(source)}; none of its messages was added")
         return self._take_closed()
 
+    def processed(self, took: Duration, batch: Batch) -> int | None:
+        """Report how long a batch took to process; see ``RateAwareBatcher.processed``.
+
+        Returns
+        -------
+        int or None
+            The length of its source's batches from the next window on, ns; None if the source was forgotten.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the source is batched by event time, or the length is not adaptive.
+        """
+        if batch.source in self._lanes:
+            raise InvalidArgumentError(
+                f"batch must be one by rate, got {quoted(batch.id)} by event time, whose window stays as it is"
+            )
+        batcher = self._by_rate.batchers.get(batch.source)
+        return None if batcher is None else batcher.processed(took, batch)
+
     def forget(self, idle: Duration = "1h", now: Time | None = None) -> int:
         """Forget sources that have long been silent and have nothing open, so that memory follows the living ones.
 

@@ -32,9 +32,11 @@ def batch(
     window: str | None = None,
     max_delay: str | None = None,
     max_lead: str = "0s",
-    on_conflict: Literal["split", "replace", "isolate"] = "split",
+    gap: str | None = None,
+    on_conflict: Literal["split", "replace", "isolate", "keep"] | None = None,
     by: Literal["event_time", "rate"] = "event_time",
     batch_length: str = "1s",
+    longest: str | None = None,
     timeout: str | None = None,
     into: str | None = None,
     follow: Annotated[bool, Parameter(negative="")] = False,
@@ -62,12 +64,17 @@ def batch(
         How late a message may be received, for example 400ms. Needed by event time.
     max_lead
         How far ahead of the receive clock an event time may be.
+    gap
+        Batches are sessions: one also ends at a longer silence, for example 30s, and window is the longest session.
     on_conflict
-        Effect of a second message of a stream on the open batch: split it, replace the older message, or stand alone.
+        Effect of a second message of a stream on the open batch: split it, replace the older message, stand alone, or
+        keep both. The default is split, and keep with --gap.
     by
         The rule: event_time, or rate with --into, by the rates of the streams.
     batch_length
-        By rate, the length of a batch.
+        By rate, the length of a batch, or adaptive: from 1s on, longer while batches take longer than their window.
+    longest
+        With --batch-length adaptive, the greatest length; 8s by default.
     timeout
         By rate, how long a batch waits for missing streams; inf for any time.
     into
@@ -95,12 +102,14 @@ def batch(
     if into is not None:
         from waterclock.cli.batch_into import batch_into
 
-        rule = (window, max_delay, max_lead, on_conflict) if by == "event_time" else (batch_length, timeout)
+        rule = (
+            (window, max_delay, max_lead, on_conflict, gap) if by == "event_time" else (batch_length, longest, timeout)
+        )
         batch_into(common, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew)
         return
     if by == "rate" or follow or since is not None or source is not None:
         raise InvalidArgumentError("into must be given with by=rate, follow, since and source. Name a message table")
-    make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict)
+    make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap)
     make_batcher()  # refuses wrong lengths before anything is read
     batcher = BySource(make_batcher)
     batches: list[Batch] = []

@@ -7,12 +7,14 @@ import logging
 from typing import Any
 
 from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.live.follower import Follower, FollowerCounts
 from waterclock.live.rules import ByEventTime, ByRate, LiveRule
-from waterclock.time import to_duration
+from waterclock.time import format_duration, to_duration
 from waterclock.topics.reading.finding import find_start
 from waterclock.topics.reading.positions import beginning, place_of
 from waterclock.work.running.signals import stopping_at_signals
@@ -65,7 +67,11 @@ def batch_into(
 def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     if by == "event_time":
         return ByEventTime.checked(*options)
-    batch_length, timeout = options
+    batch_length, longest, timeout = options
+    if longest is not None:
+        if batch_length != "adaptive":
+            raise InvalidArgumentError(f"batch_length must be adaptive with longest, got {quoted(batch_length)}")
+        batch_length = AdaptiveBatchLength(longest=longest)
     return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
 
 
@@ -82,6 +88,7 @@ def _run(follower: Follower, stop: _StopFlag, reporter: _Reporter, *, follow: bo
             stop.wait(wait)
             continue
         wait = 0.0
+        reporter.report_length(follower.counts)
         reporter.report_sometimes(follower.counts)
         if not count:
             if not follow:
@@ -115,6 +122,21 @@ class _Reporter:
         self._output = output
         self._names = {"topic": topic, "table": table}
         self._reported = moments.monotonic()
+        self._length: int | None = None
+
+    def report_length(self, counts: FollowerCounts) -> None:
+        """Report a change of an adaptive length."""
+        before, self._length = self._length, counts.batch_length
+        if before is None or self._length is None or before == self._length:
+            return
+        if self._output.as_json:
+            lengths = {"batch_length_before": before, "batch_length": self._length}
+            self._output.text(json.dumps({"event": "batch_length"} | self._names | lengths))
+            return
+        self._output.talk(
+            f"{self._names['topic']} → {self._names['table']}: batch length {format_duration(before)} →"
+            f" {format_duration(self._length)}, following the time that batches take"
+        )
 
     def report_sometimes(self, counts: FollowerCounts) -> None:
         if moments.monotonic() - self._reported >= TELL_EVERY:

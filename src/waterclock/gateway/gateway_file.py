@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
 from waterclock.batching.rate.rule import RateRule
 from waterclock.configuration.toml_file import read_toml
@@ -114,16 +115,22 @@ def _rule(table: TomlTable) -> dict[str, str]:
     if by == "rate":
         length, timeout = table.optional("batch_length") or "1s", table.optional("timeout")
         ratio = float("inf") if timeout == "inf" else timeout
-        table.check("timeout" if timeout else "batch_length", lambda: RateRule.checked(length, ratio))
-        return _given(by=by, batch_length=length, timeout=timeout)
+        longest = table.optional("longest")
+        if longest is not None and length != "adaptive":
+            raise table.wrong("longest", f"batch.longest needs batch_length = 'adaptive', got {length!r}")
+        shortest = table.check("longest", lambda: AdaptiveBatchLength(longest=longest)).batch_length
+        first = shortest if length == "adaptive" else length
+        table.check("timeout" if timeout else "batch_length", lambda: RateRule.checked(first, ratio))
+        return _given(by=by, batch_length=length, longest=longest, timeout=timeout)
     window, delay, lead = table.text("window"), table.text("max_delay"), table.optional("max_lead")
-    conflict = table.optional("on_conflict")
+    conflict, gap = table.optional("on_conflict"), table.optional("gap")
     if conflict is not None and conflict not in CONFLICTS:
         raise table.wrong("on_conflict", f"batch.on_conflict must be one of {', '.join(CONFLICTS)}, got {conflict!r}")
     for key, value in (("window", window), ("max_delay", delay), ("max_lead", lead or "0s")):
         table.check(key, lambda key=key, value=value: to_duration(value, key))
-    table.check("window", lambda: EventTimeRule.checked(window, delay, lead or "0s", cast("Any", conflict or "split")))
-    return _given(by=by, window=window, max_delay=delay, max_lead=lead, on_conflict=conflict)
+    table.check("window", lambda: EventTimeRule.checked(window, delay, lead or "0s", cast("Any", conflict)))
+    table.check("gap", lambda: EventTimeRule.checked(window, delay, gap=gap))
+    return _given(by=by, window=window, max_delay=delay, max_lead=lead, gap=gap, on_conflict=conflict)
 
 
 def _work(table: TomlTable) -> Part:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support import moments
 from waterclock.connection import Database
+from waterclock.live.adaptive_stream import AdaptiveRateStream
 from waterclock.live.batch_rows import batch_rows, rejections
 from waterclock.live.follower_row import FollowerState, enter, load, save
 from waterclock.live.rules import LiveRule, LiveStream
@@ -46,6 +48,8 @@ class FollowerCounts:
         Windows that wait for more messages or for time.
     behind
         Messages of the topic that are not read yet.
+    batch_length
+        The length from the next window on, ns, if it is adaptive; else None.
     """
 
     messages: int = 0
@@ -53,6 +57,7 @@ class FollowerCounts:
     rejected: Counter[str] = field(default_factory=Counter[str])
     open: int = 0
     behind: int = 0
+    batch_length: int | None = None
 
 
 class Follower:
@@ -74,6 +79,8 @@ class Follower:
         Where to begin if this topic was never batched into this table.
     sources
         The sources to batch; None: all.
+    monotonic
+        A clock, ns: an adaptive length follows the time of a step.
 
     Raises
     ------
@@ -91,6 +98,7 @@ class Follower:
         max_skew: int,
         start: Place,
         sources: Collection[str] | None = None,
+        monotonic: Callable[[], int] = moments.monotonic_ns,
     ) -> None:
         self._database = database
         self._topic = topic
@@ -98,6 +106,7 @@ class Follower:
         self._rule = rule
         self._max_skew = max_skew
         self._sources = sources
+        self._monotonic = monotonic
         self.counts = FollowerCounts()
         chosen = "" if sources is None else f", source = {sorted(sources)}"
         self._reader_epoch, self._state = enter(topic.storage, table.name, f"{rule.text}{chosen}", start)
@@ -119,7 +128,11 @@ class Follower:
             self._state = load(self._topic.storage, self._table.name, self._reader_epoch)
             self._stream = self._rule.stream(self._state.stream)
         stream, self._stream = self._stream, None  # an error leaves nothing half taken
+        began = self._monotonic()
         count = self._take(stream, limit)
+        if isinstance(stream, AdaptiveRateStream):
+            stream.worked(began, self._monotonic(), count)
+            self.counts.batch_length = stream.batch_length
         self._stream = stream
         return count
 

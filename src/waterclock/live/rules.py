@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import pyarrow as pa
 
+from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
+from waterclock.live.adaptive_stream import AdaptiveRateStream
 from waterclock.spark.many_sources import ManySources
 from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.event_time_stream import EventTimeStream
@@ -67,17 +69,21 @@ class ByEventTime:
 
     @classmethod
     def checked(
-        cls, window: Duration, max_delay: Duration, max_lead: Duration = 0, on_conflict: OnConflict = "split"
+        cls,
+        window: Duration,
+        max_delay: Duration,
+        max_lead: Duration = 0,
+        on_conflict: OnConflict | None = None,
+        gap: Duration | None = None,
     ) -> ByEventTime:
         """Check the user's options."""
-        return cls(EventTimeRule.checked(window, max_delay, max_lead, on_conflict))
+        return cls(EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap))
 
     @property
     def text(self) -> str:
         """The options: ``window = 500ms, max_delay = 2s, …``."""
-        *lengths, on_conflict = self.rule
-        named = [f"{name} = {format_duration(ns)}" for name, ns in zip(EventTimeRule._fields, lengths, strict=False)]
-        return ", ".join([*named, f"on_conflict = {on_conflict}"])
+        named = [f"{name} = {format_duration(ns)}" for name, ns in self.rule.lengths.items()]
+        return ", ".join([*named, f"on_conflict = {self.rule.on_conflict}"])
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""
@@ -94,21 +100,36 @@ class ByRate:
     ----------
     options
         The checked options.
+    adaptive
+        The length that follows how long batches take; None if the length stays.
     """
 
     options: RateOptions
+    adaptive: AdaptiveBatchLength | None = None
 
     @classmethod
-    def checked(cls, batch_length: Duration, timeout: Duration | float | None = None, gated: Gated = True) -> ByRate:
+    def checked(
+        cls,
+        batch_length: Duration | Adaptive | AdaptiveBatchLength,
+        timeout: Duration | float | None = None,
+        gated: Gated = True,
+    ) -> ByRate:
         """Check the user's options."""
-        return cls(RateOptions.checked(batch_length, timeout, gated))
+        adaptive = AdaptiveBatchLength.chosen(batch_length)
+        length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
+        return cls(RateOptions.checked(length, timeout, gated), adaptive)
 
     @property
     def text(self) -> str:
         """The options, as numbers of nanoseconds."""
         length, ratio, gated, _ = self.options.facts()
-        return f"batch_length = {format_duration(length)}, timeout = {json.dumps(ratio)}, gated = {json.dumps(gated)}"
+        lengths = format_duration(length)
+        if self.adaptive is not None:
+            lengths = f"adaptive from {lengths} to {format_duration(self.adaptive.bounds[1])}"
+        return f"batch_length = {lengths}, timeout = {json.dumps(ratio)}, gated = {json.dumps(gated)}"
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""
+        if self.adaptive is not None:
+            return AdaptiveRateStream.of(self.options, self.adaptive, state)
         return RateStream(self.options) if state is None else RateStream.restore(state, self.options)

@@ -6,6 +6,7 @@ import pytest
 from tests.batching.rate.traffic import SECOND, T0, by_time
 
 from waterclock.batching.by_source import BySource
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
@@ -114,3 +115,18 @@ def test_a_list_that_is_refused_makes_no_source_known() -> None:
     assert set(many.stats()) == {"x"}
     assert many.stats()["x"].buffered == 0
     assert [b.source for b in many.add(of("y", 0, 15))] == ["y"]
+
+
+def test_each_source_has_the_length_that_its_batches_need() -> None:
+    many = BySource(lambda: RateAwareBatcher("adaptive"))
+    batches = [b for k in range(0, 56, 14) for source in "xy" for b in many.add(of(source, k, k + 14))]
+    slow = [many.processed("3s", batch) for batch in batches if batch.source == "x"]
+    fast = [many.processed("1ms", batch) for batch in batches if batch.source == "y"]
+    assert (slow[-1], fast[-1]) == (2_000_000_000, 1_000_000_000)
+    many.flush()
+    assert many.forget("0s") == 2
+    assert many.processed("3s", batches[0]) is None
+    by_event_time = BySource(lambda: EventTimeBatcher("1s", 0))
+    by_event_time.add(of("x", 0, 1)[0], T0)
+    with pytest.raises(InvalidArgumentError, match="batch must be one by rate, got 'x@"):
+        by_event_time.processed("1s", batches[0])

@@ -13,6 +13,7 @@ import pytest
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, feed, frozen, message, pulses
 
 from waterclock.arrow import from_ipc, to_ipc
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.checksum import FRAME_BYTES, framed
@@ -45,6 +46,29 @@ def test_an_option_that_cannot_be_meant_is_refused_with_its_value(options: dict[
 def test_a_new_batch_length_that_cannot_be_meant_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"batch_length must .*, got 0"):
         RateAwareBatcher().set_batch_length(0)
+
+
+def test_an_adaptive_length_follows_the_time_of_the_batches_from_the_next_window_on() -> None:
+    batcher = RateAwareBatcher("adaptive", clock=frozen)
+    batches = feed(batcher, pulses("det", 14, 0, 3))
+    assert [batcher.processed("3s", batch) for batch in batches] == [SECOND, SECOND, 2 * SECOND, 2 * SECOND]
+    restored = RateAwareBatcher.restore(batcher.state(), clock=frozen)
+    for each in (batcher, restored):
+        assert each.batch_length == SECOND
+        feed(each, pulses("det", 14, 3, 5))
+        assert (each.batch_length, each.timeout) == (2 * SECOND, 24 * SECOND // 10)
+        assert [each.nothing_came() for _ in range(3)] == [2 * SECOND, 2 * SECOND, SECOND]
+        assert [each.processed("10ms") for _ in range(3)] == [SECOND] * 3
+    bounded = RateAwareBatcher(AdaptiveBatchLength("500ms", rate=14, longest="1s"))
+    assert [bounded.processed("10s") for _ in range(4)] == [SECOND // 2] + [SECOND] * 3
+    assert bounded.batch_length == SECOND
+
+
+def test_the_time_of_a_batch_means_nothing_to_a_length_that_stays() -> None:
+    with pytest.raises(InvalidArgumentError, match="batch_length must be 'adaptive' to follow"):
+        RateAwareBatcher("1s").processed("1s")
+    with pytest.raises(InvalidArgumentError, match="batch_length must be a duration here, got 'adaptive'"):
+        RateAwareBatcher("1s").set_batch_length("adaptive")
 
 
 def test_the_timeout_is_1_2_lengths_and_stays_in_proportion() -> None:

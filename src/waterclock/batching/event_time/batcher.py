@@ -34,13 +34,17 @@ class EventTimeBatcher:
        holds with another event time is a conflict (see ``on_conflict``); equal event times stay together;
     5. a window closes when the receive clock has passed its end + D.
 
+    With a ``gap`` G windows are sessions: a window also ends at a silence longer than G. Its end is the event time of
+    its last message + G, and at most start + W.
+
     The receive clock only moves forward. A message received behind it is judged as received now: if it is too late
     for the rule, it is rejected as late, and no message enters a closed window.
 
     Parameters
     ----------
     window
-        Longest event-time distance between the first and the last message of a batch; 0 keeps equal times only.
+        Longest event-time distance between the first and the last message of a batch; 0 keeps equal times only. With
+        ``gap``, the longest session.
     max_delay
         How much later than its event time a message may be received.
     max_lead
@@ -51,10 +55,15 @@ class EventTimeBatcher:
         are rejected ``replaced`` when the window closes.
         ``"isolate"`` cuts the window, and all messages of the conflicting event time are a batch of their own,
         ``[c, c]``; the next later message opens a new window.
-    All streams of the source, if each sends its messages in event-time order. Then a window closes as soon as every
-    stream has passed its end (reason ``complete``), with the same contents. The declaration is a
+        ``"keep"`` leaves all messages of a stream in the window. It is the default with ``gap``, and ``"split"`` is the
+        default without.
+    streams
+        All streams of the source, if each sends its messages in event-time order. Then a window closes as
         soon as every stream has passed its end (reason ``complete``), with the same contents. The declaration is a
         promise: a message of another stream is an error, an older one of a window already given out is late.
+    gap
+        Longest event-time distance between a message of a batch and the next one (reason ``gap``). Default: none, but
+        for the window.
 
     Raises
     ------
@@ -75,10 +84,11 @@ class EventTimeBatcher:
         window: Duration,
         max_delay: Duration,
         max_lead: Duration = 0,
-        on_conflict: OnConflict = "split",
+        on_conflict: OnConflict | None = None,
         streams: Iterable[str] | None = None,
+        gap: Duration | None = None,
     ) -> None:
-        self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
+        self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
         self._newest = None if streams is None else dict.fromkeys(_declared(streams), _BEFORE_ALL)
         self._slowest = _heap(self._newest)
         self._source: str | None = None
@@ -263,7 +273,7 @@ class EventTimeBatcher:
             If ``state`` is something else or of another version.
         """
         known = EventTimeState.from_bytes(state)
-        batcher = cls(*known.rule, known.newest)
+        batcher = cls(**known.rule._asdict(), streams=known.newest)
         batcher._newest = known.newest
         batcher._slowest = _heap(known.newest)
         batcher._source = known.source
@@ -311,8 +321,12 @@ class EventTimeBatcher:
         rule = self._rule
         self._given_out.forget_early(self._floor)
         for window in windows:
-            conflict = window.conflicted and reason != "complete"
-            batch, replaced = window.closed(self._source, rule, "conflict" if conflict else reason)
+            why = reason
+            if window.conflicted and reason != "complete":
+                why = "conflict"
+            elif reason == "timeout" and window.ended_by_gap(rule):
+                why = "gap"
+            batch, replaced = window.closed(self._source, rule, why)
             batches.append(batch)
             self._rejected += replaced
             self._given_out.add(window.start, window.last)

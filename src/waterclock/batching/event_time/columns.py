@@ -34,7 +34,7 @@ class Assignment(NamedTuple):
     ----------
     starts, ends
         Its batch's window, int64 ns; 0 if the row is in no batch. Duplicates and replaced rows have the start of the
-        window that they fell into. If `assign_judged` finds the window open still, only its start, as far as
+        window that they fell into. If `assign_judged` finds the window open still, its start and end as far as
         messages have come.
     conflicts
         A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
@@ -59,7 +59,8 @@ def assign_batches(
     window: Duration,
     max_delay: Duration,
     max_lead: Duration = 0,
-    on_conflict: OnConflict = "split",
+    on_conflict: OnConflict | None = None,
+    gap: Duration | None = None,
     now: Time | None = None,
 ) -> pa.Table:
     """Find the batch of every message of a table, for all its sources.
@@ -74,7 +75,7 @@ def assign_batches(
         With columns ``source`` and ``stream`` (text, or dictionary of text, which is faster) and ``event_time`` and
         ``receive_time`` (whole numbers of ns, or timestamps of any unit with a time zone), none with nulls. Other
         columns are kept. If the table is empty, columns may be of type null.
-    window, max_delay, max_lead, on_conflict
+    window, max_delay, max_lead, on_conflict, gap
         As of `EventTimeBatcher`.
     now
         A reading of the receive clock, as `EventTimeBatcher.advance` takes it: messages received after it, and those
@@ -100,7 +101,7 @@ def assign_batches(
     Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Compiled code is kept next to the package or, if
     that is read-only, in the user's cache folder or that of ``NUMBA_CACHE_DIR``: only the very first call waits.
     """
-    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
+    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
     clock = None if now is None else to_time(now, "now")
     if not isinstance(table, pa.Table):
         raise InvalidArgumentError(f"table must be a pyarrow.Table, got a {type(table).__name__}")
@@ -173,6 +174,7 @@ def assign_arrays(
         rule.max_delay,
         rule.max_lead,
         CONFLICTS[rule.on_conflict],
+        rule.silence,
         MAX_NS if now is None else now,
         *found,
         verdicts,
@@ -217,6 +219,7 @@ def assign_judged(
         rule.window,
         rule.max_delay,
         CONFLICTS[rule.on_conflict],
+        rule.silence,
         nows,
         *found,
         verdicts,
@@ -270,6 +273,11 @@ def judge_arrivals(
 def closing_times(ends: npt.NDArray[np.int64], rule: EventTimeRule) -> npt.NDArray[np.int64]:
     """Find when windows close that end then, in ns of the receive clock; no later than the end of time."""
     return np.minimum(ends, MAX_NS - rule.max_delay) + rule.max_delay
+
+
+def ended_by_gap(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], rule: EventTimeRule) -> Any:
+    """Return of windows that no conflict ended which ones a silence ended."""
+    return ends < np.minimum(starts, MAX_NS - rule.window) + rule.window
 
 
 def compiled() -> Any:

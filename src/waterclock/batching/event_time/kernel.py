@@ -21,6 +21,7 @@ from waterclock.batching.event_time.rule import (
     LATE,
     REPLACE,
     REPLACED,
+    SPLIT,
     UNDECIDED,
 )
 from waterclock.time import MAX_NS, MIN_NS
@@ -36,6 +37,7 @@ class _Rule(NamedTuple):
     window: int
     max_delay: int
     on_conflict: int
+    silence: int
 
 
 class _Out(NamedTuple):
@@ -241,28 +243,31 @@ def _cut_source(
     """Cut the sorted rows of one source into windows. Numbers are places, so that no two sources share one."""
     # Taken apart once: reading an array out of a tuple counts references, which would cost more than the work itself.
     starts, ends, conflicts, verdicts = out
-    window, max_delay, on_conflict = rule
+    window, max_delay, on_conflict, silence = rule
+    splits = on_conflict in (SPLIT, ISOLATE)
     last_window, last_instant, kept = seen
     k = unmarked = first
     isolated = False
     while k < stop:
         begin = k
         start = times[k]
-        last = end = start if isolated else _plus(start, window)
+        longest = start if isolated else _plus(start, window)
+        end = min(longest, _plus(start, silence))
         conflict = isolated
         isolated = False
-        while k < stop and times[k] <= last:
+        while k < stop and times[k] <= end:
             after = k + 1
             while after < stop and times[after] == times[k]:
                 after += 1
             if after > k + 1 and k >= unmarked:  # a conflicting event time is met again as the next window's first
                 unmarked = after
                 _mark_duplicates(rows, k, after, streams, receive_times, last_instant, kept, verdicts)
-            if on_conflict != REPLACE and not _enter(rows, k, after, streams, begin + 1, last_window):
+            if splits and not _enter(rows, k, after, streams, begin + 1, last_window):
                 end = times[k]
                 conflict = True
                 isolated = on_conflict == ISOLATE
                 break
+            end = min(longest, _plus(times[k], silence))
             k = after
         open_still = _plus(end, max_delay) > now
         if on_conflict == REPLACE and not open_still:
@@ -271,10 +276,10 @@ def _cut_source(
             row = rows[place]
             starts[row] = start
             if verdicts[row] == ACCEPTED:
+                ends[row] = end
                 if open_still:
                     verdicts[row] = UNDECIDED
                 else:
-                    ends[row] = end
                     conflicts[row] = conflict
 
 
@@ -314,7 +319,7 @@ def _cut(
 @njit(
     types.int64(
         *[_codes_in, _codes_in, _times_in, _times_in],
-        *[types.int64] * 7,
+        *[types.int64] * 8,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
         *_spare_out,
     ),
@@ -332,6 +337,7 @@ def assign(
     max_delay: int,
     max_lead: int,
     on_conflict: int,
+    silence: int,
     now: int,
     starts: Times,
     ends: Times,
@@ -352,7 +358,7 @@ def assign(
     """
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
     return _cut(
-        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict),
+        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
         np.full(source_count, now), _Out(starts, ends, conflicts, verdicts),
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
@@ -361,7 +367,7 @@ def assign(
 @njit(
     types.int64(
         *[_codes_in, _codes_in, _times_in, _times_in],
-        *[types.int64] * 4,
+        *[types.int64] * 5,
         _times_in,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
         *_spare_out,
@@ -378,6 +384,7 @@ def assign_judged(
     window: int,
     max_delay: int,
     on_conflict: int,
+    silence: int,
     nows: Times,
     starts: Times,
     ends: Times,
@@ -394,7 +401,7 @@ def assign_judged(
     Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
     """
     return _cut(
-        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict),
+        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
         nows, _Out(starts, ends, conflicts, verdicts),
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
@@ -415,7 +422,8 @@ def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, las
 
     Places hold one source's messages in order of time. Those of one time share a window; the first place stands for it.
     """
-    window, _, on_conflict = rule
+    window, _, on_conflict, silence = rule
+    splits = on_conflict in (SPLIT, ISOLATE)
     cut = far = k = stop
     after_cut = stop
     after = stop
@@ -432,8 +440,9 @@ def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, las
             last_place[streams[place]] = k
         while far > after and times[far - 1] > _plus(times[k], window):
             far -= 1
+        far = after if after < stop and times[after] > _plus(times[k], silence) else far
         leads[k] = far
-        if cut < far and on_conflict != REPLACE:
+        if cut < far and splits:
             leads[k] = cut
             if on_conflict == ISOLATE:
                 after_cut = cut + 1
@@ -447,11 +456,11 @@ def _synchronises(
     times: Times, leads: Times, first: int, stop: int, rule: _Rule, begin: int, since: int, possible: Bytes
 ) -> bool:
     """Return whether the windows from ``since`` on do not depend on where windows opened before ``begin``."""
-    window, _, on_conflict = rule
+    _, _, on_conflict, silence = rule
     possible[first:stop] = 0
     possible[first] = 1
     furthest = first
-    if times[first] <= _plus(begin, window):
+    if times[first] <= _plus(begin, silence):
         # A window may have opened before and hold the first messages. The next opens at one of these, or at the place
         # to which the window of the first leads, since an earlier window never leads further than a later one.
         furthest = leads[first]
@@ -477,7 +486,7 @@ def _synchronises(
 
 
 @njit(
-    types.void(_codes_in, _times_in, _times_in, *[types.int64] * 5, _bytes_out),
+    types.void(_codes_in, _times_in, _times_in, *[types.int64] * 6, _bytes_out),
     cache=True,
     nogil=True,
 )
@@ -488,6 +497,7 @@ def synchronise(
     stream_count: int,
     window: int,
     on_conflict: int,
+    silence: int,
     begin: int,
     since: int,
     synchronised: Bytes,
@@ -496,7 +506,7 @@ def synchronise(
 
     Source s has the places ``bounds[s]`` to ``bounds[s + 1]``, in order of time.
     """
-    rule = _Rule(window, 0, on_conflict)
+    rule = _Rule(window, 0, on_conflict, silence)
     leads = np.zeros(times.size, np.int64)
     possible = np.zeros(times.size, np.uint8)
     last_place = np.full(stream_count, -1)

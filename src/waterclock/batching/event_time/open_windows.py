@@ -48,6 +48,7 @@ class OpenWindows:
         "_reach",
         "_rule",
         "_run",
+        "_splits",
         "_start",
         "_streams",
         "_waiting",
@@ -57,6 +58,7 @@ class OpenWindows:
     def __init__(self, rule: EventTimeRule, *, isolated: bool = False) -> None:
         """``isolated``: the first window holds a conflicting event time alone."""
         self._rule = rule
+        self._splits = rule.on_conflict in ("split", "isolate")
         # Messages by event time: one, or several by stream. A dict for each alone would double the cost in order.
         self._at: dict[int, Message | dict[str, Message]] = {}
         self._waiting = WaitingTimes()
@@ -130,7 +132,7 @@ class OpenWindows:
 
     def first_end(self) -> int:
         """Find the end of the first window, ns; `NEVER` if none is open."""
-        if self._rule.on_conflict == "replace":
+        if not self._splits and self._rule.gap is None:
             return self._last if self._at else NEVER
         self._extend(NEVER)
         return self.ends_from
@@ -152,7 +154,7 @@ class OpenWindows:
     def _open(self) -> None:
         """Begin the first window with the first waiting message."""
         self._start = self._reach = start = self._waiting.pop()
-        self._last = start if self._isolated else min(start + self._rule.window, MAX_NS)
+        self._last = start if self._isolated else min(start + self._rule.silence, MAX_NS)
         self._cut = False
         self._run, self._older = [start], []
         self._streams = {message.stream: start for message in self._messages_at(start)}
@@ -166,7 +168,7 @@ class OpenWindows:
             return
         at, streams, run = self._at, self._streams, self._run
         ahead = LOOK_AHEAD
-        splits = self._rule.on_conflict != "replace"
+        splits, gap = self._splits, self._rule.gap
         while first <= self._last:
             if first >= until:
                 if not ahead:
@@ -187,6 +189,8 @@ class OpenWindows:
                 else:
                     streams[group.stream] = first
             run.append(waiting.pop())
+            if gap is not None:
+                self._reach_on(first, gap)
             first = waiting.first
         self._reach = self._last
         self._set_end()
@@ -200,9 +204,11 @@ class OpenWindows:
                 self._open()
                 self._extend(NEVER)
                 return
+            rule = self._rule
+            follows = self._start - event_time <= rule.silence
             self._start = event_time
-            last = min(event_time + self._rule.window, MAX_NS)
-            if not self._cut or last <= self._last:
+            last = min(event_time + (rule.window if follows else rule.silence), MAX_NS)
+            if last <= self._last:
                 self._last, self._cut = last, False
             self._put_out()
         if is_new_time:
@@ -210,7 +216,9 @@ class OpenWindows:
                 self._run.append(event_time)
             else:
                 heappush(self._older, -event_time)
-        if self._rule.on_conflict != "replace":
+            if self._rule.gap is not None and not self._cut:
+                self._reach_on(event_time, self._rule.gap)
+        if self._splits:
             stream = message.stream
             other = self._streams.setdefault(stream, event_time)
             if other < event_time:
@@ -222,6 +230,10 @@ class OpenWindows:
                 self._streams[stream] = event_time
         self._reach = min(self._reach, self._last)
         self._set_end()
+
+    def _reach_on(self, event_time: int, gap: int) -> None:
+        """Extend the first window, which nothing cuts, to a gap after one of its messages."""
+        self._last = max(self._last, min(event_time + gap, self._start + self._rule.window, MAX_NS))
 
     def _end_at(self, event_time: int) -> None:
         self._last = event_time - 1

@@ -109,6 +109,7 @@ def synchronised(
         int(streams.max()) + 1 if len(streams) else 0,
         rule.window,
         CONFLICTS[rule.on_conflict],
+        rule.silence,
         begin,
         span.since,
         found,

@@ -9,14 +9,14 @@ from waterclock.batching.batch import RejectReason
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import Duration, to_duration
 
-OnConflict = Literal["split", "replace", "isolate"]
+OnConflict = Literal["split", "replace", "isolate", "keep"]
 """The treatment of a window in which a stream occurs with a second event time."""
 
 # The kernel compiles the numbers of this file in: after a change of one, save `kernel.py` too.
 
-SPLIT, REPLACE, ISOLATE = range(3)
+SPLIT, REPLACE, ISOLATE, KEEP = range(4)
 
-CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate": ISOLATE}
+CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate": ISOLATE, "keep": KEEP}
 """The numbers of those words, for the compiled rule."""
 
 ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
@@ -49,17 +49,37 @@ class EventTimeRule(NamedTuple):
         The effect of a second event time of a stream on the window:
         ``"split"`` cuts it there and opens the next one (message batching, UC3);
         ``"replace"`` leaves it uncut and keeps of each stream the newest event time;
-        ``"isolate"`` cuts it there and makes all messages of that event time a batch of their own.
+        ``"isolate"`` cuts it there and makes all messages of that event time a batch of their own;
+        ``"keep"`` leaves it uncut and keeps them all.
+    gap
+        Longest event-time distance between a message of a batch and the next one; None: as long as the window.
     """
 
     window: int
     max_delay: int
     max_lead: int
     on_conflict: OnConflict
+    gap: int | None = None
+
+    @property
+    def silence(self) -> int:
+        """How long nothing may happen within a window, ns: at most as long as the window."""
+        return self.window if self.gap is None else min(self.gap, self.window)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The options that are lengths, by name, ns."""
+        lengths = {"window": self.window, "max_delay": self.max_delay, "max_lead": self.max_lead}
+        return lengths if self.gap is None else lengths | {"gap": self.gap}
 
     @classmethod
     def checked(
-        cls, window: Duration, max_delay: Duration, max_lead: Duration, on_conflict: OnConflict
+        cls,
+        window: Duration,
+        max_delay: Duration,
+        max_lead: Duration = 0,
+        on_conflict: OnConflict | None = None,
+        gap: Duration | None = None,
     ) -> EventTimeRule:
         """Read the options as users write them.
 
@@ -70,6 +90,8 @@ class EventTimeRule(NamedTuple):
             int64, and for an unknown ``on_conflict``.
         """
         known = get_args(OnConflict)
+        if on_conflict is None:
+            on_conflict = "split" if gap is None else "keep"
         if on_conflict not in known:
             raise InvalidArgumentError(f"on_conflict must be one of {', '.join(known)}, got {quoted(on_conflict)}")
         return cls(
@@ -77,4 +99,5 @@ class EventTimeRule(NamedTuple):
             to_duration(max_delay, "max_delay"),
             to_duration(max_lead, "max_lead"),
             on_conflict,
+            None if gap is None else to_duration(gap, "gap"),
         )

@@ -95,8 +95,8 @@ class EventTimeState:
 
 def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeState:
     refuse_version(facts["version"], _VERSION)
-    window, max_delay, max_lead, on_conflict = facts["rule"]
-    rule = EventTimeRule.checked(whole(window), whole(max_delay), whole(max_lead), on_conflict)
+    window, max_delay, max_lead, on_conflict, gap = facts["rule"]
+    rule = EventTimeRule.checked(whole(window), whole(max_delay), whole(max_lead), text(on_conflict), maybe(gap, whole))  # pyright: ignore[reportArgumentType]  # it is checked there
     stops = list(accumulate((count(window[-1]) for window in facts["windows"]), initial=0))
     return EventTimeState(
         rule=rule,

@@ -19,7 +19,7 @@ class Window(NamedTuple):
     start
         Event time of its first message, ns.
     last
-        Last event time that belongs here, ns: start + window, or one before the cut.
+        Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut.
     cut
         A conflict at ``last + 1`` ended it.
     isolated
@@ -38,6 +38,10 @@ class Window(NamedTuple):
     def end(self) -> int:
         """``last``, or the event time at which the window was cut, which is no longer part of it."""
         return self.last + self.cut
+
+    def ended_by_gap(self, rule: EventTimeRule) -> bool:
+        """Return whether a silence ended this window, and neither its length nor a conflict."""
+        return not self.conflicted and self.last < min(self.start + rule.window, MAX_NS)
 
     @property
     def conflicted(self) -> bool:

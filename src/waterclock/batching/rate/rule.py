@@ -211,6 +211,11 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
 
 
 def _length(batch_length: Duration) -> int:
+    if batch_length == "adaptive":
+        raise InvalidArgumentError(
+            "batch_length must be a duration here, got 'adaptive'. Only RateAwareBatcher and 'waterclock batch --by"
+            " rate --into' measure how long batches take"
+        )
     length = to_duration(batch_length, "batch_length", minimum=1)
     if length > MAX_BATCH_LENGTH:
         raise InvalidArgumentError(f"batch_length must be at most 30d, got {quoted(batch_length)}")

@@ -251,7 +251,7 @@ def _lengths(table: TomlTable, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _event_time_rule(table: TomlTable) -> dict[str, Any]:
-    rule = _lengths(table, ("window", "max_delay", "max_lead", "max_skew"))
+    rule = _lengths(table, ("window", "max_delay", "max_lead", "gap", "max_skew"))
     on_conflict = table.optional("on_conflict")
     if on_conflict is not None:
         table.check("on_conflict", lambda: EventTimeRule.checked(0, 0, 0, cast("Any", on_conflict)))

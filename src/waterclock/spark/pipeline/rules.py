@@ -13,7 +13,7 @@ from waterclock.spark.runtime.partitions import rule_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import format_duration, to_duration
 
-_LENGTHS = ("window", "max_delay", "max_lead", "batch_length", "forget_after")
+_LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "forget_after")
 _MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
 """Options outside the rule: they decide when batches are emitted, but do not change them."""
 
@@ -28,6 +28,8 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
         value = pipeline.rule.get(name, parameter.default)
         if name in _LENGTHS and value is not None:
             value = format_duration(to_duration(value, name))
+        if name == "on_conflict" and value is None:
+            value = "split" if pipeline.rule.get("gap") is None else "keep"
         rule[name] = sorted(value) if isinstance(value, frozenset) else str(value) if name == "timeout" else value
     return rule
 

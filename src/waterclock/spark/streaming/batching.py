@@ -55,9 +55,10 @@ def event_time_batches(
     window: Duration = "500ms",
     max_delay: Duration = "400ms",
     max_lead: Duration = 0,
-    on_conflict: OnConflict = "split",
+    on_conflict: OnConflict | None = None,
     max_skew: Duration = "10s",
     buckets: int | None = None,
+    gap: Duration | None = None,
 ) -> DataFrame:
     """Batch messages by the time at which they happened, as `waterclock.EventTimeBatcher` does for each source.
 
@@ -71,7 +72,7 @@ def event_time_batches(
         With positions a source's messages are taken in that order, and a receive time
         that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
         as it is, in a stream as long as no earlier micro-batch was further.
-    window, max_delay, max_lead, on_conflict
+    window, max_delay, max_lead, on_conflict, gap
         As of `waterclock.EventTimeBatcher`.
     max_skew
         Of a stream only: how far a receive time may lie behind the newest one of earlier micro-batches, of any source.
@@ -85,9 +86,9 @@ def event_time_batches(
     -------
     DataFrame
         One row a batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
-        (``"timeout"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count (INT), streams
-        (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time and stream, laid
-        out as `waterclock.spark.records` says).
+        (``"timeout"``, ``"gap"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count
+        (INT), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time
+        and stream, laid out as `waterclock.spark.records` says).
 
     Raises
     ------
@@ -107,7 +108,7 @@ def event_time_batches(
     breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
     If all sources are silent nothing closes until something arrives.
     """
-    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets))
+    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets, gap))
 
 
 def event_time_outcomes(
@@ -115,9 +116,10 @@ def event_time_outcomes(
     window: Duration = "500ms",
     max_delay: Duration = "400ms",
     max_lead: Duration = 0,
-    on_conflict: OnConflict = "split",
+    on_conflict: OnConflict | None = None,
     max_skew: Duration = "10s",
     buckets: int | None = None,
+    gap: Duration | None = None,
     *,
     ended: bool = True,
     span: ReplayRange | None = None,
@@ -141,7 +143,7 @@ def event_time_outcomes(
         of ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the
         DataFrame that ``foreachBatch`` gets: two queries would batch twice.
     """
-    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict)
+    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
     skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
     df, record = _messages(df)

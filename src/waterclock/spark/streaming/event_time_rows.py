@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.batching.event_time.columns import Assignment, closing_times
+from waterclock.batching.event_time.columns import Assignment, closing_times, ended_by_gap
 from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.spark.many_sources import ManySources
 from waterclock.spark.packing import local_streams
@@ -51,10 +51,11 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
     streams, messages["stream"] = local_streams(rows, len(firsts), leaving.streams, many.stream_names)
     windows = parts[: np.searchsorted(parts, accepted)]
     of_windows = order[windows]
-    ends = found.ends[of_windows]
+    starts, ends = found.starts[of_windows], found.ends[of_windows]
+    by_time = np.where(ended_by_gap(starts, ends, rule), REASONS.index("gap"), REASONS.index("timeout"))
     batches = batch_structs(
-        np.where(found.conflicts[of_windows], REASONS.index("conflict"), REASONS.index("timeout")),
-        start=found.starts[of_windows],
+        np.where(found.conflicts[of_windows], REASONS.index("conflict"), by_time),
+        start=starts,
         end=ends,
         closed_at=closing_times(ends, rule),
         first=windows - firsts[rows[windows]],

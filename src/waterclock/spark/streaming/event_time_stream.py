@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.batching.event_time.columns import assign_judged, judge_arrivals, read_clocks
+from waterclock.batching.event_time.columns import Assignment, assign_judged, judge_arrivals, read_clocks
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, EventTimeRule
-from waterclock.batching.facts import count, flag, parsed, read_as
+from waterclock.batching.facts import count, flag, maybe, parsed, read_as, whole
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.errors import DamagedError, InvalidArgumentError
@@ -59,7 +59,7 @@ class EventTimeStream:
         How many windows the last `take` has left open, as far as their messages have come.
     """
 
-    __slots__ = ("_clocks", "_earliest", "_kept", "_record", "_rule", "_span", "_store", "_waiting", "open_batches")
+    __slots__ = ("_clocks", "_first_end", "_kept", "_record", "_rule", "_span", "_store", "_waiting", "open_batches")
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class EventTimeStream:
         self._span = span
         self._kept = nothing(record)  # messages of open windows, in reading order, and all sources that are known
         self._clocks = np.empty(0, np.int64)  # of these sources, ns
-        self._earliest: int | None = None  # event time of the first open message
+        self._first_end: int | None = None  # no window ends before, according to the messages so far, ns
         self._store = store
         self._waiting = WaitingChunks(rule.max_delay)
         self.open_batches = 0
@@ -126,7 +126,7 @@ class EventTimeStream:
         if len(open_):
             begins_window[open_[begins(many.sources[open_], found.starts[open_])]] = True
         self.open_batches = int(np.count_nonzero(begins_window)) + self._waiting.windows
-        self._keep(many, verdicts, clocks, promised, begins_window)
+        self._keep(many, found, clocks, promised, begins_window)
         if self._span is not None:
             found.verdicts[self._span.leaves_out(found, many.messages["receive_time"])] = UNDECIDED
         if (found.verdicts == UNDECIDED).all():
@@ -138,11 +138,10 @@ class EventTimeStream:
         """The watermark, ms, at which to `take` again without new messages; None if nothing is remembered."""
         if self.is_empty:
             return None
-        if self._earliest is None:
+        if self._first_end is None:
             return -(-int(self._clocks.max()) // _NS_PER_MS)
         # A conflict may close the first window sooner; then it is returned later than possible, with the same contents.
-        latest = self._earliest + self._rule.window + self._rule.max_delay
-        return min(latest, MAX_NS - 1) // _NS_PER_MS + 1
+        return min(self._first_end + self._rule.max_delay, MAX_NS - 1) // _NS_PER_MS + 1
 
     @property
     def is_empty(self) -> bool:
@@ -151,7 +150,7 @@ class EventTimeStream:
 
     def state(self) -> bytes:
         """Write down everything that is known, options included, for `restore`."""
-        facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._waiting.facts()]
+        facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._waiting.facts(), self._first_end]
         clocks = self._clocks.astype(_CLOCK).tobytes()
         return framed(_FORM, json.dumps([*facts, len(clocks)]).encode(), b"\n", clocks, self._kept.to_cell())
 
@@ -174,7 +173,8 @@ class EventTimeStream:
         with read_as(_NAME):
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
-            options, positioned, waiting, length = facts
+            options, positioned, waiting, first_end, length = facts
+            first_end = maybe(first_end, whole)
             known, length = (tuple(options), flag(positioned)), count(length)
             waiting = WaitingChunks.of_facts(rule.max_delay, waiting)
         if known != (rule, record == POSITIONED):
@@ -190,19 +190,19 @@ class EventTimeStream:
         restored._kept = many_from_cell(rest[length:], record, _NAME)
         if len(restored._clocks) != len(restored._kept.source_names):
             raise DamagedError(f"{_NAME} is damaged: its sources do not match its clocks")
-        restored._find_earliest()
+        restored._first_end = first_end
         return restored
 
     def _keep(
         self,
         many: ManySources,
-        verdicts: npt.NDArray[np.uint8],
+        found: Assignment,
         clocks: npt.NDArray[np.int64],
         promised: int,
         begins_window: npt.NDArray[np.bool_],
     ) -> None:
         """Remember undecided messages, and the clocks that are later than the promise for all sources."""
-        undecided = np.flatnonzero(verdicts == UNDECIDED)
+        undecided = np.flatnonzero(found.verdicts == UNDECIDED)
         if self._store is not None:
             waiting = self._waiting.waiting(many.messages["event_time"][undecided])
             if len(waiting):
@@ -210,18 +210,26 @@ class EventTimeStream:
                 self._waiting.put(many.take(wait), begins_window[wait], self._store)
                 undecided = np.delete(undecided, waiting)
         kept = many.take(undecided)
+        self._find_first_end(kept, found.ends[undecided])
         stays = clocks > promised
         stays[kept.sources] = True
         sources = np.flatnonzero(stays)
         self._kept, self._clocks = kept.of_sources(sources), clocks[sources]
-        self._find_earliest()
         if self.is_empty:
             self._waiting = WaitingChunks(self._rule.max_delay)
 
-    def _find_earliest(self) -> None:
-        times = self._kept.messages["event_time"]
-        first = int(times.min()) if len(times) else None
-        self._earliest = min((time for time in (first, self._waiting.earliest) if time is not None), default=None)
+    def _find_first_end(self, kept: ManySources, ends: npt.NDArray[np.int64]) -> None:
+        rule = self._rule
+        times = kept.messages["event_time"]
+        if not len(times):
+            first = None
+        elif rule.gap is None:
+            first = int(times.min()) + rule.window
+        else:
+            first = int(ends.min())
+        waiting = self._waiting.earliest
+        ends_of_both = (first, None if waiting is None else waiting + rule.silence)
+        self._first_end = min((end for end in ends_of_both if end is not None), default=None)
 
 
 def _with_due(
@@ -243,6 +251,6 @@ def _with_due(
 
 def _named(options: Sequence[Any], positioned: bool) -> str:
     """Return options as an error names them: ``window = 500ms, max_delay = 2s, …``."""
-    *lengths, on_conflict = options
-    named = [f"{name} = {format_duration(ns)}" for name, ns in zip(EventTimeRule._fields, lengths, strict=False)]
-    return ", ".join([*named, f"on_conflict = {on_conflict}", f"{'with' if positioned else 'without'} positions"])
+    rule = EventTimeRule(*options)
+    named = [f"{name} = {format_duration(ns)}" for name, ns in rule.lengths.items()]
+    return ", ".join([*named, f"on_conflict = {rule.on_conflict}", f"{'with' if positioned else 'without'} positions"])

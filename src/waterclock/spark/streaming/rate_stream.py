@@ -123,6 +123,11 @@ class RateStream:
             found = found.between(self._span.since, self._span.until)
         return _outcome_rows(ordered, found) if len(found.starts) else _NOTHING
 
+    def set_batch_length(self, batch_length: int) -> None:
+        """Change the length (ns) from each source's next window on; the timeout stays in proportion."""
+        self._rule = self._rule.with_length(batch_length)
+        self._rules.use(self._rule)
+
     @property
     def wakes_at(self) -> int | None:
         """The watermark, ms, at which to `take` again without new messages; None if no source is forgotten."""

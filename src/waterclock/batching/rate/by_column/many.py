@@ -175,6 +175,14 @@ class RateAwareMany:
             kept,
         )
 
+    def use(self, rule: RateRule) -> None:
+        """Follow a rule with another length, each source from its next window on, and sources that begin at once."""
+        kernel = compiled()
+        self._rule = rule
+        begun = self.facts[:, kernel.BEGUN] != 0
+        self.facts[np.ix_(begun, [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT])] = in_kernel(rule)
+        self.facts[np.ix_(~begun, [kernel.LENGTH, kernel.TIMEOUT_NS])] = in_kernel(rule)
+
     def take(self, wanted: Ints) -> npt.NDArray[np.intp]:
         """Know some of the sources only, in this order, and return that of the messages that are kept.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
+from typing import cast
 
 from waterclock._support.moments import monotonic
 from waterclock._support.quoting import quoted
+from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.silence import Silence
@@ -89,7 +91,8 @@ class RateAwareBatcher:
     Parameters
     ----------
     batch_length
-        Length of the windows, above zero, at most 30 days.
+        Length of the windows, above zero, at most 30 days. ``"adaptive"`` follows what `processed` reports, in whole
+        seconds from 1 s to 8 s; an `AdaptiveBatchLength` has bounds of your own.
     timeout
         At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
     gated
@@ -121,17 +124,19 @@ class RateAwareBatcher:
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
 
-    __slots__ = ("_assembly", "_gate", "_rule", "_silence", "_sources", "_stall")
+    __slots__ = ("_adaptive", "_assembly", "_gate", "_rule", "_silence", "_sources", "_stall")
 
     def __init__(
         self,
-        batch_length: Duration = "1s",
+        batch_length: Duration | Adaptive | AdaptiveBatchLength = "1s",
         timeout: Duration | float | None = None,
         gated: Gated = True,
         clock: Callable[[], float] = monotonic,
         forget_after: Duration | None = None,
     ) -> None:
-        self._rule = RateRule.checked(batch_length, timeout)
+        self._adaptive = adaptive = AdaptiveBatchLength.chosen(batch_length)
+        length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
+        self._rule = RateRule.checked(length, timeout)
         self._gate = Gate(gated)
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
@@ -280,6 +285,38 @@ class RateAwareBatcher:
         else:
             self._assembly.pending = self._assembly.rule.with_length(batch_length)
 
+    def processed(self, took: Duration, batch: Batch | None = None) -> int:
+        """Report how long a batch took to process; if the length is adaptive, it follows from the next window on.
+
+        Parameters
+        ----------
+        took
+            From taking the batch to being done.
+        batch
+            Which one. Default: one with a window of the length in use. A first batch (``start``) has no such window,
+            and changes nothing.
+
+        Returns
+        -------
+        int
+            The length to be used from the next window on, ns.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the length is not adaptive.
+        """
+        adaptive = self._required_adaptive()
+        if batch is None or batch.reason != "start":
+            adaptive.processed(took, None if batch is None else max(batch.end - batch.start, 1))
+        return self._follow(adaptive)
+
+    def nothing_came(self) -> int:
+        """Report that a window's length has passed without a batch; see `processed`."""
+        adaptive = self._required_adaptive()
+        adaptive.nothing_came()
+        return self._follow(adaptive)
+
     @property
     def batch_length(self) -> int:
         """Length of the window in progress, ns."""
@@ -339,7 +376,7 @@ class RateAwareBatcher:
     def state(self) -> bytes:
         """Write down everything that the batcher knows, options included, for `restore`."""
         gated = None if callable(self._gate.gated) else self._gate.gated
-        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly)
+        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly, self._adaptive)
 
     @classmethod
     def restore(
@@ -371,6 +408,7 @@ class RateAwareBatcher:
             )
         batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
         batcher._rule = known.rule
+        batcher._adaptive = known.adaptive
         batcher._silence = known.silence
         batcher._stall.since -= known.waited
         batcher._stall.unmoved, batcher._stall.elsewhere = known.unmoved, known.elsewhere
@@ -382,6 +420,19 @@ class RateAwareBatcher:
     @property
     def _in_force(self) -> RateRule:
         return self._rule if self._assembly is None else self._assembly.rule
+
+    def _required_adaptive(self) -> AdaptiveBatchLength:
+        if self._adaptive is None:
+            raise InvalidArgumentError(
+                f"batch_length must be 'adaptive' to follow the time that batches take, got {self.batch_length}"
+            )
+        return self._adaptive
+
+    def _follow(self, adaptive: AdaptiveBatchLength) -> int:
+        length, assembly = adaptive.batch_length, self._assembly
+        if (self._rule if assembly is None else assembly.pending or assembly.rule).batch_length != length:
+            self.set_batch_length(length)
+        return length
 
     def _refuse_others(self, sources: set[str]) -> None:
         known = self._sources or set(sorted(sources)[:1])

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from waterclock.arrow import from_arrow
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.rate.by_message.silence import Silence
 from waterclock.batching.rate.by_message.stall import Elsewhere, StallWatch
@@ -32,7 +33,12 @@ _MOST_FACTS = 2**28
 
 
 def to_bytes(
-    rule: RateRule, gated: Gated | None, stall: StallWatch, silence: Silence, assembly: Assembly | None
+    rule: RateRule,
+    gated: Gated | None,
+    stall: StallWatch,
+    silence: Silence,
+    assembly: Assembly | None,
+    adaptive: AdaptiveBatchLength | None,
 ) -> bytes:
     """Write the state; ``gated`` is None if a function chooses."""
     facts: dict[str, Any] = {
@@ -43,6 +49,7 @@ def to_bytes(
         "unmoved": stall.unmoved,
         "elsewhere": stall.elsewhere,
         "silence": astuple(silence),
+        "adaptive": None if adaptive is None else adaptive.facts(),
         "assembly": None,
     }
     messages: list[Message] = []
@@ -85,6 +92,8 @@ class RateState:
         See `StallWatch`.
     silence
         When the source is forgotten.
+    adaptive
+        What the length follows, if it is adaptive.
     """
 
     rule: RateRule
@@ -93,6 +102,7 @@ class RateState:
     unmoved: int
     elsewhere: list[Elsewhere]
     silence: Silence
+    adaptive: AdaptiveBatchLength | None
     _facts: dict[str, Any] | None
     _messages: Iterator[Message]
 
@@ -154,6 +164,7 @@ def from_bytes(data: bytes) -> RateState:
             unmoved=count(facts["unmoved"]),
             elsewhere=each(facts["elsewhere"], _elsewhere),
             silence=_silence(*facts["silence"]),
+            adaptive=maybe(facts["adaptive"], AdaptiveBatchLength.from_facts),
             _facts=facts["assembly"],
             _messages=iter(from_arrow(columns)),
         )
