@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from waterclock._support import moments
 from waterclock._support.durable import durable_file, make_folder
 from waterclock._support.quoting import quoted
 from waterclock._support.urls import without_secrets
@@ -275,8 +276,7 @@ class _UnderWay:
         """Wait until none is under way; none begins any more."""
         with self._changed:
             self._has_ended = True
-            while self._count:
-                self._changed.wait()
+            moments.wait_for(self._changed, lambda: not self._count)
 
 
 def _is_gone(store: LedgerFiles, path: str) -> bool:

@@ -56,7 +56,7 @@ SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish with
 rest to the table. A second signal ends it at once. Reports its progress on stderr every 30 seconds.
 """
 
-_RUN = """Ingest, batch and handle messages on a gateway, as a file describes.
+_RUN = """Ingest, batch and handle messages as a file describes, until stopped.
 
 SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part ends,
 all are stopped, and the exit code is 1. SIGHUP makes the ingest read the file again.
