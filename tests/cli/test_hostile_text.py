@@ -136,6 +136,8 @@ SCENARIOS = {
         2 pipeline run topicless.toml
         2 spark prepare
         2 work @
+        2 metrics --listen @
+        2 upkeep --every 1m --metrics @
         2 ingest @ --topic telemetry
         1 ingest check @
         1 ingest file @ --topic telemetry
@@ -248,7 +250,7 @@ def test_progress_of_the_demo_and_of_pipelines_is_escaped(terminal: Terminal, mo
         report = _TerminalReport(quiet=False)
         with report.step(f"append to {HOSTILE}"):
             report.say(HOSTILE)
-        with Reporter([], as_json=False, quiet=False).shown(None):
+        with Reporter([], as_json=False, quiet=False).shown():
             pass
         Reporter([], as_json=False, quiet=False)._say("progress", Progress(HOSTILE), "3 messages")
         with Output().progress(HOSTILE):

@@ -77,6 +77,7 @@ _ARGUMENTS = {
     "serve": ("--listen", "127.0.0.1:0"),
     "token add": ("n", "--read", "topic:t"),
     "token ls": (),
+    "metrics": ("--listen", "127.0.0.1:0"),
     "work": ("tests.cli.test_looking:handle", "--table", "t"),
     "batch": ("t", "--window", "1s", "--max-delay", "1s"),
     "backup": ("copy",),

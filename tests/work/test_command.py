@@ -16,12 +16,12 @@ from tests.work.conftest import Waiting, running, until
 from tests.work.shop import broken_mark
 
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.exporting import serving_metrics
 from waterclock.cli.work import work
 from waterclock.connection import connect
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import InvalidArgumentError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.work.ground.counts import Counts
-from waterclock.work.metrics import answering
+from waterclock.work.metrics import WorkerMetrics
 from waterclock.work.upkeep import Upkeep
 from waterclock.work.worker import Worker
 
@@ -56,17 +56,46 @@ def test_prometheus_is_answered_while_all_slots_are_taken(database_url: str) -> 
         orders.put("a")
         handler = Waiting()
         worker = Worker(orders, handler)
-        with running(worker), answering(":0", lambda: worker.counts, worker.facts, lambda: worker.unfinished) as place:
+        metrics = WorkerMetrics(lambda: worker.counts, worker.facts, lambda: worker.unfinished)
+        worker.observe(metrics)
+        assert worker.reasons_not_ready() == ["the worker has not started"]
+        with running(worker), serving_metrics(":0", "metrics", 9, lambda: database, [metrics]) as place:
             handler.wait_for(1)
             with urllib.request.urlopen(f"http://{place}/metrics") as answer:  # our own
                 lines = answer.read().decode().splitlines()
+            assert worker.reasons_not_ready() == []
             handler.go_on.set()
         assert "waterclock_worker_running 1.0" in lines
-        assert 'waterclock_worker_messages_total{outcome="done"} 0.0' in lines
-    refused = {"here": InvalidArgumentError, "127.0.0.1:99999": InvalidArgumentError, "192.0.2.1:80": UnavailableError}
-    for address, error in refused.items():
-        with pytest.raises(error, match="metrics"), answering(address, Counts, dict, int):
-            pass
+        assert 'waterclock_table_estimated_messages{state="in_flight",table="orders"} 1.0' in lines
+        assert worker.reasons_not_ready() == ["the worker stops"]
+
+
+@pytest.mark.one_database
+def test_outcomes_and_durations_are_measured_by_table_and_kind(database_url: str) -> None:
+    with connect(database_url, "unused") as database:
+        orders = database.create_table("orders", payload="text", min_backoff="1h")
+        for kind in ("good", "bad", "third"):
+            orders.put("a", headers={"kind": kind})
+
+        def fail(_: Delivery) -> None:
+            raise ValueError
+
+        worker = Worker(orders, {"good": lambda _: None, "bad": fail, "third": fail})
+        metrics = WorkerMetrics(lambda: worker.counts, worker.facts, lambda: worker.unfinished, limit=2)
+        worker.observe(metrics)
+        with running(worker):
+            until(lambda: worker.counts.done + worker.counts.failed == 3)
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in metrics.collect()
+            for sample in family.samples
+        }
+        assert samples["waterclock_worker_sent_messages_total", "orders"] == 3
+        assert samples["waterclock_worker_messages_total", "orders", "good", "done"] == 1
+        assert samples["waterclock_worker_messages_total", "orders", "bad", "failed"] == 1
+        assert samples["waterclock_worker_messages_total", "orders", "other", "failed"] == 1
+        assert samples["waterclock_worker_handler_seconds_count", "orders", "bad"] == 1
+        assert samples["waterclock_worker_claim_seconds_count", "orders"] >= 1
 
 
 def test_a_second_signal_ends_handlers_that_ignore_everything_and_gives_their_messages_back(database_url: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from waterclock.tables.consumers.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.work.flow.outcome_writer import Recorder
-from waterclock.work.metrics import answering
+from waterclock.work.metrics import WorkerMetrics
 from waterclock.work.running import event_loop, supervisor
 
 MakeTable = Callable[..., MessageTable]
@@ -184,19 +183,18 @@ def test_a_thread_that_is_stuck_in_c_costs_no_slot_and_is_a_metric(make_table: M
             done.append(delivery.payload)
 
     worker = wc.Worker(orders, handle, concurrency=2, timeout="50ms")
-    with running(worker), answering(":0", lambda: worker.counts, worker.facts, lambda: worker.unfinished) as place:
+    observer = WorkerMetrics(lambda: worker.counts, worker.facts, lambda: worker.unfinished)
+    with running(worker):
 
         def metrics() -> dict[str, float]:
-            with urllib.request.urlopen(f"http://{place}/metrics") as answer:  # our own
-                lines = answer.read().decode().splitlines()
-            return {name: float(value) for name, _, value in (each.rpartition(" ") for each in lines if each[0] != "#")}
+            return {sample.name: sample.value for family in observer.collect() for sample in family.samples}
 
         until(lambda: worker.counts.stuck == 2)
         orders.put_many([{"payload": number} for number in range(20)])
         until(lambda: len(done) == 20)
         found = metrics()
         assert (found["waterclock_worker_stuck"], found["waterclock_worker_slots"]) == (2, 2)
-        assert found['waterclock_worker_messages_total{outcome="stuck"}'] == 2
+        assert found["waterclock_worker_replaced_slots_total"] == 2
         os.write(write, b"..")
         until(lambda: metrics()["waterclock_worker_stuck"] == 0)
         assert metrics()["waterclock_worker_slots"] == 2

@@ -50,6 +50,11 @@ Commands leave messages in flight alone unless --force. With --dry-run they only
 
 _INIT = "Create the catalogue, the tables named waterclock_*, in a database."
 
+_METRICS = """Serve the metrics of a database to Prometheus, until it is stopped.
+
+Serves /metrics, and the probes /livez and /readyz. It keeps running while the database is unavailable.
+"""
+
 _WORK = """Run handlers on the messages of message tables.
 
 SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and returns the
@@ -86,6 +91,7 @@ COMMANDS = {
     "schedule": ("tables.schedule:app", "Messages that are put repeatedly, at the times of a cron expression."),
     "work": ("work:work", _WORK),
     "upkeep": ("upkeep:app", _UPKEEP),
+    "metrics": ("metrics:metrics", _METRICS),
     "serve": ("serve:serve", _SERVE),
     "token": ("token:app", "Tokens of programs and people that use 'waterclock serve'."),
     "ingest": ("ingest:app", "Move messages from an MQTT broker or from files into topics."),

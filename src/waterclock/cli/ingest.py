@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +13,13 @@ from waterclock._support.blocked_imports import block_import
 from waterclock._support.quoting import in_a_line, quoted
 from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.time import format_time, system_clock
 
 if TYPE_CHECKING:
+    from waterclock.connection import Database
     from waterclock.ingest.checking import Checked
     from waterclock.ingest.ingest import Ingest, IngestPlan
     from waterclock.ingest.ingest_file import IngestFile
@@ -62,7 +65,14 @@ _NO_MAPPING = MappingOptions()
 
 
 @app.default
-def ingest(source: str, /, *, mapping: MappingOptions = _NO_MAPPING, common: Common = Common()) -> None:
+def ingest(
+    source: str,
+    /,
+    *,
+    mapping: MappingOptions = _NO_MAPPING,
+    metrics: MetricsOptions = MetricsOptions(),
+    common: Common = Common(),
+) -> None:
     """Move messages from an MQTT broker into topics until it is stopped.
 
     Each message is acked once its append has committed. SIGTERM and SIGINT stop it, and the broker keeps later
@@ -86,8 +96,19 @@ def ingest(source: str, /, *, mapping: MappingOptions = _NO_MAPPING, common: Com
         with (
             signals(runner.stop, reload),
             saying(lambda: runner.progress.received, lambda rate: _line(runner, rate), output),
+            _exporting(metrics, runner, output, database),
         ):
             runner.run()
+
+
+def _exporting(
+    options: MetricsOptions, runner: Ingest, output: Output, database: Database
+) -> AbstractContextManager[None]:
+    if options.metrics is None:
+        return nullcontext()
+    from waterclock.ingest.metrics import IngestMetrics
+
+    return exporting(options, output, lambda: database, [IngestMetrics(runner.progress)], list[str])
 
 
 @app.command

@@ -12,6 +12,7 @@ from cyclopts import App
 
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.time import system_clock, to_time
 
@@ -32,7 +33,7 @@ def run(
     once: bool = False,
     master: str | None = None,
     conf: list[str] | None = None,
-    metrics: str | None = None,
+    metrics: MetricsOptions = MetricsOptions(),
     spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
@@ -51,11 +52,10 @@ def run(
         Spark's cluster; an embedded Spark on every core unless the file or this says otherwise.
     conf
         A setting of Spark, NAME=VALUE; it wins over the file's.
-    metrics
-        Address at which Prometheus can ask how far it is: 0.0.0.0:9108.
     spark_log
         File for Spark's log; without it, Spark's errors go to stderr, each as a line.
     """
+    from waterclock.connection import connect
     from waterclock.spark.pipeline.file import PipelineFile
     from waterclock.spark.pipeline.preflight import check_places
     from waterclock.spark.pipeline.reporting import Reporter
@@ -68,7 +68,11 @@ def run(
     output = common.output
     with _stopping() as stop, ExitStack() as reporting:
         reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet)
-        reporting.enter_context(reporter.shown(metrics))
+        source = read.pipelines[0].source
+        reporting.enter_context(
+            exporting(metrics, output, lambda: connect(source.url, source.ledgers), [reporter.metrics], list[str])
+        )
+        reporting.enter_context(reporter.shown())
         spark = _session(read, master, settings, spark_log)
         stop.listen()
         ended = run_pipelines(spark, read.pipelines, once=once, tell=reporter.tell, stopping=stop.is_wished)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.cli.terminal.output import span
+from waterclock.errors import InvalidArgumentError
 from waterclock.time import format_time, to_duration
 
 if TYPE_CHECKING:
     from waterclock.cli.terminal.output import Output
+    from waterclock.connection import Database
     from waterclock.work.upkeep import Task
 
 app = App(name="upkeep")
@@ -20,7 +25,7 @@ _SECOND = 1_000_000_000
 
 
 @app.default
-def run(*, every: str | None = None, common: Common = Common()) -> int:
+def run(*, every: str | None = None, metrics: MetricsOptions = MetricsOptions(), common: Common = Common()) -> int:
     """Do the upkeep of all topics and message tables of the database, once or again and again.
 
     SIGTERM and SIGINT end it after the task under way, a second one at once. Exit code 1 if a task failed, after all
@@ -46,13 +51,34 @@ def run(*, every: str | None = None, common: Common = Common()) -> int:
 
         with stopping_at_signals(stop):
             if pause is not None:
-                runner.run_for_ever(pause, lambda task: tell(output, task))
+                with _exporting(metrics, output, database) as note:
+                    runner.run_for_ever(pause, note)
                 return 0
+            if metrics.metrics is not None:
+                raise InvalidArgumentError("metrics must be omitted without every: the command ends at once")
             failed = 0
             for task in runner.run():
                 tell(output, task)
                 failed += task.error is not None
             return 1 if failed else 0
+
+
+@contextmanager
+def _exporting(options: MetricsOptions, output: Output, database: Database) -> Generator[Callable[[Task], None]]:
+    """Serve metrics meanwhile, if wanted; yield what must be told of each task."""
+    if options.metrics is None:
+        yield lambda task: tell(output, task)
+        return
+    from waterclock.work.metrics import UpkeepMetrics
+
+    tasks = UpkeepMetrics()
+
+    def note(task: Task) -> None:
+        tasks.note(task)
+        tell(output, task)
+
+    with exporting(options, output, lambda: database, [tasks], list[str]):
+        yield note
 
 
 @app.command

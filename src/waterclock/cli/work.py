@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +15,14 @@ from cyclopts import Parameter
 
 from waterclock._support.quoting import in_a_line, quoted, said_of
 from waterclock.cli.terminal.common import Common, log_to_stderr
+from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
     from waterclock.tables.message_table import MessageTable
+    from waterclock.work.upkeep import Task
     from waterclock.work.worker import Worker
 
 _SAY_EVERY = 30.0  # s
@@ -46,7 +48,7 @@ def work(
     recycle_after: int | None = None,
     recycle_above: int | None = None,
     upkeep: Annotated[bool, Parameter(negative="")] = False,
-    metrics: str | None = None,
+    metrics: MetricsOptions = MetricsOptions(),
     common: Common = Common(),
 ) -> None:
     """Run handlers on the messages of message tables.
@@ -82,8 +84,6 @@ def work(
         Above how many bytes of memory a child process that has handled a message is replaced.
     upkeep
         Do the upkeep of all topics and message tables of the database as well, as `waterclock upkeep --every 1m`.
-    metrics
-        Address at which Prometheus can ask for its metrics: 0.0.0.0:9109.
     """
     from waterclock.work.worker import Worker
 
@@ -105,8 +105,8 @@ def work(
         with (
             _ending_in_time(worker),
             _saying(worker, output),
-            _answering(worker, metrics, output),
-            _keeping_up(database, output, wanted=upkeep),
+            _exporting(worker, metrics, output, database, upkeep=upkeep) as tell,
+            _keeping_up(database, tell, wanted=upkeep),
         ):
             # Within, since the line of a terminal that changes takes over stderr.
             log_to_stderr(as_json=common.json, warnings_only=not (common.verbose or common.json))
@@ -207,19 +207,16 @@ def _imported(place: str) -> Any:
 
 
 @contextmanager
-def _keeping_up(database: Database, output: Output, *, wanted: bool) -> Generator[None]:
+def _keeping_up(database: Database, tell: Callable[[Task], None], *, wanted: bool) -> Generator[None]:
     """Do the upkeep of the database meanwhile; a task under way at the end is left, as its next run completes it."""
     if not wanted:
         yield
         return
     from waterclock._support import moments
-    from waterclock.cli.upkeep import tell
     from waterclock.work.upkeep import Upkeep
 
     runner = Upkeep(database)
-    keeping = threading.Thread(
-        target=runner.run_for_ever, args=(_UPKEEP_EVERY, lambda task: tell(output, task)), daemon=True
-    )
+    keeping = threading.Thread(target=runner.run_for_ever, args=(_UPKEEP_EVERY, tell), daemon=True)
     moments.start(keeping)
     try:
         yield
@@ -229,15 +226,28 @@ def _keeping_up(database: Database, output: Output, *, wanted: bool) -> Generato
 
 
 @contextmanager
-def _answering(worker: Worker, address: str | None, output: Output) -> Generator[None]:
-    if address is None:
-        yield
-        return
-    from waterclock.work.metrics import answering
+def _exporting(
+    worker: Worker, options: MetricsOptions, output: Output, database: Database, *, upkeep: bool
+) -> Generator[Callable[[Task], None]]:
+    """Serve metrics meanwhile, if wanted; yield what must be told of each task of upkeep."""
+    from waterclock.cli.upkeep import tell
 
-    with answering(address, lambda: worker.counts, worker.facts, lambda: worker.unfinished) as place:
-        output.talk(f"serving metrics at http://{place}/metrics")
-        yield
+    if options.metrics is None:
+        yield lambda task: tell(output, task)
+        return
+    from waterclock.work.metrics import UpkeepMetrics, WorkerMetrics
+
+    observer = WorkerMetrics(lambda: worker.counts, worker.facts, lambda: worker.unfinished, options.metrics_labels)
+    worker.observe(observer)
+    tasks = UpkeepMetrics()
+
+    def note(task: Task) -> None:
+        tasks.note(task)
+        tell(output, task)
+
+    collectors = [observer, tasks] if upkeep else [observer]
+    with exporting(options, output, lambda: database, collectors, worker.reasons_not_ready):
+        yield note
 
 
 @contextmanager

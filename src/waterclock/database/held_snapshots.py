@@ -40,8 +40,8 @@ class HeldSnapshot:
         return f"process {self.process}{who}: open for {format_duration(self.seconds * _NS)}"
 
 
-def held_snapshots(backend: Backend) -> list[HeldSnapshot] | None:
-    """List the transactions that have been open for more than `LONG`, the oldest first; None without a server.
+def held_snapshots(backend: Backend, longest: int = LONG) -> list[HeldSnapshot] | None:
+    """List the transactions that have been open for more seconds, the oldest first; None without a server.
 
     Raises
     ------
@@ -52,4 +52,4 @@ def held_snapshots(backend: Backend) -> list[HeldSnapshot] | None:
     if question is None:
         return None
     with backend.snapshot() as connection:
-        return [HeldSnapshot(*row) for row in connection.execute(question, {"longest": LONG})]
+        return [HeldSnapshot(*row) for row in connection.execute(question, {"longest": longest})]

@@ -24,7 +24,7 @@ from waterclock.time import Duration, to_duration
 from waterclock.work.flow.dispatch_queue import Lanes
 from waterclock.work.flow.fetcher import Intake
 from waterclock.work.flow.outcome_writer import Recorder
-from waterclock.work.ground.counts import Counts, WorkCounts
+from waterclock.work.ground.counts import Counts, Observer, WorkCounts
 from waterclock.work.ground.handlers import Handlers, entered, is_factory
 from waterclock.work.ground.sources import AnyTable, sources_of, tables_of
 from waterclock.work.running.calling import Caller
@@ -166,6 +166,18 @@ class Worker:
     def counts(self) -> Counts:
         """Its counters so far."""
         return self._counter.now()
+
+    def observe(self, observer: Observer) -> None:
+        """Report each message to an observer; call it before `run`."""
+        self._counter.observer = observer
+
+    def reasons_not_ready(self) -> list[str]:
+        """Return why it is not ready to handle messages; nothing if it is."""
+        if not self._has_run or self._stops_at is not None:
+            return ["the worker has not started" if self._stops_at is None else "the worker stops"]
+        with self._changing:
+            failing = [one.table.name for one in self._intakes if one.subscription.is_failing]
+        return [f"claims from {name!r} fail" for name in failing]
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of slots, of used slots, and of waiting messages."""

@@ -44,6 +44,10 @@ Separate from `message_tables`, because a claim under a rate limit locks its row
 """
 
 
+def _has_partial_indexes(*_: object, dialect: sa.Dialect, **__: object) -> bool:
+    return dialect.name in ("postgresql", "sqlite")
+
+
 def _index_of(name: str, where: str, *columns: str) -> sa.Index:
     """Create an index of some groups; of all on MariaDB, which has no partial indexes."""
     some = sa.text(where)
@@ -106,6 +110,8 @@ groups = sa.Table(
     _index_of("due", "ready_at IS NOT NULL", "assigned", "table_id", "priority", "ready_at", "first_seq"),
     _index_of("assigned", "assigned <> ''", "assigned", "table_id", "group_id"),
     _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
+    # For monitoring. MariaDB would have to update it at each claim; there the index of due groups has these, too.
+    _index_of("blocked", "ready_at IS NULL AND head IS NOT NULL", "table_id").ddl_if(callable_=_has_partial_indexes),
 )
 """One row for each group that has messages, or an owner: when it may be sent next, and to which consumer."""
 

@@ -156,6 +156,7 @@ ledgers = sa.Table(
     sa.Column("checksums", Blob, doc="Checksums of the columns of the row groups in the file."),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
     sa.Index("waterclock_ledgers_first_ordinal_idx", "topic_id", "first_ordinal"),
+    sa.Index("waterclock_ledgers_lost_in_file_idx", "lost_in_file", "topic_id"),
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
     *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
 )

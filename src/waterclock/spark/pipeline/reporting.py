@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from waterclock import prometheus
 from waterclock._support import moments
 from waterclock._support.quoting import in_a_line
 from waterclock.errors import WaterclockError
+from waterclock.monitoring.families import Family, label
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 
@@ -28,7 +29,6 @@ FIRST_EVERY_S = 10.0
 
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
-_USUAL_PORT = 9108
 
 
 class Reporter:
@@ -55,25 +55,24 @@ class Reporter:
         self._lag_seconds: dict[str, float | None] = {}
         self._all: Sequence[Progress] = []
 
-    @contextmanager
-    def shown(self, metrics: str | None) -> Generator[str | None]:
-        """Show progress meanwhile, and answer Prometheus at an address, if there is one; return that address.
+    @property
+    def metrics(self) -> Collector:
+        """The metrics of the pipelines, for Prometheus."""
+        return _PipelineMetrics(self)
 
-        Raises
-        ------
-        InvalidArgumentError, UnavailableError
-            For an invalid address, and for one that cannot be listened at.
-        """
+    def families(self) -> Iterator[Family]:
+        """Yield the metric families of the pipelines."""
+        return families(self._all, self._lag_seconds)
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Show progress meanwhile."""
         with ExitStack() as stack:
-            if metrics is not None:
-                metrics = stack.enter_context(
-                    prometheus.answering(metrics, _USUAL_PORT, lambda: families(self._all, self._lag_seconds))
-                )
             if sys.stderr.isatty() and not self._quiet and not self._as_json:
                 self._status = stack.enter_context(Console(stderr=True).status("starting Spark …"))
             for pipeline in self._pipelines:
                 self._say("starting", Progress(pipeline.name), "starting Spark …")
-            yield metrics
+            yield
 
     def tell(self, all_progress: Sequence[Progress]) -> None:
         """Take in the progress of the pipelines, and report it when it is time."""
@@ -101,6 +100,14 @@ class Reporter:
         else:
             text = f"{in_a_line(progress.pipeline)}: {text}"
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # the talk of a command, which a log collects
+
+
+class _PipelineMetrics(Collector):
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def collect(self) -> Iterator[Family]:
+        return self._reporter.families()
 
 
 def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
@@ -155,7 +162,7 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
     return "; ".join(said)
 
 
-def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]) -> prometheus.Families:
+def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | None]) -> Iterator[Family]:
     """Return the metrics for Prometheus."""
     counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
         ("messages", "Messages read since the start.", lambda one: one.messages),
@@ -179,7 +186,7 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
             for one in all_progress:
                 value = measure(one)
                 if value is not None:
-                    family.add_metric([one.pipeline], value)
+                    family.add_metric([label(one.pipeline)], value)
             yield family
     rejected = CounterMetricFamily(_PREFIX + "rejected", "Messages in no batch.", labels=["pipeline", "reason"])
     phases = GaugeMetricFamily(
@@ -187,9 +194,9 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
     )
     for one in all_progress:
         for reason, count in one.rejections.items():
-            rejected.add_metric([one.pipeline, reason], count)
+            rejected.add_metric([label(one.pipeline), reason], count)
         for phase, ms in one.phases.items():
-            phases.add_metric([one.pipeline, phase], ms / _MS_PER_S)
+            phases.add_metric([label(one.pipeline), label(phase)], ms / _MS_PER_S)
     yield rejected
     yield phases
 

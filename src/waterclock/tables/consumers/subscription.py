@@ -79,6 +79,8 @@ class TableSubscription(Closing):
         Name of the consumer.
     patience
         For how many seconds it retries while the database is unavailable or refuses its claims.
+    when_claimed
+        Called after each claim with its seconds, and how many messages it returned; None: it is not measured.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class TableSubscription(Closing):
         self._most = _MOST
         self.consumer = request.consumer
         self.patience = 60.0
+        self.when_claimed: Callable[[float, int], object] | None = None
         self._looked_at = 0
         self._saw_at = 0
         self._in_doubt = False
@@ -141,6 +144,11 @@ class TableSubscription(Closing):
     def watched(self) -> Watched:
         """The changes that it waits for."""
         return Watched(self._row, self._request)
+
+    @property
+    def is_failing(self) -> bool:
+        """Return whether its last claim failed."""
+        return self._failures.since is not None
 
     def stop(self) -> None:
         """End the iteration after the current delivery; safe to call from other threads and signal handlers.
@@ -418,6 +426,8 @@ class TableSubscription(Closing):
         self._claimed_at = moments.monotonic()
         self._changed = True
         found = receive(self._row, self._callers, min(room, self._most), self._request)
+        if self.when_claimed is not None:
+            self.when_claimed(moments.monotonic() - self._claimed_at, len(found))
         self._claims = False
         self._most = min(2 * self._most, _MOST)
         if found:

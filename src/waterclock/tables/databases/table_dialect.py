@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import CreateTable, DropTable
 
 from waterclock.database.backend import Backend
+from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
@@ -52,6 +53,9 @@ class TableDialect(ABC):
 
     unacked_apart: bool
     """Whether, in a table with partitions, unacked messages have their own, selected by ``time_acked IS NULL``."""
+
+    orders_groups_by_priority = False
+    """Whether a table with groups has an index of unacked messages that begins with their priority."""
 
     at_once = False
     """Whether statements of a transaction can be sent at once, and pass names to later ones: `keep`."""
@@ -261,6 +265,14 @@ class TableDialect(ABC):
         In one round trip if possible.
         """
         return self.column_names(connection, name), connection.execute(facts, {"name": name}).first()
+
+    def blocked_groups(self, connection: sa.Connection, table_id: int) -> sa.ColumnElement[bool]:
+        """Return the condition of a table's groups that have messages and are never due by themselves.
+
+        In a form for which an index is used. It may need to ask for the values that begin the index.
+        """
+        del connection  # others ask
+        return (groups.c.table_id == table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Match a pattern case-sensitively; only % and _ have a meaning in it."""

@@ -94,6 +94,9 @@ class Intake:
 
     def start(self) -> None:
         """Start claiming."""
+        observer, name = self._counter.observer, self.table.name
+        if observer is not None:
+            self.subscription.when_claimed = lambda seconds, count: observer.note_claim(name, seconds, count)
         moments.start(self._thread)
 
     def stop(self) -> None:
@@ -203,7 +206,7 @@ class Intake:
             self._left.append(handlings)
         else:
             self._lanes.given_back(handlings)
-            self._counter.note("given_back", len(handlings))
+            self._counter.note("given_back", *(one.delivery for one in handlings))
         self.release(handlings)
 
     def _give_back_left(self) -> None:

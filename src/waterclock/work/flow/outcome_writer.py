@@ -122,18 +122,18 @@ class Recorder:
                 self._ack(intake, [each])
         elif isinstance(error, OrderError):
             self._say_lost(error, handled[0][0].delivery.id)
-            self._counter.note("lost")
+            self._counter.note("lost", handled[0][0].delivery)
         else:
             self._say_unrecorded(intake, 1, error)
 
     def _note_acked(self, intake: Intake, handled: Sequence[Handled]) -> None:
         for one, outcome, _ in handled:
             if one.delivery.lost or one.delivery.given_back:
-                self._counter.note("lost")
+                self._counter.note("lost", one.delivery)
             elif outcome.verb == "ack":
-                self._counter.note("done")
+                self._counter.note("done", one.delivery)
             else:
-                self._counter.note("discarded")
+                self._counter.note("discarded", one.delivery)
                 _log.info(
                     "message %r of %r is discarded: %s", one.delivery.id, intake.table.name, in_a_line(outcome.why)
                 )
@@ -144,7 +144,7 @@ class Recorder:
             self._try(lambda: self._give_up(intake, one, outcome))
         except LeaseLostError as error:
             self._say_lost(error, one.delivery.id)
-            self._counter.note("lost")
+            self._counter.note("lost", one.delivery)
         except Exception as error:  # noqa: BLE001  # an error of one message must not stop the others
             self._say_unrecorded(intake, 1, error)
         intake.give_back(dropped)
@@ -165,24 +165,24 @@ class Recorder:
             return
         options = delivery.context.options
         if outcome.verb == "skip":
-            self._counter.note("lost")
+            self._counter.note("lost", delivery)
             return
         if outcome.verb == "give_back":
             intake.give_back([one])
             return
         if outcome.verb == "snooze":
             delivery.snooze(outcome.delay or 0)
-            self._counter.note("snoozed")
+            self._counter.note("snoozed", delivery)
             return
         if outcome.verb == "dead_letter" and options.dead_letter is not None:
             delivery.dead_letter(outcome.why or "")
-            self._counter.note("dead")
+            self._counter.note("dead", delivery)
             _log.warning("message %r of %r is a dead letter: %s", delivery.id, name, in_a_line(outcome.why))
             return
         delay = delivery.retry_delay(outcome.delay)
         dies = dies_when_given_back(delivery.context, delivery.leased)
         delivery.nack(delay, error=outcome.last_error)
-        self._counter.note("failed")
+        self._counter.note("failed", delivery)
         if dies:
             then = "it is now a dead letter"
         elif options.max_attempts is not None and delivery.epoch >= options.max_attempts:

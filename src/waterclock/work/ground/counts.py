@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from waterclock.tables.consumers.delivery import Delivery
 
 
 @dataclass
@@ -46,14 +50,45 @@ class Counts:
     replaced: int = 0
 
 
+class Observer(Protocol):
+    """Measures what a worker does, message by message. Called from any of its threads."""
+
+    def note_outcome(self, delivery: Delivery, outcome: str) -> None:
+        """Note the outcome of a message, by its name in `Counts`."""
+        ...
+
+    def note_handled(self, delivery: Delivery, seconds: float) -> None:
+        """Note how long a handler took."""
+        ...
+
+    def note_claim(self, table: str, seconds: float, count: int) -> None:
+        """Note how long a claim took, and how many messages it returned."""
+        ...
+
+
 class WorkCounts:
-    """Counters of one worker. Thread-safe."""
+    """Counters of one worker. Thread-safe.
+
+    Attributes
+    ----------
+    observer
+        Measures each message, too; None: nothing is measured.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
+        self.observer: Observer | None = None
 
-    def note(self, what: str, count: int = 1) -> None:
+    def note(self, what: str, *deliveries: Delivery) -> None:
+        """Count messages with an outcome."""
+        self.add(what, len(deliveries))
+        if self.observer is not None:
+            for delivery in deliveries:
+                self.observer.note_outcome(delivery, what)
+
+    def add(self, what: str, count: int = 1) -> None:
+        """Count events other than outcomes of messages, and those that are included in another count."""
         with self._lock:
             setattr(self._counts, what, getattr(self._counts, what) + count)
 

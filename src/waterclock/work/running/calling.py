@@ -137,7 +137,7 @@ class Caller:
         if one.delivery.cancelled and not isinstance(error, HandlerSays):
             return GIVE_BACK
         if isinstance(error, TimeoutError) and self.is_late(one):
-            self._counter.note("timed_out")
+            self._counter.add("timed_out")
             return self.timed_out()
         return outcome_of(error)
 
@@ -158,6 +158,9 @@ class Caller:
         one.ended = True
         one.delivery.when_cancelled(None)  # break the reference cycle
         one.cancel = None
+        observer = self._counter.observer
+        if observer is not None and outcome.verb not in ("skip", "give_back"):
+            observer.note_handled(one.delivery, (moments.monotonic_ns() - one.began_at) / _SECOND)
         if not one.decide():
             return False  # its time was up, and the message is no longer its own
         dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))

@@ -238,11 +238,11 @@ class Processes:
         self._forget(process)
         how = process.bury()
         if late:
-            self._counter.note("timed_out")
+            self._counter.add("timed_out")
             why = f"TimeoutError: the handler took longer than {format_duration(self._timeout or 0)}"
         else:
             why = f"the handler's process died: {how}"
-        self._counter.note("replaced")
+        self._counter.add("replaced")
         self._finish(one, Outcome("back_off", why=why))
         return None if self._stopping else self._started()
 

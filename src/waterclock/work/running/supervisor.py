@@ -64,8 +64,8 @@ class Watch:
             return  # the loop cancels it by itself
         if not one.decide():
             return
-        self._counter.note("timed_out")
-        self._counter.note("stuck")
+        self._counter.add("timed_out")
+        self._counter.add("stuck")
         self.given_up.add(one)
         _log.warning(
             "the handler of message %r still runs after its time limit; another takes its slot", one.delivery.id

@@ -15,6 +15,7 @@ from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.mariadb import adopting
+from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.table_dialect import TableDialect
@@ -73,6 +74,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     locks_in_parts = False
     latest_first = True
     reads_old = True
+    orders_groups_by_priority = True
     unacked_apart = False  # an index for each partition, with seq in front
     clock = NOW
 
@@ -177,6 +179,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             by_seq = ",".join(f'"s{seq}":{until}' for seq, until in some)
             values = {"seqs": [seq for seq, _ in some], "ends": f"{{{by_seq}}}"}
             connection.execute(_taking(rows), {**values, "by": wanted.claim_id, "who": wanted.consumer})
+
+    def blocked_groups(self, connection: sa.Connection, table_id: int) -> sa.ColumnElement[bool]:
+        """Name the owners and priorities with which the index of due groups begins."""
+        return blocked_groups(connection, table_id)
 
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Read the column names from the information schema."""

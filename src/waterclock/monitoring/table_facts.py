@@ -1,0 +1,156 @@
+"""The facts about message tables that are exported, from bounded statements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.schema.table_catalogue import heartbeats, message_tables, totals
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import load
+from waterclock.tables.messages.inspecting.estimating import (
+    GroupsEstimate,
+    TableEstimate,
+    estimate_groups,
+    estimate_messages,
+    rate_of_acks,
+)
+from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """What the catalogue knows of a table.
+
+    Attributes
+    ----------
+    table_id, name, revision
+        Its row.
+    is_paused
+        Whether no message is sent now.
+    purged
+        Messages purged so far.
+    subscribers, failing
+        Open subscriptions in all processes, and those whose claims fail.
+    sent_rate
+        Deliveries per second in the last minute.
+    """
+
+    table_id: int
+    name: str
+    revision: int
+    is_paused: bool
+    purged: int
+    subscribers: int
+    failing: int
+    sent_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableCounts:
+    """The counts of a table's rows.
+
+    Attributes
+    ----------
+    messages, groups
+        Unacked messages, and groups that stand still.
+    ack_rate
+        Acks per second.
+    dead_letter
+        Its dead-letter table, which holds no other table's messages; None: it has none.
+    """
+
+    messages: TableEstimate
+    groups: GroupsEstimate
+    ack_rate: float
+    dead_letter: str | None
+
+
+def table_records(backend: Backend, connection: sa.Connection) -> list[TableRecord]:
+    """Read what the catalogue knows of every table, the oldest table first."""
+    now = backend.now(connection)
+    its = message_tables.c
+    known = connection.execute(
+        sa.select(its.table_id, its.name, its.revision, its.paused_until, totals.c.purged)
+        .outerjoin(totals, totals.c.table_id == its.table_id)
+        .order_by(its.table_id)
+    ).all()
+    beats = heartbeats.c
+    active = {
+        row.table_id: row
+        for row in connection.execute(
+            sa.select(
+                beats.table_id,
+                sa.func.sum(beats.subscribers).label("subscribers"),
+                sa.func.sum(beats.failing).label("failing"),
+                sa.func.sum(beats.sent).label("sent"),
+            )
+            .where(beats.beat_at > now - LASTS)
+            .group_by(beats.table_id)
+        )
+    }
+
+    def record(row: sa.Row[*tuple[object, ...]]) -> TableRecord:
+        beat = active.get(row.table_id)
+        return TableRecord(
+            row.table_id,
+            row.name,
+            row.revision,
+            is_paused=row.paused_until is not None and row.paused_until > now,
+            purged=int(row.purged or 0),
+            subscribers=0 if beat is None else int(beat.subscribers),
+            failing=0 if beat is None else int(beat.failing),
+            sent_rate=0.0 if beat is None else int(beat.sent) / RATE_SECONDS,
+        )
+
+    return [record(row) for row in known]
+
+
+class TableCounter:
+    """Counts the rows of tables. Keeps the columns of each table until the table changes."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._known: dict[int, TableContext] = {}
+
+    def keep_only(self, records: Sequence[TableRecord]) -> None:
+        """Forget tables that were dropped."""
+        there = {one.table_id for one in records}
+        self._known = {table_id: context for table_id, context in self._known.items() if table_id in there}
+
+    def count(self, record: TableRecord, connection: sa.Connection, now: int) -> TableCounts:
+        """Count a table's rows at a time, ns. After an error, the connection's transaction is of no more use.
+
+        Raises
+        ------
+        Exception
+            If the table cannot be read.
+        """
+        context = self._known.pop(record.table_id, None)
+        if context is None or context.revision != record.revision:
+            context = load(self._backend, record.name)
+        counts = TableCounts(
+            estimate_messages(context, connection, now),
+            estimate_groups(context, connection),
+            rate_of_acks(context, connection, now),
+            context.options.dead_letter,
+        )
+        self._known[record.table_id] = context  # only now: its columns may have changed
+        return counts
+
+
+def failing_claims(backend: Backend) -> Iterator[str]:
+    """Yield for each table the reason for which claims of some process fail."""
+    with backend.snapshot() as connection:
+        since = backend.now(connection) - LASTS
+        statement = (
+            sa.select(message_tables.c.name, sa.func.max(heartbeats.c.failure))
+            .join(message_tables, message_tables.c.table_id == heartbeats.c.table_id)
+            .where(heartbeats.c.failing > 0, heartbeats.c.beat_at > since)
+            .group_by(message_tables.c.name)
+        )
+        for name, failure in connection.execute(statement).all():
+            yield f"claims from {name!r} fail: {failure}"

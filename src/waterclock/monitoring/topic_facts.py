@@ -1,0 +1,154 @@
+"""The facts about topics, subscriptions and upkeep that are exported: all from the catalogue, in a few statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from waterclock.database.backend import Backend
+from waterclock.database.held_snapshots import held_snapshots
+from waterclock.database.schema.topic_catalogue import ledgers, subscriptions, topics
+from waterclock.database.schema.upkeep_catalogue import upkeep
+from waterclock.errors import ForbiddenError
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """What the catalogue knows of a topic.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    appended, messages, size
+        Messages ever appended, those that remain, and their bytes.
+    ledgers
+        The number of ledgers by state; the open one is there even if it is empty.
+    lost
+        Messages that a repair has recorded as lost.
+    """
+
+    name: str
+    appended: int
+    messages: int
+    size: int
+    ledgers: dict[str, int]
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """The backlog of a subscription, in messages."""
+
+    topic: str
+    name: str
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepRecord:
+    """The last run of a task of upkeep.
+
+    Attributes
+    ----------
+    kind, name, task
+        The task.
+    ran_at
+        When it ended last, ns; None: never.
+    failed
+        Whether it failed then.
+    """
+
+    kind: str
+    name: str
+    task: str
+    ran_at: int | None
+    failed: bool
+
+
+def topic_records(connection: sa.Connection) -> list[TopicRecord]:
+    """Read what the catalogue knows of every topic, the oldest topic first."""
+
+    def of_topic(state: str, value: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
+        # Correlated, so that the index of states is used for each topic.
+        of_it = sa.select(value).where(ledgers.c.topic_id == topics.c.id, ledgers.c.state == state)
+        return of_it.correlate(topics).scalar_subquery()
+
+    count, messages = sa.func.count(), sa.func.coalesce(sa.func.sum(ledgers.c.messages), 0)
+    rows = connection.execute(
+        sa.select(
+            topics.c.id,
+            topics.c.name,
+            topics.c.ordinal,
+            topics.c.first_ordinal,
+            topics.c.ledger,
+            topics.c.first_ledger,
+            (topics.c.stored_bytes + topics.c.bytes).label("size"),
+            of_topic("closed", count).label("closed"),
+            of_topic("lost", count).label("lost"),
+            of_topic("lost", messages).label("lost_messages"),
+        ).order_by(topics.c.id)
+    ).all()
+    damaged = {
+        topic_id: int(lost)
+        for topic_id, lost in connection.execute(
+            sa.select(ledgers.c.topic_id, sa.func.sum(ledgers.c.lost_in_file))
+            .where(ledgers.c.lost_in_file > 0)
+            .group_by(ledgers.c.topic_id)
+        )
+    }
+    return [
+        TopicRecord(
+            row.name,
+            row.ordinal,
+            row.ordinal - row.first_ordinal,
+            int(row.size),
+            # The numbers of ledgers have no holes, so sealed ones need not be counted.
+            {
+                "open": 1,
+                "closed": row.closed,
+                "sealed": max(row.ledger - row.first_ledger - row.closed - row.lost, 0),
+                "lost": row.lost,
+            },
+            int(row.lost_messages) + damaged.get(row.id, 0),
+        )
+        for row in rows
+    ]
+
+
+def subscription_records(connection: sa.Connection) -> list[SubscriptionRecord]:
+    """Read the backlog of every subscription, as `Subscription.backlog` counts it."""
+    rows = connection.execute(
+        sa.select(
+            topics.c.name.label("topic"),
+            subscriptions.c.name,
+            subscriptions.c.ordinal,
+            topics.c.first_ordinal,
+            topics.c.ordinal.label("head"),
+        )
+        .join(topics, topics.c.id == subscriptions.c.topic_id)
+        .order_by(subscriptions.c.topic_id, subscriptions.c.created_at, subscriptions.c.name)
+    )
+    return [
+        SubscriptionRecord(row.topic, row.name, max(row.head - max(row.ordinal, row.first_ordinal), 0)) for row in rows
+    ]
+
+
+def upkeep_records(connection: sa.Connection) -> list[UpkeepRecord]:
+    """Read the last run of every task of upkeep."""
+    its = upkeep.c
+    rows = connection.execute(sa.select(its.kind, its.name, its.task, its.ran_at, its.error.is_not(None)))
+    return [UpkeepRecord(*row) for row in rows]
+
+
+def oldest_transaction(backend: Backend) -> int | None:
+    """Return for how many seconds the oldest transaction is open.
+
+    None on SQLite, whose readers do not make writers slower, and if the server shows no transactions to this user.
+    """
+    try:
+        held = held_snapshots(backend, longest=0)
+    except ForbiddenError:
+        return None
+    return None if held is None else max((one.seconds for one in held), default=0)
