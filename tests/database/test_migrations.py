@@ -43,13 +43,12 @@ def is_migrated() -> bool:
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["migrated here", "copied"])
 def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url: str) -> None:
     backend = Backend(database_url, create=True)
+    left_out = {"waterclock_migrations"}
+    if backend.engine.dialect.name in ("mysql", "mariadb"):
+        left_out.add("waterclock_groups_blocked_idx")  # a partial index, which MariaDB does not have
     with backend.engine.connect() as connection:
         context = MigrationContext.configure(
-            connection,
-            opts={
-                "compare_type": True,
-                "include_object": lambda _object, name, kind, *_: kind != "table" or name != "waterclock_migrations",
-            },
+            connection, opts={"compare_type": True, "include_object": lambda _object, name, *_: name not in left_out}
         )
         assert compare_metadata(context, metadata) == []
         assert catalogue_version(connection) == HEAD
