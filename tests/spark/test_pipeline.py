@@ -62,7 +62,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from by, max_delay"),
+        ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from by, gap, max_delay"),
         ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be event_time or rate, got 'chance'"),
         ('window = "500ms"', 'by = "rate"', "line 10: no key named batching.max_delay; choose from batch_length, by"),
         (

@@ -17,7 +17,7 @@ from waterclock.tables.sharding.sharded_table import ShardedTable
 from .conftest import many
 
 # What only makes sense in one database: making it, which the keyspace does, and what waterclock.aio asks.
-OF_ONE_DATABASE = {"create", "watched", "give_back"}
+OF_ONE_DATABASE = {"create", "delivery", "watched", "give_back"}
 # Parameters that are passed on as they are, or that only a table in one database can have.
 PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group", "kinds"}
 PASSED_ON |= {"unique", "unique_until", "on_conflict", "timezone", "catch_up", "within", "overlap"}

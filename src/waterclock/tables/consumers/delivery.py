@@ -49,6 +49,7 @@ _ENDED: dict[_Verb | None, str] = {
 _FACTS = (
     "_attempts",
     "_began",
+    "_claimed_at",
     "_consumer",
     "_ended_by",
     "_headers",
@@ -132,6 +133,7 @@ class Delivery:
         "_attempts",
         "_began",
         "_callers",
+        "_claimed_at",
         "_consumer",
         "_ended_by",
         "_headers",
@@ -164,8 +166,9 @@ class Delivery:
     ) -> None:
         row = claimed.row
         self.context = context
-        self._began = claim.began
-        self._consumer = claim.consumer
+        self._began: int | None = claim.began
+        self._claimed_at = 0
+        self._consumer: str | None = claim.consumer
         self._attempts: str | None = row.failed_attempts
         self._progress: str | None = row.saved_progress
         self._callers = callers
@@ -195,7 +198,9 @@ class Delivery:
         self.leased = Leased(row.seq, row.id, claim.id, row.group_id, row.position, row.time_next, self.epoch)
 
     @classmethod
-    def resumed(cls, context: TableContext, callers: CallerConnections, leased: Leased, lease_until: int) -> Self:
+    def resumed(
+        cls, context: TableContext, callers: CallerConnections, leased: Leased, lease_until: int, claimed_at: int
+    ) -> Self:
         """Build a delivery of which only the lease is known; its content is empty."""
         delivery = cls.__new__(cls)
         delivery.context = context
@@ -203,6 +208,7 @@ class Delivery:
         delivery.unanswered = False
         known = {"id": leased.id, "group": leased.group_id, "epoch": leased.epoch, "lease_until": lease_until}
         flags = {"_undecided": False, "cancelled": False, "lost": False, "columns": {}, "beat_at": 0, "leased": leased}
+        flags["_claimed_at"] = claimed_at
         delivery.set_facts(dict.fromkeys(_FACTS) | flags | known)
         return delivery
 
@@ -321,10 +327,23 @@ class Delivery:
         last_error = error if outcome == "failed" else None
         if not self.context.options.attempts_kept:
             return Failure(last_error, None)
+        kept, consumer = self._attempts, self._consumer
+        if self._began is None:
+            kept, consumer = self.context.backend.look(self._read_attempts)
+        attempt = Attempt(self.epoch, *self.since_claim(), consumer, outcome, truncated(error))
+        return Failure(last_error, with_attempt(kept, attempt, self.context.options.attempts_kept))
+
+    def since_claim(self) -> tuple[int, int]:
+        """Return when it was claimed by the database's clock, and how long ago that is, ns."""
+        now = self.context.backend.now_about()
+        if self._began is None:
+            return self._claimed_at, max(0, now - self._claimed_at)
         duration = moments.monotonic_ns() - self._began
-        claimed_at = self.context.backend.now_about() - duration
-        attempt = Attempt(self.epoch, claimed_at, duration, self._consumer, outcome, truncated(error))
-        return Failure(last_error, with_attempt(self._attempts, attempt, self.context.options.attempts_kept))
+        return now - duration, duration
+
+    def _read_attempts(self, connection: SqlConnection) -> tuple[str | None, str | None]:
+        found = connection.execute(_asking_attempts(self.context.rows), {"of": self.leased.seq}).first()
+        return (None, None) if found is None else (found.failed_attempts, found.consumer)
 
     def retry_delay(self, delay: int | None) -> int:
         """Return how long it waits before it is sent again, ns: ``delay``, or the table's back-off if that is None."""
@@ -588,6 +607,11 @@ def hand_over(
         with suppress(LeaseLostError):
             delivery.nack(error=problem)
     return deliveries
+
+
+@built_once(maxsize=256)
+def _asking_attempts(rows: sa.Table) -> sa.Select[Any, Any]:
+    return sa.select(rows.c.failed_attempts, rows.c.consumer).where(rows.c.seq == sa.bindparam("of"))
 
 
 @built_once(maxsize=256)

@@ -25,15 +25,15 @@ _LONGEST = 4_000
 """Characters: an id and a group have at most 255 each, of up to four bytes, which JSON writes as twelve."""
 
 _ID, _GROUP, _POSITION = 1, 3, 4
-_NUMBERS = (0, 2, 5, 6, 7)
-_FIELDS = 8
+_NUMBERS = (0, 2, 5, 6, 7, 8)
+_FIELDS = 9
 
 
 def handle_of(delivery: Delivery) -> str:
     """Return the handle of a delivery."""
     leased = delivery.leased
     message_id = str(leased.id) if isinstance(leased.id, uuid.UUID) else leased.id
-    fields = [*leased._replace(id=message_id), delivery.lease_until]
+    fields = [*leased._replace(id=message_id), delivery.lease_until, delivery.since_claim()[0]]
     return base64.urlsafe_b64encode(json.dumps(fields, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
@@ -49,8 +49,8 @@ def delivery_of(context: TableContext, callers: CallerConnections, handle: str) 
     if position is not None and (type(position) is not int or position not in BIGINTS):
         _refuse(handle)
     known[_ID], known[_GROUP] = check_id(context, known[_ID]), check_group(known[_GROUP])
-    *leased, lease_until = known
-    return Delivery.resumed(context, callers, Leased(*leased), lease_until)
+    *leased, lease_until, claimed_at = known
+    return Delivery.resumed(context, callers, Leased(*leased), lease_until, claimed_at)
 
 
 def _decoded(handle: object) -> Any:
