@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,12 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def kill_all(leader: subprocess.Popen[str]) -> None:
+    """Kill a worker with its commands, one of which may keep its stderr open."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def table(database: wc.Database) -> wc.MessageTable:
     return database.create_table(
@@ -61,9 +67,11 @@ def work(database: wc.Database, sqlite_url: str, table: wc.MessageTable, tmp_pat
 
         def start() -> subprocess.Popen[str]:
             command = [str(WORKER), server.url, table.name, str(handler)]
-            started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            started = subprocess.Popen(
+                command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
             stack.callback(started.communicate)
-            stack.callback(started.kill)
+            stack.callback(kill_all, started)
             return started
 
         yield start

@@ -195,6 +195,12 @@ class Batch:
         return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)))
 
 
+def check_batch(value: object) -> None:
+    """Raise InvalidArgumentError unless a value is a batch."""
+    if not isinstance(value, Batch):
+        raise InvalidArgumentError(f"batch must be a waterclock.Batch, got {quoted(value)}")
+
+
 def _as_bytes(data: object) -> bytes:
     if isinstance(data, bytearray | memoryview):
         return bytes(data)

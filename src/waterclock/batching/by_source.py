@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from waterclock._support.quoting import quoted
-from waterclock.batching.batch import Batch, Rejection
+from waterclock.batching.batch import Batch, Rejection, check_batch
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.batching.rate.by_message.lanes import RateLanes
@@ -165,6 +165,7 @@ class BySource:
         InvalidArgumentError
             If the source is batched by event time, or the length is not adaptive.
         """
+        check_batch(batch)
         if batch.source in self._lanes:
             raise InvalidArgumentError(
                 f"batch must be one by rate, got {quoted(batch.id)} by event time, whose window stays as it is"

@@ -40,8 +40,13 @@ class HeldSnapshot:
         return f"process {self.process}{who}: open for {format_duration(self.seconds * _NS)}"
 
 
-def held_snapshots(backend: Backend, longest: int = LONG) -> list[HeldSnapshot] | None:
-    """List the transactions that have been open for more seconds, the oldest first; None without a server.
+def held_snapshots(backend: Backend, longest: int | None = None) -> list[HeldSnapshot] | None:
+    """List the transactions that have been open for longer, in seconds, the oldest first; None without a server.
+
+    Parameters
+    ----------
+    longest
+        Seconds; None: `LONG`.
 
     Raises
     ------
@@ -51,5 +56,6 @@ def held_snapshots(backend: Backend, longest: int = LONG) -> list[HeldSnapshot] 
     question = backend.dialect.long_transactions
     if question is None:
         return None
+    values = {"longest": LONG if longest is None else longest}
     with backend.snapshot() as connection:
-        return [HeldSnapshot(*row) for row in connection.execute(question, {"longest": longest})]
+        return [HeldSnapshot(*row) for row in connection.execute(question, values)]

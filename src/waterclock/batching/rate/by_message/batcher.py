@@ -9,7 +9,7 @@ from typing import cast
 from waterclock._support.moments import monotonic
 from waterclock._support.quoting import quoted
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
-from waterclock.batching.batch import Batch
+from waterclock.batching.batch import Batch, check_batch
 from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.silence import Silence
 from waterclock.batching.rate.by_message.stall import StallWatch
@@ -307,6 +307,8 @@ class RateAwareBatcher:
             If the length is not adaptive.
         """
         adaptive = self._required_adaptive()
+        if batch is not None:
+            check_batch(batch)
         if batch is None or batch.reason != "start":
             adaptive.processed(took, None if batch is None else max(batch.end - batch.start, 1))
         return self._follow(adaptive)
