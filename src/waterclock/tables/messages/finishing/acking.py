@@ -377,6 +377,11 @@ def _of_claim(rows: sa.Table) -> sa.ColumnElement[bool]:
     return rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger)
 
 
+def is_leased(rows: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that the row bound as ``of`` is unacked, and that the claim ``by`` still has it."""
+    return (rows.c.seq == sa.bindparam("of")) & _of_claim(rows) & not_acked(rows)
+
+
 @built_once(maxsize=256)
 def _of_claims(rows: sa.Table) -> sa.ColumnElement[bool]:
     return sa.tuple_(rows.c.seq, rows.c.claim_id).in_(sa.bindparam("leased", expanding=True))
@@ -411,11 +416,7 @@ def _acked(context: TableContext) -> sa.Select[Any, Any]:
 def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
     return (
         sa.update(rows)
-        .where(
-            rows.c.seq == sa.bindparam("of"),
-            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
-            not_acked(rows),
-        )
+        .where(is_leased(rows))
         .values(
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
             claim_id=None,
@@ -429,11 +430,7 @@ def _backing_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
 def _putting_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
     return (
         sa.update(rows)
-        .where(
-            rows.c.seq == sa.bindparam("of"),
-            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
-            not_acked(rows),
-        )
+        .where(is_leased(rows))
         .values(
             time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
             epoch=uncounted_sql(rows.c.epoch),

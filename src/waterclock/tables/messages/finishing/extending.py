@@ -14,10 +14,10 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle
-from waterclock.tables.messages.finishing.acking import FARTHEST, is_one_update
+from waterclock.tables.messages.finishing.acking import FARTHEST, is_leased, is_one_update
 from waterclock.tables.messages.rows.locking import lock_free_rows, lock_groups_of, locking_rows
 from waterclock.tables.model.claims.leased import Held, Leased
-from waterclock.tables.model.schema import CANCELLED, not_acked
+from waterclock.tables.model.schema import CANCELLED
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -44,15 +44,7 @@ def save(context: TableContext, connection: SqlConnection, leased: Leased, progr
 
 @built_once(maxsize=256)
 def _saving(rows: sa.Table) -> sa.Update:
-    return (
-        sa.update(rows)
-        .where(
-            rows.c.seq == sa.bindparam("of"),
-            rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger),
-            not_acked(rows),
-        )
-        .values(saved_progress=sa.bindparam("progress", type_=sa.Text))
-    )
+    return sa.update(rows).where(is_leased(rows)).values(saved_progress=sa.bindparam("progress", type_=sa.Text))
 
 
 def extend_rows(
