@@ -117,6 +117,7 @@ def test_a_group_whose_first_message_is_refused_keeps_no_other(
     table.put("d", group="h")
     clock.move("1ms")
     assert drain(table) == ["d"]
+    assert "skipped for up to 60 s" in table.explain(1).reason
 
 
 def test_hundreds_of_refused_messages_at_the_head_keep_none_behind_them(

@@ -196,9 +196,11 @@ def _explain_ready(
     if held is not None:
         due_at = None if held.until == MAX_NS else held.until
         return replace(explanation, state=held.hold, reason=f"is due, but {held.reason}", due_at=due_at)
-    if group is not None and group.hold is not None:
-        return replace(explanation, state=group.hold, reason=f"is due, but {group.blocked_by}")
     active = everywhere(context, connection, now)
+    # A group that is skipped because the database refuses a message of it looks unsettled.
+    is_skipped = group is not None and group.hold == "unsettled" and active.failure is not None
+    if group is not None and group.hold is not None and not is_skipped:
+        return replace(explanation, state=group.hold, reason=f"is due, but {group.blocked_by}")
     if active.failing:
         fail = f"the claims of {active.failing} of {active.subscribers} subscriptions fail: {active.failure}"
         return replace(explanation, reason=f"{explanation.reason}; {fail}")
