@@ -23,7 +23,7 @@ test: setup ## Run lint, types, import contracts and every test
 	@$(MAKE) --no-print-directory --jobs=2 tests lint
 
 tests: compiled
-	@$(BIN)/pytest -m "not slow" -n auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder --durations=25
+	@scripts/test-all
 
 test-quick: setup ## Run the tests that need no server and no Spark
 	@$(BIN)/pytest -m "not slow" --databases sqlite --ignore tests/spark --ignore tests/demo --ignore tests/test_services.py
