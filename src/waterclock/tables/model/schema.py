@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
@@ -262,10 +263,13 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     SchemaError
         If the table is missing or lacks one of our columns.
     """
-    inspector = sa.inspect(connection)
-    if not inspector.has_table(name):
-        raise SchemaError(f"message table {quoted(name)}: its SQL table is missing; it was dropped outside Waterclock")
-    found = {column["name"]: column["type"] for column in inspector.get_columns(name)}
+    try:
+        columns = sa.inspect(connection).get_columns(name)
+    except exc.NoSuchTableError:
+        raise SchemaError(
+            f"message table {quoted(name)}: its SQL table is missing; it was dropped outside Waterclock"
+        ) from None
+    found = {column["name"]: column["type"] for column in columns}
     for column in OWN_COLUMNS:
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}; add it")
