@@ -7,12 +7,14 @@ import logging
 import threading
 from dataclasses import dataclass, field
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from waterclock._support import moments
@@ -25,19 +27,27 @@ from waterclock.server.tokens import find_token
 from waterclock.tables.message_table import MessageTable
 from waterclock.topics.topic import Topic
 
-OPEN_PATHS = frozenset({"/livez", "/readyz"})
-"""Paths for probes, which need no token and show nothing else."""
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/login", "/logout"})
+"""Paths for probes and to sign in, which need no token and show nothing else."""
+
+_STATIC = "/static/"
+_API = "/api/"
+
+COOKIE = "waterclock"
+"""Holds the token of a signed-in browser. Only pages take it: their forms have a token of their own against CSRF."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _LOCAL = Client("local", None)
-_NOBODY = Client("-", frozenset())
+NOBODY = Client("-", frozenset())
+"""Sends requests to paths that need no token."""
 
 _CACHED_FOR = 1.0
 """Seconds for which a token is not looked up again. A lookup needs a thread, and takes longer than many requests."""
 
 _MOST_CACHED = 1_000
+_SIGNED_OUT = 401
 
 _audit = logging.getLogger("waterclock.server.audit")
 
@@ -146,6 +156,11 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+def asks_for_page(path: str, headers: Headers) -> bool:
+    """Return whether a browser shows the response as a page."""
+    return "text/html" in headers.get("accept", "") and not path.startswith(_API)
+
+
 class Access:
     """Finds out who sends a request, and writes the audit log.
 
@@ -166,14 +181,14 @@ class Access:
         headers = Headers(scope=scope)
         try:
             self._check_origin(scope, headers)
-            caller = await self._find_caller(scope["path"], headers)
+            caller, credential = await self._find_caller(scope["path"], headers)
         except HTTPException as error:
-            await http_error(error)(scope, receive, send)
+            await _refusal(error, scope, headers)(scope, receive, send)
             return
         except WaterclockError as error:
             await error_response(error, self._backend, suggests=False)(scope, receive, send)
             return
-        state: dict[str, Any] = {**scope.get("state", {}), "caller": caller}
+        state: dict[str, Any] = {**scope.get("state", {}), "caller": caller, "credential": credential}
         status = 0
 
         async def send_noting(message: Message) -> None:
@@ -198,24 +213,38 @@ class Access:
         if is_foreign:
             raise HTTPException(403, "requests of other sites are refused")
 
-    async def _find_caller(self, path: str, headers: Headers) -> Client:
-        if path in OPEN_PATHS:
-            return _NOBODY
-        given = headers.get("authorization")
+    async def _find_caller(self, path: str, headers: Headers) -> tuple[Client, str | None]:
+        """Return the sender, and the token of its cookie if that is how it signed in."""
         policy = self._policy
-        if given is None and policy.on_loopback and not policy.require_token and not _is_forwarded(headers):
-            return _LOCAL
+        given = headers.get("authorization")
+        cookie = None if path.startswith(_API) else cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        is_open = policy.on_loopback and not policy.require_token and not is_forwarded(headers)
+        if given is None and is_open:
+            return _LOCAL, None
         scheme, _, text = (given or "").partition(" ")
         if scheme.lower() == "bearer" and (caller := await self._known.find(text.strip())) is not None:
-            return caller
+            return caller, None
+        if given is None and cookie and (caller := await self._known.find(cookie)) is not None:
+            return caller, cookie
+        if path in OPEN_PATHS or path.startswith(_STATIC):
+            return NOBODY, None
         raise HTTPException(401, "a valid token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+
+
+def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
+    """Return the response to a refused request: a browser without a token gets the form to sign in."""
+    if error.status_code == _SIGNED_OUT and scope["method"] == "GET" and asks_for_page(scope["path"], headers):
+        query = scope["query_string"].decode("ascii", "replace")
+        wanted = f"{scope['path']}?{query}" if query else scope["path"]
+        return RedirectResponse(f"/login?next={quote(wanted, safe='')}", 303)
+    return http_error(error)
 
 
 def _is_at(origin: str, host: str) -> bool:
     return urlsplit(origin).netloc.lower() == host.lower()
 
 
-def _is_forwarded(headers: Headers) -> bool:
+def is_forwarded(headers: Headers) -> bool:
     """Return whether a proxy on this machine sent it, whose callers may be anywhere."""
     return any(name in headers for name in _FORWARDED)
 
@@ -248,7 +277,7 @@ class _KnownTokens:
     async def find(self, text: str) -> Client | None:
         now = moments.monotonic()
         with self._lock:
-            until, caller = self._callers.get(text, (now, _NOBODY))
+            until, caller = self._callers.get(text, (now, NOBODY))
         if until > now:
             return caller
         token = await run_in_threadpool(find_token, self._backend, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -36,12 +37,15 @@ from waterclock.server.api.readers import Readers
 from waterclock.server.errors import error_response, http_error, validation_error
 from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
 from waterclock.server.names import RawPaths
+from waterclock.server.pages import live, sign_in, static_files, table_list
+from waterclock.server.pages.frame import error_page
 from waterclock.server.security_headers import SecurityHeaders
 
 _RECEIVING_THREADS = 3
 _READY_WITHIN = 2.0  # s
 
 _ROUTERS = (account, topics, topic_messages, subscriptions, tables, messages, deliveries, groups, schedules)
+_PAGES = (static_files, sign_in, live, table_list)
 
 
 class _Application(FastAPI):
@@ -77,25 +81,29 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
     app.state.stream_limit = StreamLimit()
     app.state.delivery_streams = DeliveryStreams()
     app.state.readers = readers
+    app.state.form_key = secrets.token_hex(32)
     app.add_middleware(LimitedBodies)
     app.add_middleware(Access, database=database, policy=policy)
     _handle_errors(app, database)
     _add_probes(app, database)
     for module in _ROUTERS:
         app.include_router(module.router, prefix="/api")
+    for module in _PAGES:
+        app.include_router(module.router)
     return app
 
 
 def _handle_errors(app: FastAPI, database: Database) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         caller = getattr(request.state, "caller", None)
-        return error_response(error, database.backend, suggests=caller is not None and caller.rights is None)
+        suggests = caller is not None and caller.rights is None
+        return error_page(request, error_response(error, database.backend, suggests=suggests))
 
-    async def on_http_error(_request: Request, error: Any) -> Response:
-        return http_error(error)
+    async def on_http_error(request: Request, error: Any) -> Response:
+        return error_page(request, http_error(error))
 
-    async def on_validation_error(_request: Request, error: Any) -> Response:
-        return validation_error(error)
+    async def on_validation_error(request: Request, error: Any) -> Response:
+        return error_page(request, validation_error(error))
 
     app.add_exception_handler(WaterclockError, on_error)
     app.add_exception_handler(Exception, on_error)
