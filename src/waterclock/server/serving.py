@@ -64,6 +64,7 @@ def serve(
     config = uvicorn.Config(
         create_app(database, policy),
         log_config=None,
+        log_level="warning",  # its start and end are said by ours
         access_log=False,
         server_header=False,
         proxy_headers=False,

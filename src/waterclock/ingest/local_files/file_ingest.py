@@ -364,10 +364,9 @@ class FileIngest:
         progress.rejected += rejected
         progress.dead += len(piece.bad)
         if piece.bad:
-            last = piece.bad[-1]
-            text = (
-                f"{file.path}: {len(piece.bad)} lines became dead letters, the last one, {last.number}: {last.reason}"
-            )
+            *others, last = piece.bad
+            became = f"and {len(others)} others became dead letters" if others else "became a dead letter"
+            text = f"{file.path}: line {last.number} {became}: {last.reason}"
             facts = {"path": file.path, "lines": len(piece.bad)}
             self._tell(Event("dead_letter", text, facts, is_warning=True))
         if rejected:
