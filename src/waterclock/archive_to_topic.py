@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from waterclock._support.log_events import event
 from waterclock.message import Message
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
@@ -71,7 +72,13 @@ def archive_table(
         appended = topic.append(messages, producer=name, sequence=sequence, epoch=producer_epoch)
         refused = {each.index: each.reason for each in appended.rejected}
         for index, reason in refused.items():
-            _log.warning("message %r of table %r is not archived and stays: %s", piece[index].id, table.name, reason)
+            _log.warning(
+                "message %r of table %r is not archived and stays: %s",
+                piece[index].id,
+                table.name,
+                reason,
+                extra=event("message_not_archived", table=table.name, id=piece[index].id),
+            )
         delete_acked(context, {row.id: row.time_acked for i, row in enumerate(piece) if i not in refused})
         sequence += len(piece)
         archived += appended.count

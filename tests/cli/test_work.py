@@ -47,7 +47,7 @@ def test_a_handler_without_a_table_is_wrong_usage(shell: Shell) -> None:
     assert "must be tests.work.shop:handle@TABLE" in shell.said.replace("\n", " ")
 
 
-def test_with_json_each_line_of_the_log_is_an_object_with_time_and_traceback(tmp_path: Path) -> None:
+def test_with_log_format_json_each_line_of_the_log_is_an_object_with_time_and_traceback(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'f.db'}"
     with connect(url) as database:
         orders = database.create_table("orders", payload="text", min_backoff="1h")
@@ -57,11 +57,13 @@ def test_with_json_each_line_of_the_log_is_an_object_with_time_and_traceback(tmp
         subprocess.run(
             [sys.executable, "-m", "waterclock", "work", *words, *more], capture_output=True, text=True, check=True
         ).stderr
-        for more in (["--json"], [])
+        for more in (["--log-format", "json"], [])
     )
     said = [json.loads(line) for line in lines.splitlines()]
     [failure] = [each for each in said if each["level"] == "warning"]
-    assert failure["event"].endswith("KeyError: 'missing-key'")
+    assert failure["message"].endswith("KeyError: 'missing-key'")
+    assert (failure["event"], failure["table"], failure["attempt"]) == ("message_failed", "orders", 1)
+    assert (said[-1]["event"], said[-1]["failed"], said[-1]["slots"]) == ("progress", 1, 1)
     assert failure["exception"].startswith("Traceback")
     assert "in fail_and_stop" in failure["exception"]
     assert all(each["timestamp"].endswith("Z") for each in said)

@@ -112,10 +112,13 @@ def worker_alone(gateway: Place, tmp_path: Path) -> list[str]:
 
 def test_a_part_that_cannot_start_ends_all(tmp_path: Path, worker_alone: list[str]) -> None:
     (tmp_path / "handlers.py").unlink()
-    ended = subprocess.run(worker_alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    words = [*worker_alone, "--log-format=json"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 1
-    assert "work: waterclock: no module named 'handlers', here or installed" in ended.stderr
-    assert "waterclock: work ended with exit code 2; all parts stop" in ended.stderr
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    [of_part, of_all] = [(line.get("part"), line["message"]) for line in lines if line["event"] == "error"]
+    assert of_part == ("work", "no module named 'handlers', here or installed")
+    assert of_all == (None, "work ended with exit code 2; all parts stop")
 
 
 def test_parts_end_with_a_supervisor_that_was_killed(tmp_path: Path, worker_alone: list[str]) -> None:

@@ -20,7 +20,7 @@ from cyclopts import App, CoercionError, CycloptsError, UnknownCommandError, Unu
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock._support.urls import redacted, shown
 from waterclock.cli.terminal.extras import install_command
-from waterclock.cli.terminal.output import Output, drop, without_controls, writing
+from waterclock.cli.terminal.output import Output, complain_to, drop, last_complaint, without_controls, writing
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.time import UnitWarning
 
@@ -164,6 +164,7 @@ def _replace_closed_streams() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; return 0 if it succeeded, 1 if it failed, 2 for wrong usage."""
+    complain_to(None)
     if logging.lastResort is not None:  # it prints warnings of commands that do not log
         logging.lastResort.setFormatter(_EscapingFormatter())
     with warnings.catch_warnings():
@@ -223,7 +224,7 @@ def _run(arguments: list[str]) -> int:
         with writing():  # an error that only the flush at exit would meet has no exit code
             sys.stdout.flush()
     except KeyboardInterrupt:
-        Output().complain("interrupted", on_new_line=True)  # behind the terminal's ^C
+        last_complaint("interrupted", on_new_line=True)  # behind the terminal's ^C
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # so Rich ends
@@ -234,7 +235,7 @@ def _run(arguments: list[str]) -> int:
         complaint = _complaint(error, arguments)
         if complaint is None:
             raise
-        Output().complain(redacted(complaint))
+        last_complaint(redacted(complaint))
         return WRONG_USAGE if isinstance(error, CycloptsError | InvalidArgumentError) else FAILED
     return result if isinstance(result, int) else DONE
 

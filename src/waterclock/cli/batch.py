@@ -16,6 +16,7 @@ from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
 from waterclock.ingest.files import CHUNK, MAX_PAYLOAD, MessageFile, Progress
@@ -47,6 +48,7 @@ def batch(
     limit: Annotated[int | None, Parameter(name="--limit")] = None,
     max_payload: int = MAX_PAYLOAD,
     time_unit: TimeUnit = "ns",
+    log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
     """Cut messages into batches and print one line a batch, or put them into a message table.
@@ -96,7 +98,7 @@ def batch(
     time_unit
         What times in a file that are ints count since 1970.
     """
-    output = common.output
+    output = log.output(common)
     if by == "event_time":
         window, max_delay = _checked_lengths(window, max_delay)
     if into is not None:
@@ -105,7 +107,9 @@ def batch(
         rule = (
             (window, max_delay, max_lead, on_conflict, gap) if by == "event_time" else (batch_length, longest, timeout)
         )
-        batch_into(common, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew)
+        batch_into(
+            common, output, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew
+        )
         return
     if by == "rate" or follow or since is not None or source is not None:
         raise InvalidArgumentError("into must be given with by=rate, follow, since and source. Name a message table")

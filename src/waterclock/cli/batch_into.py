@@ -7,9 +7,11 @@ import logging
 from typing import Any
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.quoting import quoted
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.log_format import LoggedOutput
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.live.follower import Follower, FollowerCounts
@@ -33,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 def batch_into(
     common: Common,
+    output: Output,
     topic_name: str,
     table_name: str,
     by: str,
@@ -59,7 +62,7 @@ def batch_into(
             found = find_start(topic.storage, "publish_time", topic.storage.time(since, "since"))
             start = place_of(topic.storage, found.position)
         follower = Follower(database, topic, table, rule, max_skew=skew, start=start, sources=sources)
-        reporter = _Reporter(common.output, topic_name, table_name)
+        reporter = _Reporter(output, topic_name, table_name)
         _run(follower, stop, reporter, follow=follow)
         reporter.report(follower.counts, "ended")
 
@@ -84,7 +87,12 @@ def _run(follower: Follower, stop: _StopFlag, reporter: _Reporter, *, follow: bo
             if not follow:
                 raise
             wait = min(2 * wait, _LONGEST_WAIT) or _LONGEST_WAIT / 64
-            _log.warning("cannot continue now: %s; trying again in %.1f s", error, wait)
+            _log.warning(
+                "cannot continue now: %s; trying again in %.1f s",
+                error,
+                wait,
+                extra=event("batching_delayed", seconds=wait),
+            )
             stop.wait(wait)
             continue
         wait = 0.0
@@ -129,14 +137,9 @@ class _Reporter:
         before, self._length = self._length, counts.batch_length
         if before is None or self._length is None or before == self._length:
             return
-        if self._output.as_json:
-            lengths = {"batch_length_before": before, "batch_length": self._length}
-            self._output.text(json.dumps({"event": "batch_length"} | self._names | lengths))
-            return
-        self._output.talk(
-            f"{self._names['topic']} → {self._names['table']}: batch length {format_duration(before)} →"
-            f" {format_duration(self._length)}, following the time that batches take"
-        )
+        change = f"{format_duration(before)} → {format_duration(self._length)}"
+        text = f"batch length {change}, following the time that batches take"
+        self._tell("batch_length", text, {"batch_length_before": before, "batch_length": self._length})
 
     def report_sometimes(self, counts: FollowerCounts) -> None:
         if moments.monotonic() - self._reported >= TELL_EVERY:
@@ -144,13 +147,22 @@ class _Reporter:
 
     def report(self, counts: FollowerCounts, event: str) -> None:
         self._reported = moments.monotonic()
-        if self._output.as_json:
-            facts = {"messages": counts.messages, "batches": counts.batches, "rejected": dict(counts.rejected)}
-            behind = {"open_batches": counts.open, "lag_messages": counts.behind}
-            self._output.text(json.dumps({"event": event} | self._names | facts | behind))
-            return
+        facts = {
+            "messages": counts.messages,
+            "batches": counts.batches,
+            "rejected": dict(counts.rejected),
+            "open_batches": counts.open,
+            "lag_messages": counts.behind,
+        }
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.rejected.items())) or "none"
-        self._output.talk(
-            f"{self._names['topic']} → {self._names['table']}: {counts.messages:,} messages in {counts.batches:,}"
-            f" batches, {counts.open:,} open; rejected: {rejected}; {counts.behind:,} behind"
-        )
+        text = f"{counts.messages:,} messages in {counts.batches:,} batches, {counts.open:,} open; rejected: {rejected}"
+        self._tell(event, f"{text}; {counts.behind:,} behind", facts)
+
+    def _tell(self, event: str, text: str, facts: dict[str, Any]) -> None:
+        text, facts = f"{self._names['topic']} → {self._names['table']}: {text}", self._names | facts
+        if isinstance(self._output, LoggedOutput):
+            self._output.report(event, text, **facts)
+        elif self._output.as_json:
+            self._output.text(json.dumps({"event": event} | facts))
+        else:
+            self._output.talk(text)

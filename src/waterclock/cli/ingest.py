@@ -14,6 +14,7 @@ from waterclock._support.quoting import in_a_line, quoted
 from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
+from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.time import format_time, system_clock
@@ -71,6 +72,7 @@ def ingest(
     *,
     mapping: MappingOptions = _NO_MAPPING,
     metrics: MetricsOptions = MetricsOptions(),
+    log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
     """Move messages from an MQTT broker into topics until it is stopped.
@@ -89,7 +91,7 @@ def ingest(
     from waterclock.ingest.ingest import Ingest
 
     read = _read(source, mapping)
-    output = common.output
+    output = log.output(common)
     with _with_database_of(read, common).connect() as database:
         runner = Ingest(database, read.plan, teller(output))
         reload = None if _is_url(source) else lambda: runner.reload(lambda: _read(source, mapping).plan)

@@ -10,6 +10,7 @@ from waterclock._support.blocked_imports import block_import
 from waterclock._support.quoting import quoted
 from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import TimeUnit
 
@@ -32,6 +33,7 @@ def file(
     complete: Annotated[bool, Parameter(negative="")] = False,
     dead_letters: str = "ingest-dead-letters",
     max_payload: int = 1 << 20,
+    log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
     """Append files to a topic, once or as they grow.
@@ -74,7 +76,7 @@ def file(
     csv = CsvOptions(_columns(column), source, stream, delimiter)
     line_format = LineFormat(format, csv, time_unit)
     plan = FilePlan(paths, topic, line_format, dead_letters, max_payload, complete)
-    output = common.output
+    output = log.output(common)
     with common.connect() as database:
         runner = FileIngest(database, plan, teller(output))
         progress = runner.progress

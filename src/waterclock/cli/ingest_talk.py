@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from waterclock.cli.terminal.log_format import LoggedOutput
 from waterclock.cli.terminal.output import Output
 from waterclock.time import format_time, system_clock
 
@@ -28,7 +29,9 @@ def teller(output: Output) -> Callable[[Event], None]:
 
     def tell(event: Event) -> None:
         with lock:
-            if output.as_json:
+            if isinstance(output, LoggedOutput):
+                output.report(event.name, event.text, is_warning=event.is_warning, **event.facts)
+            elif output.as_json:
                 output.facts(
                     {"event": event.name, "at": format_time(system_clock()), "text": event.text, **event.facts}
                 )
@@ -83,7 +86,7 @@ def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[No
             show(*line((done - before) / every))
             before = done
 
-    if sys.stderr.isatty() and not output.quiet and not output.as_json:
+    if sys.stderr.isatty() and not (output.quiet or output.as_json or output.logs):
         from rich.console import Console
         from rich.text import Text
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from waterclock._support import moments
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import serving_metrics
+from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def metrics(*, listen: str = "127.0.0.1:9464", metrics_labels: int = 100, common: Common = Common()) -> None:
+def metrics(
+    *,
+    listen: str = "127.0.0.1:9464",
+    metrics_labels: int = 100,
+    log: LogOptions = LogOptions(),
+    common: Common = Common(),
+) -> None:
     """Serve the metrics of a database to Prometheus, until it is stopped.
 
     Answers /metrics; /livez, which is 200 while the process runs; and /readyz, which is 503 while the database does not
@@ -32,7 +39,7 @@ def metrics(*, listen: str = "127.0.0.1:9464", metrics_labels: int = 100, common
     """
     from waterclock.work.running.signals import stopping_at_signals
 
-    output = common.output
+    output = log.output(common)
     ended = threading.Event()
 
     def stop(*, again: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from cyclopts import App
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
+from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.time import system_clock, to_time
 
@@ -34,6 +36,7 @@ def run(
     master: str | None = None,
     conf: list[str] | None = None,
     metrics: MetricsOptions = MetricsOptions(),
+    log: LogOptions = LogOptions(),
     spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
@@ -61,13 +64,14 @@ def run(
     from waterclock.spark.pipeline.reporting import Reporter
     from waterclock.spark.pipeline.running import run_pipelines
 
+    output = log.output(common)
     settings = _settings(conf)
     read = PipelineFile.read(file)
     for pipeline in read.pipelines:
         check_places(pipeline)
-    output = common.output
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # at the level INFO it logs every call of the JVM
     with _stopping() as stop, ExitStack() as reporting:
-        reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet)
+        reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet, logs=output.logs)
         source = read.pipelines[0].source
         reporting.enter_context(
             exporting(metrics, output, lambda: connect(source.url, source.ledgers), [reporter.metrics], list[str])

@@ -9,17 +9,19 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.log_format import LoggedOutput, LogOptions
 from waterclock.cli.terminal.output import Output
 
 if TYPE_CHECKING:
     from waterclock.gateway.supervisor import Supervisor
 
 
-def run(file: Path, /, *, common: Common = Common()) -> None:
+def run(file: Path, /, *, log: LogOptions = LogOptions(), common: Common = Common()) -> None:
     """Ingest, batch and handle messages as a file describes, until stopped.
 
     SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part
@@ -33,14 +35,16 @@ def run(file: Path, /, *, common: Common = Common()) -> None:
     from waterclock.gateway.gateway_file import GatewayFile
     from waterclock.gateway.supervisor import Supervisor, current_environment
 
+    output = log.output(common)
     read = GatewayFile.read(file)
     url = common.database_url if read.url is None else read.url
     ledgers = common.ledgers if read.url is None else read.ledgers
-    output = common.output
-    flags = [word for word, given in (("--json", common.json), ("-q", common.quiet), ("-v", common.verbose)) if given]
-    program = [sys.executable, "-m", "waterclock.cli.gateway_part", str(os.getpid()), *flags]
-    supervisor = Supervisor(read.parts, program, current_environment(url, ledgers), _teller(output))
-    output.talk(f"running {', '.join(part.name for part in read.parts)}")
+    chosen = {"--json": common.json, "-q": common.quiet, "-v": common.verbose, "--log-format=json": output.logs}
+    flags = [word for word, given in chosen.items() if given]
+    program = [sys.executable, "-m", "waterclock.cli.gateway_part", str(os.getpid())]
+    parts = [replace(part, words=(*part.words, *flags)) for part in read.parts]
+    supervisor = Supervisor(parts, program, current_environment(url, ledgers), _teller(output))
+    output.talk(f"running {', '.join(part.name for part in parts)}")
     with _signals(supervisor):
         supervisor.run()
 
@@ -50,13 +54,13 @@ def _teller(output: Output) -> Callable[[str, str], None]:
 
     def tell(name: str, line: str) -> None:
         with lock:
-            if not output.as_json:
-                output.relay(f"{name}: {line}")
-                return
             facts: Any = None
-            with suppress(ValueError):
-                facts = json.loads(line)
-            if isinstance(facts, dict):
+            if output.as_json or output.logs:
+                with suppress(ValueError):
+                    facts = json.loads(line)
+            if isinstance(output, LoggedOutput):
+                output.relay_log(name, facts, line)
+            elif isinstance(facts, dict):
                 output.facts({"part": name, **facts})
                 sys.stdout.flush()
             else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from waterclock.cli.terminal.common import Common, log_to_stderr
+from waterclock.cli.terminal.log_format import LogOptions
 
 if TYPE_CHECKING:
     from waterclock.server.access import Policy
@@ -22,6 +23,7 @@ def serve(
     require_token: Annotated[bool, Parameter(negative="")] = False,
     certificate: Path | None = None,
     key: Path | None = None,
+    log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
     """Serve topics and message tables over HTTP.
@@ -46,7 +48,7 @@ def serve(
     from waterclock.server.serving import serve as serve_database
     from waterclock.server.tokens import list_tokens
 
-    output = common.output
+    output = log.output(common)
 
     def say(url: str, policy: Policy) -> None:
         output.talk(f"serving {database.backend.name} at {url}")
@@ -58,7 +60,7 @@ def serve(
             output.talk("there are no tokens yet. Create one: waterclock token add NAME --read topic:NAME")
 
     with connect(common.database_url, common.ledgers, create=False, timeout=_TIMEOUT) as database:
-        log_to_stderr(as_json=common.json)
+        log_to_stderr(as_json=common.json or output.logs)
         serve_database(
             database,
             listen,

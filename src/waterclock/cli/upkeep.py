@@ -10,6 +10,7 @@ from cyclopts import App
 
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
+from waterclock.cli.terminal.log_format import LoggedOutput, LogOptions
 from waterclock.cli.terminal.output import span
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import format_time, to_duration
@@ -25,7 +26,13 @@ _SECOND = 1_000_000_000
 
 
 @app.default
-def run(*, every: str | None = None, metrics: MetricsOptions = MetricsOptions(), common: Common = Common()) -> int:
+def run(
+    *,
+    every: str | None = None,
+    metrics: MetricsOptions = MetricsOptions(),
+    log: LogOptions = LogOptions(),
+    common: Common = Common(),
+) -> int:
     """Do the upkeep of all topics and message tables of the database, once or again and again.
 
     SIGTERM and SIGINT end it after the task under way, a second one at once. Exit code 1 if a task failed, after all
@@ -40,7 +47,7 @@ def run(*, every: str | None = None, metrics: MetricsOptions = MetricsOptions(),
     from waterclock.work.upkeep import Upkeep
 
     pause = None if every is None else to_duration(every, "every", minimum=_SECOND)
-    output = common.output
+    output = log.output(common)
     with common.connect() as database:
         runner = Upkeep(database)
 
@@ -93,7 +100,11 @@ def status(*, common: Common = Common()) -> None:
 
 def tell(output: Output, task: Task) -> None:
     """Print the outcome of a task if it changed something or failed; with --json always."""
-    if output.as_json:
+    if isinstance(output, LoggedOutput):
+        if task.did or task.error is not None:
+            facts = {name: getattr(task, name) for name in ("kind", "name", "task", "took", "did", "error")}
+            output.report("upkeep_task", str(task), is_warning=task.error is not None, **facts)
+    elif output.as_json:
         facts = _shown(task)
         output.facts({name: facts[name] for name in ("kind", "name", "task", "took", "did", "error")})
     elif task.error is not None:

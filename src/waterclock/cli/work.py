@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from waterclock._support.quoting import in_a_line, quoted, said_of
 from waterclock.cli.terminal.common import Common, log_to_stderr
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
+from waterclock.cli.terminal.log_format import LoggedOutput, LogOptions
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, WaterclockError
 
@@ -49,13 +50,14 @@ def work(
     recycle_above: int | None = None,
     upkeep: Annotated[bool, Parameter(negative="")] = False,
     metrics: MetricsOptions = MetricsOptions(),
+    log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
     """Run handlers on the messages of message tables.
 
     SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and returns the
     rest to the table; a second signal ends it at once. Reports its progress on stderr every 30 seconds, and logs
-    failures there with the traceback; with --json each of these lines is a JSON object.
+    failures there with the traceback.
 
     Parameters
     ----------
@@ -87,7 +89,8 @@ def work(
     """
     from waterclock.work.worker import Worker
 
-    output = _LoggedOutput(quiet=common.quiet) if common.json else Output(quiet=common.quiet)
+    as_json = common.json or log.log_format == "json"
+    output = LogOptions("json" if as_json else "text").output(common)
     with common.connect() as database:
         found = _found(database, handlers, table)
         worker = Worker(
@@ -109,23 +112,14 @@ def work(
             _keeping_up(database, tell, wanted=upkeep),
         ):
             # Within, since the line of a terminal that changes takes over stderr.
-            log_to_stderr(as_json=common.json, warnings_only=not (common.verbose or common.json))
+            log_to_stderr(as_json=as_json, warnings_only=common.quiet if as_json else not common.verbose)
             output.talk(
                 f"working on {', '.join(each.name for each in found)}, {processes or concurrency} messages at a time"
             )
             _run(worker)
-        output.talk(_line(worker))
+        _report(output, worker)
         if worker.unfinished:  # Python would wait for threads of theirs
             _exit(0)
-
-
-class _LoggedOutput(Output):
-    """Output whose talk goes to the log, so that each line on stderr is JSON."""
-
-    def talk(self, text: str) -> None:
-        """Log it."""
-        if not self.quiet:
-            _log.info("%s", text)
 
 
 def _exit(code: int) -> None:
@@ -261,20 +255,27 @@ def _saying(worker: Worker, output: Output) -> Generator[None]:
         while not moments.wait(ended, every):
             show(_line(worker))
 
-    if sys.stderr.isatty() and not output.quiet:
+    if sys.stderr.isatty() and not (output.quiet or output.logs):
         from rich.console import Console
         from rich.text import Text
 
         shown: Any = Console(stderr=True).status("works")
         given = (lambda line: shown.update(Text(line))), 1.0  # a str would be read as Rich's markup
     else:
-        shown, given = nullcontext(), (output.talk, _SAY_EVERY)
+        shown, given = nullcontext(), ((lambda _: _report(output, worker)), _SAY_EVERY)
     with shown:
         moments.start(threading.Thread(target=say, args=given, daemon=True))
         try:
             yield
         finally:
             ended.set()
+
+
+def _report(output: Output, worker: Worker) -> None:
+    if isinstance(output, LoggedOutput):
+        output.report("progress", _line(worker), **vars(worker.counts), **worker.facts())
+    else:
+        output.talk(_line(worker))
 
 
 def _line(worker: Worker) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock.connection import Database
 from waterclock.live.adaptive_stream import AdaptiveRateStream
 from waterclock.live.batch_rows import batch_rows, rejections
@@ -171,6 +172,12 @@ class Follower:
                 stop.ordinal - start.ordinal - rows,
                 self._topic.name,
                 self._table.name,
+                extra=event(
+                    "messages_missed",
+                    topic=self._topic.name,
+                    table=self._table.name,
+                    count=stop.ordinal - start.ordinal - rows,
+                ),
             )
         if not rows:
             return nothing(POSITIONED), None

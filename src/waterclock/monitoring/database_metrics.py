@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from prometheus_client.registry import Collector
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line
 from waterclock.connection import Database
 from waterclock.database.deadlines import answers_within
@@ -75,12 +76,16 @@ class DatabaseMetrics(Collector):
             facts = self._shared.get()
         except WaterclockError as error:
             if self._was_up:
-                _log.warning("cannot read metrics from the database: %s", in_a_line(str(error)))
+                _log.warning(
+                    "cannot read metrics from the database: %s",
+                    in_a_line(str(error)),
+                    extra=event("metrics_unavailable"),
+                )
             self._was_up = False
             yield gauge("waterclock_up", _UP, [], [((), 0)])
             return
         if not self._was_up:
-            _log.info("metrics can be read from the database again")
+            _log.info("metrics can be read from the database again", extra=event("metrics_available"))
         self._was_up = True
         yield from _families(facts, self._limit)
 

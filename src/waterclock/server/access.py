@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line, quoted
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
@@ -263,6 +264,16 @@ def _note(act: Act, scope: Scope, status: int) -> None:
         f" {in_a_line(quoted(asked))}" if asked else "",
         status,
         "rows not counted" if act.rows is None else f"{act.rows} rows",
+        extra=event(
+            "request",
+            caller=act.caller.name,
+            verb=act.verb,
+            kind=act.kind,
+            name=act.name,
+            details=asked,
+            status=status,
+            rows=act.rows,
+        ),
     )
 
 

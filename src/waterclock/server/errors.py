@@ -11,6 +11,7 @@ from sqlalchemy import exc
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from waterclock._support.log_events import event
 from waterclock._support.quoting import cut, in_a_line, said_of
 from waterclock.database.backend import Backend
 from waterclock.errors import (
@@ -65,7 +66,13 @@ def error_response(error: Exception, backend: Backend, *, suggests: bool) -> JSO
     if status >= _FAILED:
         content["reference"] = secrets.token_hex(4)
         trace = error if status == _FAILED else None
-        _log.error("request failed, reference %s: %s", content["reference"], in_a_line(said_of(error)), exc_info=trace)
+        _log.error(
+            "request failed, reference %s: %s",
+            content["reference"],
+            in_a_line(said_of(error)),
+            exc_info=trace,
+            extra=event("request_failed", reference=content["reference"], status=status),
+        )
     if isinstance(error, OrderError) and error.blocking_id is not None:
         content["blocking_id"] = str(error.blocking_id)
     return JSONResponse(content, status)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import sqlalchemy as sa
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.pickling import refuse_pickling
 from waterclock._support.quoting import in_a_line, said_of
 from waterclock._support.urls import redacted
@@ -148,7 +149,12 @@ class Upkeep:
                 for done in self.run(only_due=True):
                     tell(done)
             except WaterclockError as error:
-                _log.warning("upkeep failed, retrying in %s: %s", format_duration(every), in_a_line(str(error)))
+                _log.warning(
+                    "upkeep failed, retrying in %s: %s",
+                    format_duration(every),
+                    in_a_line(str(error)),
+                    extra=event("upkeep_delayed"),
+                )
             moments.wait(self._stopped, every / 1_000_000_000)
 
     def stop(self) -> None:
@@ -176,7 +182,9 @@ class Upkeep:
         except WaterclockError as failure:
             error = redacted(failure)
         except Exception as failure:  # noqa: BLE001  # a fault in one task stops no other
-            _log.exception("%s of %s %r failed", task, kind, name)
+            _log.exception(
+                "%s of %s %r failed", task, kind, name, extra=event("upkeep_failed", kind=kind, name=name, task=task)
+            )
             error = redacted(in_a_line(said_of(failure)))
         took = moments.monotonic_ns() - began
         done = {"owner": None, "lease_until": None, "took": took, "did": did, "error": error}

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from typing import Any, NoReturn
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.pickling import refuse_pickling
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
@@ -413,7 +414,11 @@ class Worker:
         for one in ours:
             self._lanes.end(one, goes_on=False)
         if ours:
-            _log.warning("%d handlers still run after the grace period; their messages are given back", len(ours))
+            _log.warning(
+                "%d handlers still run after the grace period; their messages are given back",
+                len(ours),
+                extra=event("handlers_unfinished", count=len(ours)),
+            )
         _within(left() / 2, lambda: give_back(ours))
         until_recorded = moments.monotonic() + left() / 2
         with self._changing:

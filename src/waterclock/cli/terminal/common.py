@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from waterclock._support.log_events import FIELDS, NAME
 from waterclock.cli.terminal.output import Output, without_controls
 from waterclock.errors import InvalidArgumentError
 
@@ -76,8 +77,10 @@ def log_to_stderr(*, as_json: bool = False, warnings_only: bool = False) -> None
 
     import structlog
 
+    named: list[Any] = []
     if as_json:
-        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        named = [structlog.stdlib.add_logger_name, _add_event]
+        render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     else:
         plain = structlog.dev.plain_traceback
         colored = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
@@ -88,11 +91,19 @@ def log_to_stderr(*, as_json: bool = False, warnings_only: bool = False) -> None
             structlog.stdlib.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _add_formatted_traceback,
+            *named,
         ],
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=logging.WARNING if warnings_only else logging.INFO, force=True)
+
+
+def _add_event(_logger: Any, _level: str, event: Any) -> Any:
+    """Add the stable name and the fields of a log line; its text becomes ``message``."""
+    record = event["_record"]
+    named = {"event": getattr(record, NAME, "log"), "message": event["event"]}
+    return event | getattr(record, FIELDS, {}) | named
 
 
 def _escape_controls(_logger: Any, _level: str, event: Any) -> Any:

@@ -79,6 +79,20 @@ def _say(text: str) -> None:
         drop(sys.stderr)
 
 
+_complains: Output | None = None
+
+
+def complain_to(output: Output | None) -> None:
+    """Choose the output for the error that ends a command; None: text on stderr."""
+    global _complains  # noqa: PLW0603  # as there is one stderr
+    _complains = output
+
+
+def last_complaint(text: str, *, on_new_line: bool = False) -> None:
+    """Report the error that ends the command."""
+    (_complains or Output()).complain(text, on_new_line=on_new_line)
+
+
 class Output:
     """Data on stdout, talk on stderr.
 
@@ -89,6 +103,9 @@ class Output:
     quiet
         Say nothing on stderr.
     """
+
+    logs = False
+    """Whether talk goes to the log."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from rich.status import Status
 from rich.text import Text
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line
 from waterclock.errors import WaterclockError
 from waterclock.monitoring.families import Family, label
@@ -30,6 +32,8 @@ FIRST_EVERY_S = 10.0
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
 
+_log = logging.getLogger(__name__)
+
 
 class Reporter:
     """Says how far some pipelines have come.
@@ -42,12 +46,15 @@ class Reporter:
         Write an object a line instead of text.
     quiet
         Say nothing on stderr.
+    logs
+        Log it, each line with the name of its event.
     """
 
-    def __init__(self, pipelines: Sequence[Pipeline], *, as_json: bool, quiet: bool) -> None:
+    def __init__(self, pipelines: Sequence[Pipeline], *, as_json: bool, quiet: bool, logs: bool = False) -> None:
         self._pipelines = pipelines
         self._as_json = as_json
         self._quiet = quiet
+        self._logs = logs
         self._status: Status | None = None
         self._next = moments.monotonic() + FIRST_EVERY_S
         self._started: set[str] = set()
@@ -68,7 +75,7 @@ class Reporter:
     def shown(self) -> Generator[None]:
         """Show progress meanwhile."""
         with ExitStack() as stack:
-            if sys.stderr.isatty() and not self._quiet and not self._as_json:
+            if sys.stderr.isatty() and not (self._quiet or self._as_json or self._logs):
                 self._status = stack.enter_context(Console(stderr=True).status("starting Spark …"))
             for pipeline in self._pipelines:
                 self._say("starting", Progress(pipeline.name), "starting Spark …")
@@ -92,14 +99,15 @@ class Reporter:
             self._lag_seconds[pipeline.name] = _lag_seconds(pipeline, progress)
             self._say("progress", progress, line(progress, self._lag_seconds[pipeline.name]))
 
-    def _say(self, event: str, progress: Progress, text: str) -> None:
+    def _say(self, name: str, progress: Progress, text: str) -> None:
         if self._quiet or self._status is not None:
             return
-        if self._as_json:
-            text = json.dumps({"event": event, **facts(progress, self._lag_seconds.get(progress.pipeline))})
-        else:
-            text = f"{in_a_line(progress.pipeline)}: {text}"
-        print(text, file=sys.stderr, flush=True)  # noqa: T201  # the talk of a command, which a log collects
+        known = facts(progress, self._lag_seconds.get(progress.pipeline))
+        if self._logs:
+            _log.info("%s", text, extra=event(name, **known))
+            return
+        line = json.dumps({"event": name, **known}) if self._as_json else f"{in_a_line(progress.pipeline)}: {text}"
+        print(line, file=sys.stderr, flush=True)  # noqa: T201  # the talk of a command, which a log collects
 
 
 class _PipelineMetrics(Collector):

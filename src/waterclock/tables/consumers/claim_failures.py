@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock.errors import TimedOutError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat, NoHeartbeat
 from waterclock.tables.messages.rows.process_heartbeat import OpenSubscription, ProcessHeartbeat
@@ -57,20 +59,39 @@ class ClaimFailures:
         self._pause = RETRY_EVERY if is_away else min(self._pause * 2, LONGEST_PAUSE)
         if self.since is None:
             self.since = now
-            _log.warning("%s cannot claim from %r, retrying in %g s: %s", self._consumer, table, pause, error)
+            _log.warning(
+                "%s cannot claim from %r, retrying in %g s: %s",
+                self._consumer,
+                table,
+                pause,
+                error,
+                extra=self._event("claims_fail", table),
+            )
             self._warned_at = now
         elif now - self._warned_at >= WARN_EVERY:
             lasts = now - self.since
-            _log.warning("%s has been unable to claim from %r for %.0f s: %s", self._consumer, table, lasts, error)
+            _log.warning(
+                "%s has been unable to claim from %r for %.0f s: %s",
+                self._consumer,
+                table,
+                lasts,
+                error,
+                extra=self._event("claims_fail", table),
+            )
             self._warned_at = now
         self._process.note_failing(self._subscription, str(error))
         self._groups.claims_fail_since = self.since
         return pause
 
+    def _event(self, name: str, table: str, **fields: Any) -> dict[str, Any]:
+        return event(name, table=table, consumer=self._consumer, **fields)
+
     def end(self, table: str) -> None:
         if self.since is None:
             return
-        _log.info("%s can claim from %r again after %.1f s", self._consumer, table, moments.monotonic() - self.since)
+        lasted = moments.monotonic() - self.since
+        extra = self._event("claims_succeed", table, seconds=lasted)
+        _log.info("%s can claim from %r again after %.1f s", self._consumer, table, lasted, extra=extra)
         self._pause = RETRY_EVERY
         self.since = None
         self._process.note_failing(self._subscription, None)

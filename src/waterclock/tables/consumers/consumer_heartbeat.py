@@ -12,6 +12,7 @@ import threading
 from weakref import WeakSet
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock.database.deadlines import at_most
 from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.errors import WaterclockError
@@ -137,6 +138,7 @@ class ConsumerHeartbeat:
                 self.name,
                 self._row.last_seen.name,
                 GIVE_UP_AFTER,
+                extra=event("groups_released", table=self._row.last_seen.name, consumer=self.name),
             )
         self._has_given_up = gives_up
         return gives_up

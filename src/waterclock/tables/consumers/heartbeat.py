@@ -14,6 +14,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock.database.backend import Backend
 from waterclock.database.deadlines import answers_within, at_most
 from waterclock.database.per_database_cache import PerDatabaseCache
@@ -195,7 +196,13 @@ class Heartbeat:
             # The ack finds out whether the lease was kept, so a log line is enough here.
             if now - self._warned_at.get(context.table_id, now - WARN_EVERY) >= WARN_EVERY:
                 self._warned_at[context.table_id] = now
-                _log.warning("cannot extend the leases of %d messages of %r: %s", len(deliveries), context.name, error)
+                _log.warning(
+                    "cannot extend the leases of %d messages of %r: %s",
+                    len(deliveries),
+                    context.name,
+                    error,
+                    extra=event("leases_not_extended", table=context.name, count=len(deliveries)),
+                )
         else:
             self._warned_at.pop(context.table_id, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+from waterclock._support.log_events import event
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.topics.store.ledger_files import LostFileError
 
@@ -59,7 +60,13 @@ class Damage:
             raise error
         self.skipped += messages
         if not self._quiet:
-            _log.warning("the reader of topic %r skips %d messages: %s", self._topic, messages, error)
+            _log.warning(
+                "the reader of topic %r skips %d messages: %s",
+                self._topic,
+                messages,
+                error,
+                extra=event("messages_skipped", topic=self._topic, count=messages),
+            )
 
 
 def located(error: DamagedError, topic: str, *, ledger: int, entry: int | None = None) -> DamagedError:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from waterclock._support.log_events import event
 from waterclock.errors import DamagedError
 from waterclock.topics.store.ledger_files import LostFileError
 
@@ -29,7 +30,14 @@ class Done(NamedTuple):
 
 def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileError) -> Undone:
     """Log that a ledger is skipped, and note it."""
-    _log.error("cannot %s ledger %d of topic %r; continuing with the others: %s", verb, ledger, topic, error)
+    _log.error(
+        "cannot %s ledger %d of topic %r; continuing with the others: %s",
+        verb,
+        ledger,
+        topic,
+        error,
+        extra=event("ledger_failed", topic=topic, ledger=ledger, task=verb),
+    )
     return Undone(ledger, str(error), isinstance(error, LostFileError))
 
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from waterclock._support import moments
 from waterclock._support.closing import Closing
+from waterclock._support.log_events import event
 from waterclock._support.pickling import refuse_pickling
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message
@@ -209,6 +210,7 @@ class Producer(Closing):
                 len(rejected),
                 len(batch),
                 rejected[0].reason,
+                extra=event("messages_rejected", producer=self._name, count=len(rejected)),
             )
         with self._changed:
             self.rejected += len(rejected)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock.database.deadlines import answers_within
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
@@ -201,7 +202,13 @@ class Intake:
         try:
             self.subscription.give_back([one.delivery for one in handlings])
         except WaterclockError as error:
-            _log.warning("cannot give back %d messages of %r now: %s", len(handlings), self.table.name, error)
+            _log.warning(
+                "cannot give back %d messages of %r now: %s",
+                len(handlings),
+                self.table.name,
+                error,
+                extra=event("messages_not_given_back", table=self.table.name, count=len(handlings)),
+            )
             self._lanes.not_given_back(handlings)
             self._left.append(handlings)
         else:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line
 from waterclock.database.deadlines import answers_within
 from waterclock.errors import (
@@ -135,7 +136,11 @@ class Recorder:
             else:
                 self._counter.note("discarded", one.delivery)
                 _log.info(
-                    "message %r of %r is discarded: %s", one.delivery.id, intake.table.name, in_a_line(outcome.why)
+                    "message %r of %r is discarded: %s",
+                    one.delivery.id,
+                    intake.table.name,
+                    in_a_line(outcome.why),
+                    extra=event("message_discarded", table=intake.table.name, id=one.delivery.id),
                 )
 
     def _apart(self, intake: Intake, each: Handled) -> None:
@@ -177,7 +182,13 @@ class Recorder:
         if outcome.verb == "dead_letter" and options.dead_letter is not None:
             delivery.dead_letter(outcome.why or "")
             self._counter.note("dead", delivery)
-            _log.warning("message %r of %r is a dead letter: %s", delivery.id, name, in_a_line(outcome.why))
+            _log.warning(
+                "message %r of %r is a dead letter: %s",
+                delivery.id,
+                name,
+                in_a_line(outcome.why),
+                extra=event("message_dead", table=name, id=delivery.id),
+            )
             return
         delay = delivery.retry_delay(outcome.delay)
         dies = dies_when_given_back(delivery.context, delivery.leased)
@@ -198,6 +209,7 @@ class Recorder:
             delivery.epoch,
             then,
             in_a_line(outcome.why),
+            extra=event("message_failed", table=name, id=delivery.id, attempt=delivery.epoch),
         )
 
     def _try(self, work: Callable[[], object]) -> None:
@@ -209,14 +221,19 @@ class Recorder:
             except UnavailableError as error:
                 if self._closing or moments.monotonic() > until:
                     raise
-                _log.warning("cannot write the outcomes of messages yet: %s", error)
+                _log.warning("cannot write the outcomes of messages yet: %s", error, extra=event("outcomes_delayed"))
             else:
                 return
             moments.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _say_lost(self, error: WaterclockError, message_id: object) -> None:
-        _log.warning("message %r was handled, but its outcome is lost: %s", message_id, error)
+        _log.warning(
+            "message %r was handled, but its outcome is lost: %s",
+            message_id,
+            error,
+            extra=event("outcome_lost", id=message_id),
+        )
 
     def _say_unrecorded(self, intake: Intake, count: int, error: BaseException) -> None:
         _log.error(
@@ -224,4 +241,5 @@ class Recorder:
             count,
             intake.table.name,
             error,
+            extra=event("outcomes_not_written", table=intake.table.name, count=count),
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _FRAMES = 3
 """Innermost frames that a row keeps: a handler, the function it calls, and the library's function that raised."""
@@ -45,9 +47,11 @@ def traceback_of(error: BaseException) -> str:
     )
 
 
-def warn_with_traceback(log: logging.Logger, text: str | None, message: str, *arguments: object) -> None:
+def warn_with_traceback(
+    log: logging.Logger, text: str | None, message: str, *arguments: object, extra: Mapping[str, Any] | None = None
+) -> None:
     """Log a warning with a traceback that was formatted before, perhaps in another process."""
     if log.isEnabledFor(logging.WARNING):
-        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, arguments, None)
+        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, arguments, None, extra=extra)
         record.exc_text = text
         log.handle(record)

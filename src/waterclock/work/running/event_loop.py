@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 
 _BLOCKED_FOR = 1_000_000_000  # ns after which messages that wait for the loop are left to other workers
@@ -146,6 +147,7 @@ class EventLoop:
             "%s blocks the event loop, so no other handler can proceed, and messages that have not begun are left to"
             " other workers. Use await, or asyncio.to_thread",
             which,
+            extra=event("event_loop_blocked", id=None if handling is None else handling.delivery.id),
         )
 
     def take_back(self, running: Sequence[Handling]) -> list[Handling]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from weakref import WeakSet
 
+from waterclock._support.log_events import event
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 from waterclock.work.flow.fetcher import Intake
 from waterclock.work.ground.counts import WorkCounts
@@ -47,7 +48,11 @@ class Watch:
                 self._pass_on(one)
         for one in running:
             if one.delivery.lost and not one.asked:
-                _log.warning("the lease of message %r is lost; its running handler is asked to stop", one.delivery.id)
+                _log.warning(
+                    "the lease of message %r is lost; its running handler is asked to stop",
+                    one.delivery.id,
+                    extra=event("lease_lost", id=one.delivery.id),
+                )
                 self.ask(one)
             if self.processes is None and self._caller.is_late(one, _STUCK_AFTER if self.threads is None else 0):
                 self._give_up(one)
@@ -68,7 +73,9 @@ class Watch:
         self._counter.add("stuck")
         self.given_up.add(one)
         _log.warning(
-            "the handler of message %r still runs after its time limit; another takes its slot", one.delivery.id
+            "the handler of message %r still runs after its time limit; another takes its slot",
+            one.delivery.id,
+            extra=event("handler_stuck", id=one.delivery.id),
         )
         self.ask(one)
         dropped = self._lanes.end(one, goes_on=False)

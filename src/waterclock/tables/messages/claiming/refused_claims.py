@@ -17,6 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock._support import moments
+from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
@@ -338,4 +339,6 @@ def _reason(what: str, error: WaterclockError) -> str:
 def _report(context: TableContext, what: str, error: WaterclockError) -> None:
     reason = _reason(what, error)
     process_heartbeat(context).note_passed_by(reason)
-    _log.warning("cannot claim from %r: %s", context.name, in_a_line(reason))
+    _log.warning(
+        "cannot claim from %r: %s", context.name, in_a_line(reason), extra=event("claim_refused", table=context.name)
+    )

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 import sqlalchemy as sa
 
+from waterclock._support.log_events import event
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import schedules
@@ -281,6 +282,7 @@ def _warn_of_clock(context: TableContext, rows: Sequence[Any], now: int) -> None
             format_duration((row.seen_until - now) // _SECOND * _SECOND),
             context.name,
             row.name,
+            extra=event("schedule_waits", table=context.name, schedule=row.name),
         )
 
 
@@ -302,7 +304,13 @@ def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int
             except (UnavailableError, ForbiddenError):
                 raise
             except WaterclockError as error:
-                _log.warning("schedule %r of %r cannot put its message: %s", schedule.name, context.name, error)
+                _log.warning(
+                    "schedule %r of %r cannot put its message: %s",
+                    schedule.name,
+                    context.name,
+                    error,
+                    extra=event("schedule_failed", table=context.name, schedule=schedule.name),
+                )
                 refused[schedule.name] = error
         return put
 
