@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from collections.abc import Generator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.server.running import served
 import waterclock as wc
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.server.access import is_loopback
-from waterclock.server.serving import parse_address, serve
+from waterclock.server.serving import listening, parse_address, serve
 
 pytestmark = pytest.mark.one_database
 
@@ -66,6 +67,13 @@ def test_what_cannot_be_served_is_said(database: wc.Database, tmp_path: Path) ->
         start("127.0.0.1:0", certificate=tmp_path / "missing.pem")
     with pytest.raises(InvalidArgumentError, match="cannot use the certificate"):
         start("127.0.0.1:0", tmp_path / "missing.pem", tmp_path / "missing.key")
+
+
+def test_answers_do_not_wait_for_the_clients_ack() -> None:
+    with listening("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()):
+        accepted, _ = bound.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.fixture(scope="module")
