@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, Unpack
 
 import sqlalchemy as sa
 
+from waterclock import tracing
 from waterclock._support.html import facts_as_html
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
@@ -316,6 +317,12 @@ class MessageTable:
 
         The result's ``existing`` holds the ids that existed before, or that stand for messages with the same key.
         """
+        if tracing.active is None:
+            return self._put_many(rows, connection)
+        with tracing.active.putting(self.name, rows) as passed_on:
+            return self._put_many(passed_on, connection)
+
+    def _put_many(self, rows: Iterable[Mapping[str, Any]], connection: Any) -> PutIds:
         with self._loaded() as context:
             prepared = prepare_rows(context, rows)
             if prepared.keys:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
+from waterclock import tracing
 from waterclock._support.html import facts_as_html
 from waterclock.arrow import MESSAGE_TIMES, POSITIONED_SCHEMA, from_arrow
 from waterclock.database.backend import Backend
@@ -171,6 +172,9 @@ class Topic:
         clock = storage.backend.now_about
         if columns is not None or payload is not None:
             messages = as_messages(messages, columns, payload)
+        if tracing.active is not None and producer is None:  # a repeat of a numbered append must be equal to the first
+            with tracing.active.appending(self.name, messages) as passed_on:
+                return append_entry(storage, encode_entry(passed_on, clock, storage.ahead_limit()))
         entry = encode_entry(messages, clock, storage.ahead_limit(), with_checksum=producer is not None)
         return append_entry(storage, entry, numbered(producer, sequence, epoch, entry.given, entry.checksum))
 

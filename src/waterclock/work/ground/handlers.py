@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack, suppress
 from typing import Any
 
+from waterclock import tracing
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.selection import KIND
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.payloads.reading import MisfitError, read_payload
 from waterclock.tables.payloads.supported import why_unreadable
-from waterclock.work.ground.outcomes import DeadLetter
+from waterclock.work.ground.outcomes import DeadLetter, HandlerSays
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -59,7 +60,19 @@ class BoundHandler:
             given = [delivery if kind is Delivery else read_payload(kind, delivery.payload) for kind in self._wants]
         except MisfitError as error:
             raise DeadLetter(f"{self.name} cannot take it: {error}") from None
-        return self._function(*given)
+        if tracing.active is None:
+            return self._function(*given)
+        return self._traced(tracing.active, delivery, given)
+
+    def _traced(self, active: tracing.Tracing, delivery: Delivery, given: list[Any]) -> Any:
+        async def awaited() -> None:
+            with active.handling(delivery.context.name, delivery, HandlerSays):
+                await self._function(*given)
+
+        if self.is_async:
+            return awaited()
+        with active.handling(delivery.context.name, delivery, HandlerSays):
+            return self._function(*given)
 
 
 class Handlers:
