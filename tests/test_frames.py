@@ -110,7 +110,7 @@ def test_numbers_of_numpy_are_payloads() -> None:
         ({"source": "a"}, {}, InvalidArgumentError, "got dict"),
         ([5], {}, InvalidArgumentError, "got int in list"),
         ([WANTED[0], ROWS[0]], {}, InvalidArgumentError, "must be all dicts or all Message objects"),
-        (WANTED, {"payload": "v"}, InvalidArgumentError, "columns and payload must be left out for Message objects"),
+        (WANTED, {"payload": "v"}, InvalidArgumentError, "columns and payload must be omitted for Message objects"),
         (ROWS, {}, SchemaError, r"message 0 must have the key 'source', got \['device'"),
         (ROWS, {"columns": COLUMNS, "payload": "v"}, SchemaError, "message 0 must have the key 'v'"),
         (
@@ -126,9 +126,9 @@ def test_numbers_of_numpy_are_payloads() -> None:
         (pl.DataFrame(ROWS), {"columns": {"sorce": "device"}}, InvalidArgumentError, "got 'sorce': 'device'"),
         (pl.DataFrame(ROWS), {"columns": ["a"]}, InvalidArgumentError, "columns must be a dict"),
         (pl.DataFrame(ROWS), {"columns": COLUMNS, "payload": "v"}, SchemaError, "no column 'v' for payload"),
-        (pa.table({"v": [None, 1]}), {"payload": "v"}, InvalidArgumentError, "must have no nulls"),
+        (pa.table({"v": [None, 1]}), {"payload": "v"}, InvalidArgumentError, "must not hold nulls"),
         (pa.table({"v": [Decimal("1.5")]}), {"payload": "v"}, SchemaError, "got decimal128"),
-        (pa.table({"v": [float("inf")]}), {"payload": "v"}, InvalidArgumentError, "number of JSON"),
+        (pa.table({"v": [float("inf")]}), {"payload": "v"}, InvalidArgumentError, "must be a JSON number"),
         (pa.table({"v": [[1]]}), {"payload": "v"}, InvalidArgumentError, "got list"),
     ],
 )
@@ -179,5 +179,5 @@ def without_headers(m: Message) -> Message:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "polars", None)
-    with pytest.raises(InvalidArgumentError, match=r"polars is not installed\. pip install polars"):
+    with pytest.raises(InvalidArgumentError, match=r"polars is not installed\. Run pip install polars"):
         to_polars(to_arrow(WANTED))

@@ -154,7 +154,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.C
         column = as_nanoseconds(column, field.name, time_unit)
     elif field.type == pa.string() and not _is_text(column.type):
         # Arrow would write 7.0 and true, names that the producer never said.
-        raise SchemaError(f"column {field.name!r} must be string, or a dictionary of strings, got {column.type}")
+        raise SchemaError(f"column {field.name!r} must hold strings or dictionary-encoded strings, got {column.type}")
     elif pa.types.is_map(field.type) and pa.types.is_map(column.type):
         for what, kind in ("keys", column.type.key_type), ("values", column.type.item_type):
             if not _is_text(kind):
@@ -286,4 +286,4 @@ def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
 def check_messages(batch: pa.RecordBatch) -> None:
     """Raise a `SchemaError` if a batch has other columns than `POSITIONED_SCHEMA`."""
     if not batch.schema.equals(POSITIONED_SCHEMA):
-        raise SchemaError("cannot read messages: the columns differ. A newer Waterclock may have written them")
+        raise SchemaError("cannot read messages: unknown columns. A newer Waterclock may have written them")

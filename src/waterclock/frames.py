@@ -67,7 +67,7 @@ def as_messages(
     listed = list(cast("Iterable[object]", given))
     if all(isinstance(each, Message) for each in listed):
         if columns is not None or payload is not None:
-            raise InvalidArgumentError("columns and payload must be left out for Message objects; they name columns")
+            raise InvalidArgumentError("columns and payload must be omitted for Message objects, which have no columns")
         return cast("list[Message]", listed)
     return [_message_of(each, number, names, payload, given) for number, each in enumerate(listed)]
 
@@ -90,8 +90,8 @@ def as_payload(value: object, name: str) -> bytes:
         if isinstance(value, Integral):  # of numpy
             return b"%d" % int(value)
     except ValueError as error:
-        raise InvalidArgumentError(f"{name} must be a number of JSON or a text, got {quoted(value)}") from error
-    raise InvalidArgumentError(f"{name} must be bytes, a text, a number or a boolean, got {_kind(value)}")
+        raise InvalidArgumentError(f"{name} must be a JSON number or a string, got {quoted(value)}") from error
+    raise InvalidArgumentError(f"{name} must be bytes, a string, a number or a boolean, got {_kind(value)}")
 
 
 def with_moments(table: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -130,7 +130,9 @@ def _import(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise InvalidArgumentError(f"cannot make a data frame: {name} is not installed. pip install {name}") from error
+        raise InvalidArgumentError(
+            f"cannot create a data frame: {name} is not installed. Run pip install {name}"
+        ) from error
 
 
 def _checked_names(columns: Mapping[str, str] | None, payload: str | None) -> dict[str, str]:
@@ -143,10 +145,11 @@ def _checked_names(columns: Mapping[str, str] | None, payload: str | None) -> di
     for name, theirs in columns.items():
         if name not in names or not isinstance(theirs, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
             raise InvalidArgumentError(
-                f"columns must name columns for any of {', '.join(_NAMES)}, got {quoted(name)}: {quoted(theirs)}"
+                f"columns must map fields to column names; the fields are {', '.join(_NAMES)}, got {quoted(name)}:"
+                f" {quoted(theirs)}"
             )
     if payload is not None and "payload" in columns:
-        raise InvalidArgumentError("columns must leave out 'payload' if payload= names the column of payloads")
+        raise InvalidArgumentError("columns must omit 'payload' if payload= names that column")
     return names | dict(columns)
 
 
@@ -166,20 +169,22 @@ def _column(table: pa.Table, theirs: str, name: str) -> pa.ChunkedArray:
     given = table.schema.names
     if given.count(theirs) != 1:
         problem = "no column" if theirs not in given else "several columns"
-        raise SchemaError(f"messages have {problem} {theirs!r} for {name}; the table has {given}")
+        raise SchemaError(f"messages have {problem} {theirs!r} for {name}; the columns are {given}")
     return table.column(theirs)
 
 
 def _payloads(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
-        raise InvalidArgumentError(f"column {name!r} must have no nulls as it holds payloads, got {column.null_count}")
+        raise InvalidArgumentError(
+            f"column {name!r} must not hold nulls, since it holds the payloads, got {column.null_count}"
+        )
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):  # Arrow writes these as JSON does
         return column.cast(kind).cast(pa.string()).cast(pa.binary())
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_string(kind):
         return column.cast(kind).cast(pa.binary())
     if pa.types.is_decimal(kind):
-        raise SchemaError(f"column {name!r} must hold bytes, texts, numbers or booleans, got {kind}")
+        raise SchemaError(f"column {name!r} must hold bytes, strings, numbers or booleans, got {kind}")
     return pa.chunked_array(
         [pa.array([as_payload(value, f"column {name!r}") for value in column.to_pylist()], pa.binary())]
     )

@@ -110,7 +110,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         return _in_range(_parse_iso(value, name), value, name)
     is_numpy = type(value).__name__ == "datetime64"
     if (is_numpy or isinstance(value, datetime)) and value != value:  # noqa: PLR0124  # NaT, which pandas makes a datetime
-        raise InvalidArgumentError(f"{name} must be a time, got NaT. Leave it out, or drop the row")
+        raise InvalidArgumentError(f"{name} must be a time, got NaT. Omit it, or drop the row")
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidArgumentError(
@@ -123,7 +123,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         return _in_range(ns, value, name)
     if is_numpy:
         raise InvalidArgumentError(
-            f"{name} must be a time with a time zone, got {quoted(value)}. If it is in UTC, give f'{{value}}Z'"
+            f"{name} must be a time with a time zone, got {quoted(value)}. For UTC, pass f'{{value}}Z'"
         )
     number = _whole(value, name, "an int (ns), an aware datetime or an ISO 8601 string with offset")
     warn_of_unit(number, name)

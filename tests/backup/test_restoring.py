@@ -201,7 +201,7 @@ def test_a_restore_that_is_interrupted_leaves_no_file(backup: Path, url: str, tm
 
 
 def test_a_copy_that_other_tools_made_becomes_independent(source: wc.Database, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="which the original uses"):
+    with pytest.raises(InvalidArgumentError, match="which the original database uses"):
         make_independent(source.backend, str(tmp_path / "ledgers"))
     shutil.copytree(tmp_path / "ledgers", tmp_path / "copied")
     lost = tmp_path / "copied" / ledger_path(source.topic("telemetry"), 2).relative_to(tmp_path / "ledgers")

@@ -58,7 +58,7 @@ def test_a_batcher_tells_how_far_its_clock_stands_ahead() -> None:
 
 
 def test_the_clock_of_another_source_is_not_set_anew() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"source must be that of the batcher \('device'\), got 'other'"):
+    with pytest.raises(InvalidArgumentError, match=r"source must be the batcher's source \('device'\), got 'other'"):
         leapt().reset("other")
 
 

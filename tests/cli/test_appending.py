@@ -303,7 +303,7 @@ def test_rejected_messages_count_and_a_file_goes_on_behind_them(
     [
         (b"\xff\xfe\n", "is not UTF-8"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
-        (b'{"source": "\\ud800", "stream": "b", "event_time": 1}\n', "is not a text"),
+        (b'{"source": "\\ud800", "stream": "b", "event_time": 1}\n', "is not valid Unicode"),
         (b'{"source": "a", "stream": "b", "event_time": ' + b"9" * 5_000 + b"}\n", "line 2"),
         (b"{\n", "line 2"),
     ],

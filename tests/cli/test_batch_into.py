@@ -47,11 +47,11 @@ def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("batch", "telemetry", "--into", "batches"), "window must be given for batching by event time"),
+        (("batch", "telemetry", "--into", "batches"), "window is missing: batching by event time needs it"),
         (("batch", "telemetry", "--into", "nowhere", *RULE), "no message table named 'nowhere'"),
         (("batch", "nowhere", "--into", "batches", *RULE), "no topic named 'nowhere'"),
         (("batch", "telemetry", "--into", "numbers", *RULE), "with text ids, got 'numbers' with bigint ids"),
-        (("batch", "telemetry", *RULE, "--follow"), "into must be given with by=rate, follow, since and source"),
+        (("batch", "telemetry", *RULE, "--follow"), "into is missing: by=rate, follow, since and source need it"),
         (
             ("batch", "telemetry", "--into", "batches", *RULE, "--since", "noon"),
             "since must be ISO 8601 with an offset",
@@ -118,4 +118,4 @@ def test_each_change_of_an_adaptive_length_is_a_line(filled: Shell, monkeypatch:
         2 * 10**9,
     )
     assert filled(*words[:-1], "1s", "--longest", "8s", expect=2) == ""
-    assert "batch_length must be adaptive with longest, got '1s'" in filled.said
+    assert "longest needs batch_length 'adaptive', got '1s'" in filled.said

@@ -67,7 +67,7 @@ def test_an_empty_choice_is_a_file_without_messages(filled: Shell) -> None:
 def test_a_file_that_exists_and_an_unknown_ending_are_refused(filled: Shell) -> None:
     Path("there.csv").write_text("mine")
     filled("topic", "export", "telemetry", "--to", "there.csv", expect=1)
-    assert "the file exists. Give another name" in filled.said
+    assert "the file exists. Choose another name" in filled.said
     assert Path("there.csv").read_text() == "mine"
     filled("topic", "export", "telemetry", "--to", "all.xlsx", expect=2)
     assert "to must end in .parquet, .csv, .jsonl, got 'all.xlsx'" in filled.said

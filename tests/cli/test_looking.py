@@ -138,7 +138,7 @@ def test_every_command_refuses_a_missing_file_and_creates_none(shell: Shell) -> 
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        ("9999", f"has version 9999, but this library knows {HEAD}"),
+        ("9999", f"has version 9999, and this Waterclock only supports versions up to {HEAD}"),
         ("0000", f"has version 0000.* needs {HEAD}.*db migrate"),
     ],
 )

@@ -86,7 +86,9 @@ def set_version(url: str, version: str) -> None:
 def test_a_newer_catalogue_is_refused_and_left_alone(database_url: str, create: bool | None) -> None:
     wc.connect(database_url, create=True).close()
     set_version(database_url, "9999")
-    with pytest.raises(wc.SchemaError, match=f"has version 9999, but this library knows {HEAD}"):
+    with pytest.raises(
+        wc.SchemaError, match=f"has version 9999, and this Waterclock only supports versions up to {HEAD}"
+    ):
         wc.connect(database_url, create=create)
 
 

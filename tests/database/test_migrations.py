@@ -139,7 +139,7 @@ def test_a_catalogue_of_a_newer_library_is_refused_and_left_alone(database_url: 
     backend.transact(lambda connection: connection.execute(newer))
     backend.close()
     for _ in range(2):  # a lock that stayed behind would hang the second one
-        with pytest.raises(SchemaError, match=f"version 9999, but this library knows {HEAD}"):
+        with pytest.raises(SchemaError, match=f"version 9999, and this Waterclock only supports versions up to {HEAD}"):
             Backend(database_url, create=True)
 
 

@@ -247,7 +247,7 @@ def test_a_bad_argument_is_an_error_that_names_it() -> None:
         timeline([], [], start=5, end=5)
     with pytest.raises(InvalidArgumentError, match="width must be at least 400 px, got 399"):
         timeline([], [], width=399)
-    with pytest.raises(InvalidArgumentError, match="rejected must have one of the reasons late, future"):
+    with pytest.raises(InvalidArgumentError, match="reasons in rejected must be one of late, future"):
         timeline([], [Rejection(message(), "lost")])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidArgumentError, match="start"):
         timeline([], [], start="yesterday")

@@ -72,7 +72,7 @@ def test_another_spark_needs_another_archive(java: Java, monkeypatch: pytest.Mon
 
 
 def test_a_java_that_writes_none_is_an_error_and_leaves_nothing(java: Java, cache: Path) -> None:
-    with pytest.raises(UnavailableError, match="wrote no class archive"):
+    with pytest.raises(UnavailableError, match="did not write a class archive"):
         build(java, lambda _: None)
     assert list(cache.iterdir()) == []
 

@@ -49,7 +49,7 @@ def test_where_a_caller_has_used_up_the_numbers_the_error_says_so(orders: Messag
     orders.put("great", id=2**63 - 2)
     assert orders.put("greatest") == 2**63 - 1
     for put in (lambda: orders.put("more"), lambda: orders.put_many([{"payload": "more"}])):
-        with pytest.raises(InvalidArgumentError, match=r"cannot draw 1 ids for .* 9223372036854775807 is taken"):
+        with pytest.raises(InvalidArgumentError, match=r"cannot generate 1 ids for .* 9223372036854775807 is taken"):
             put()
     assert orders.put("own", id=7) == 7
 
@@ -161,7 +161,7 @@ def test_a_delay_that_cannot_be_meant_is_refused(orders: MessageTable, delay: An
 
 
 def test_a_delay_and_a_time_exclude_each_other(orders: MessageTable, clock: MovableClock) -> None:
-    with pytest.raises(InvalidArgumentError, match="delay and at cannot both be given"):
+    with pytest.raises(InvalidArgumentError, match="delay and at must not both be given"):
         orders.put("tea", at=clock.now, delay="5s")
 
 

@@ -257,9 +257,9 @@ def test_what_cannot_be_lost_is_refused(sqlite_topic: Topic) -> None:
     for ledger in (-1, 0, 3, 4):
         with pytest.raises(InvalidArgumentError, match="ledger"):
             lose_ledger(sqlite_topic, ledger)
-    with pytest.raises(InvalidArgumentError, match="ledger must have entries that can be recorded as lost, got 1"):
+    with pytest.raises(InvalidArgumentError, match="ledger must have missing entries, got 1"):
         lose_entries(sqlite_topic, 1, 0)
-    with pytest.raises(InvalidArgumentError, match="entries of ledger 3, got 2"):
+    with pytest.raises(InvalidArgumentError, match="entries of ledger 3, which has 2, got 2"):
         lose_entries(sqlite_topic, 3, 0, 2)
 
 

@@ -85,7 +85,7 @@ def test_a_number_that_was_used_for_other_messages_is_an_error(topic: Topic, cou
     given = [Message("press", "load", number, b"x") for number in range(count)]
     first = topic.append(given, producer="p", sequence=0)
     others = [*given[:-1], given[-1].replace(payload=b"y")]
-    with pytest.raises(InvalidArgumentError, match=r"0 to .* were already appended with other messages"):
+    with pytest.raises(InvalidArgumentError, match=r"0 to .* were already used for other messages"):
         topic.append(others, producer="p", sequence=0)
     # The clock has moved on, which fills in other times; and a table is no other message.
     assert topic.append(given, producer="p", sequence=0) == first._replace(duplicate=True)

@@ -101,7 +101,7 @@ def test_a_bucket_that_is_missing_is_an_absent_store(database: wc.Database, s3_s
     ):
         absent.topic("t")
     with pytest.raises(
-        UnavailableError, match=r"cannot make a ledger store at s3://no-such-bucket/data.*NO_SUCH_BUCKET"
+        UnavailableError, match=r"cannot create a ledger store at s3://no-such-bucket/data.*NO_SUCH_BUCKET"
     ):
         absent.create_topic("u")
     store = s3_server.filesystem

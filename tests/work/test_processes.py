@@ -208,7 +208,7 @@ def test_a_system_that_starts_no_process_is_asked_again_before_the_worker_ends(
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(SpawnProcess, "start", fail)
-    with pytest.raises(wc.UnavailableError, match=r"cannot start a process for handlers: .* temporarily unavailable"):
+    with pytest.raises(wc.UnavailableError, match=r"cannot start a handler process: .* temporarily unavailable"):
         wc.Worker(orders, shop.handle, processes=1).run()
     assert len(tries) == 3
 
@@ -218,7 +218,7 @@ def test_processes_that_cannot_be_started_end_the_worker_with_an_error(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_TRIES", 1)
-    with pytest.raises(wc.UnavailableError, match="cannot start a process for handlers: RuntimeError: no model"):
+    with pytest.raises(wc.UnavailableError, match="cannot start a handler process: RuntimeError: no model"):
         wc.Worker(orders, shop.breaking, processes=1).run()
     with pytest.raises(wc.InvalidArgumentError, match="must be defined in a module"):
         wc.Worker(orders, lambda _: None, processes=1).run()

@@ -44,7 +44,7 @@ def measure(file: Path, path: str) -> Kept:
 def expect(found: Kept, expected: Kept, file: Path) -> None:
     """Raise DamagedError unless a file of a backup has the expected size and checksum."""
     if found.size != expected.size:
-        raise DamagedError(f"{file} is corrupt: it has {found.size} bytes instead of {expected.size}")
+        raise DamagedError(f"{file} is corrupt: expected {expected.size} bytes, found {found.size}")
     if found.crc != expected.crc:
         raise DamagedError(f"{file} is corrupt: its {found.size} bytes do not match their checksum")
 

@@ -110,7 +110,8 @@ def read_manifest(folder: Path) -> Manifest:
 def _parse(written: Any, file: Path) -> Manifest:
     if isinstance(written["format"], int) and written["format"] > FORMAT:
         raise SchemaError(
-            f"cannot read {file}: it has format {written['format']}, this library knows {FORMAT}. Update waterclock"
+            f"cannot read {file}: its format is {written['format']}, and this version of Waterclock reads format"
+            f" {FORMAT}. Update waterclock"
         )
     body = written["backup"]
     if written["format"] != FORMAT or _crc(body) != written["crc"]:

@@ -57,7 +57,7 @@ def make_independent(backend: Backend, ledgers: str) -> int:
         known = connection.execute(sa.select(stores.c.root)).scalars().all()
     if files.place in known:
         raise InvalidArgumentError(
-            f"ledgers must be a copy of the ledger files, got {files.place!r}, which the original uses"
+            f"ledgers must be a copy of the ledger files, got {files.place!r}, which the original database uses"
         )
     named = named_files(backend)
     if missing := [each for each in named if not _is_there(files, each)]:

@@ -168,7 +168,8 @@ class BySource:
         check_batch(batch)
         if batch.source in self._lanes:
             raise InvalidArgumentError(
-                f"batch must be one by rate, got {quoted(batch.id)} by event time, whose window stays as it is"
+                f"batch must come from batching by rate, got {quoted(batch.id)}, a batch by event time, whose window"
+                " cannot change"
             )
         batcher = self._by_rate.batchers.get(batch.source)
         return None if batcher is None else batcher.processed(took, batch)

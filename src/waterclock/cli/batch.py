@@ -112,7 +112,7 @@ def batch(
         )
         return
     if by == "rate" or follow or since is not None or source is not None:
-        raise InvalidArgumentError("into must be given with by=rate, follow, since and source. Name a message table")
+        raise InvalidArgumentError("into is missing: by=rate, follow, since and source need it. Name a message table")
     make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap)
     make_batcher()  # refuses wrong lengths before anything is read
     batcher = BySource(make_batcher)
@@ -134,7 +134,7 @@ def batch(
 def _checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
     for name, value in (("window", window), ("max_delay", max_delay)):
         if value is None:
-            raise InvalidArgumentError(f"{name} must be given for batching by event time. For example 500ms")
+            raise InvalidArgumentError(f"{name} is missing: batching by event time needs it, for example 500ms")
     return str(window), str(max_delay)
 
 
@@ -146,7 +146,7 @@ def _messages(
     elif common.url is not None:
         messages = _read_topic(place, common, progress)
     else:
-        raise InvalidArgumentError(f"no file {quoted(place)} found; add --url for the topic of this name")
+        raise InvalidArgumentError(f"no file {quoted(place)} found; to read the topic of this name, add --url")
     for message in islice(messages, limit):
         if message.receive_time is None:
             raise InvalidArgumentError(f"{message} has no receive_time, which batching needs to detect late messages")

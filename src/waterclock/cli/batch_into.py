@@ -73,7 +73,7 @@ def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     batch_length, longest, timeout = options
     if longest is not None:
         if batch_length != "adaptive":
-            raise InvalidArgumentError(f"batch_length must be adaptive with longest, got {quoted(batch_length)}")
+            raise InvalidArgumentError(f"longest needs batch_length 'adaptive', got {quoted(batch_length)}")
         batch_length = AdaptiveBatchLength(longest=longest)
     return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
 

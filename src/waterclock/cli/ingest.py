@@ -170,7 +170,7 @@ def check(
     _warn_of_broker(output, broker_config)
     output.talk(f"{seen} messages, {bad} of them would be dead letters")
     if bad:
-        raise WaterclockError(f"cannot map {bad} of {seen} messages: see the reasons above. Correct the mapping")
+        raise WaterclockError(f"cannot map {bad} of {seen} messages for the reasons above. Correct the mapping")
 
 
 @app.command
@@ -211,7 +211,9 @@ def _read(source: str, mapping: MappingOptions) -> IngestFile:
     if _is_url(source):
         return IngestFile(_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:
-        raise InvalidArgumentError(f"options of the mapping need a URL as source; {quoted(source)} has its own")
+        raise InvalidArgumentError(
+            f"cannot use mapping options with {quoted(source)}: a file has its own mapping. Pass a URL as source"
+        )
     return IngestFile.read(Path(source))
 
 

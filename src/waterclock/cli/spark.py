@@ -20,7 +20,9 @@ def prepare(*, common: Common = Common()) -> None:
     archive exists. WATERCLOCK_CLASS_ARCHIVE=off starts sessions without it.
     """
     if not is_wanted():
-        raise InvalidArgumentError(f"{SWITCH} must not be off: sessions would not use the archive. Unset it first")
+        raise InvalidArgumentError(
+            f"cannot create the class archive: {SWITCH} is off, so sessions would not use it. Unset it first"
+        )
     archive = find_archive(find_java())
     if archive is None:
         from waterclock.spark.preparing.make_class_archive import make_class_archive

@@ -62,7 +62,7 @@ def run(
                     runner.run_for_ever(pause, note)
                 return 0
             if metrics.metrics is not None:
-                raise InvalidArgumentError("metrics must be omitted without every: the command ends at once")
+                raise InvalidArgumentError("metrics needs every, because the command would end before a scrape")
             failed = 0
             for task in runner.run():
                 tell(output, task)

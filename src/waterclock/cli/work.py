@@ -174,7 +174,7 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
         place, _, its_table = text.partition("@")
         name = its_table or table
         if name is None:
-            raise InvalidArgumentError(f"handler must be {place}@TABLE without --table, got {quoted(text)}")
+            raise InvalidArgumentError(f"without --table, handler must be {place}@TABLE, got {quoted(text)}")
         if name in found:
             raise InvalidArgumentError(f"table must have one handler or functions by kind, got two for {quoted(name)}")
         found[name] = _imported(place)
@@ -196,7 +196,7 @@ def _imported(place: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise InvalidArgumentError(f"module {quoted(module)} has no {quoted(name)}") from None
+            raise InvalidArgumentError(f"module {quoted(module)} has no attribute {quoted(name)}") from None
     return found
 
 

@@ -608,17 +608,15 @@ def parse_url(url: str) -> sa.URL:
         raise InvalidArgumentError(f"url must begin with one of {', '.join(_DIALECTS)}, got {shown(url)!r}")
     if parsed.drivername in _ASYNCHRONOUS:
         raise InvalidArgumentError(
-            f"url must name a synchronous driver, such as {backend}://, got {shown(url)!r}. Pass asynchronous"
-            " connections of yours as connection="
+            f"url must name a synchronous driver, such as {backend}://, got {shown(url)!r}. Pass your own"
+            " asynchronous connections as connection="
         )
     if backend != "sqlite" and _has_another_at(url, parsed):
         raise InvalidArgumentError(
             f"url must have one @, got {shown(url)!r}. Write an @ that belongs to the password as %40"
         )
     if not all(map(_is_port, _ports(parsed))):
-        raise InvalidArgumentError(
-            f"url must have a port from 1 to {_LAST_PORT}, or none for the default, got {shown(url)!r}"
-        )
+        raise InvalidArgumentError(f"url must have a port from 1 to {_LAST_PORT} or omit it, got {shown(url)!r}")
     if parsed.drivername in _DRIVERS:
         parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     return parsed

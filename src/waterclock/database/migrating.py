@@ -31,12 +31,13 @@ def check_version(version: str, name: str) -> None:
     """Raise a SchemaError if a catalogue has another version than this library needs; ``name`` is the database."""
     if version > HEAD:
         raise SchemaError(
-            f"cannot open {name}: its catalogue has version {version}, but this library knows {HEAD}. Update waterclock"
+            f"cannot open {name}: its catalogue has version {version}, and this Waterclock only supports versions up"
+            f" to {HEAD}. Update waterclock"
         )
     if version < HEAD:
         raise SchemaError(
-            f"cannot open {name}: its catalogue has version {version}, but this library needs {HEAD}."
-            " Run 'waterclock db migrate'"
+            f"cannot open {name}: its catalogue has version {version}, and this Waterclock needs {HEAD}. Run"
+            " 'waterclock db migrate'"
         )
 
 

@@ -31,7 +31,7 @@ class _Worker:
     @property
     def ears(self) -> IO[str]:
         if self.process.stdin is None:  # it was started with a pipe
-            raise UnavailableError(f"cannot talk to {self.name}")
+            raise UnavailableError(f"cannot communicate with {self.name}")
         return self.process.stdin
 
 

@@ -112,5 +112,5 @@ def check_reason(rejection: Rejection) -> None:
     """
     if rejection.reason not in REJECTED:
         raise InvalidArgumentError(
-            f"rejected must have one of the reasons {', '.join(REJECTED)}, got {quoted(rejection.reason)}"
+            f"reasons in rejected must be one of {', '.join(REJECTED)}, got {quoted(rejection.reason)}"
         )

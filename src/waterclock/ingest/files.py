@@ -238,7 +238,7 @@ def parse_json_line(line: bytes, time_unit: TimeUnit) -> Message:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"is not UTF-8: {error}") from None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{quoted(line)} is not a text: {error.reason}") from None
+        raise InvalidArgumentError(f"{quoted(line)} is not valid Unicode: {error.reason}") from None
     except RecursionError:
         raise InvalidArgumentError(f"{quoted(line)} is nested too deeply") from None
     except InvalidArgumentError:
@@ -275,4 +275,4 @@ def _decode_base64(encoded: object) -> bytes:
     try:
         return base64.b64decode(str(encoded), validate=True)
     except binascii.Error as error:
-        raise InvalidArgumentError(f"payload_base64: {quoted(str(encoded))} is not base64: {error}") from None
+        raise InvalidArgumentError(f"payload_base64: {quoted(str(encoded))} is invalid base64: {error}") from None

@@ -63,8 +63,8 @@ def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, F
             return 1, FollowerState(start, None, None)
         if row["rule"] != rule:
             raise InvalidArgumentError(
-                f"cannot batch topic {storage.name!r} into {table!r} with {rule}: it was started with {row['rule']}."
-                " Give the same options, or another table"
+                f"cannot batch topic {storage.name!r} into {table!r} with {rule}: it was started with"
+                f" {row['rule']}. Use the same options, or another table"
             )
         reader_epoch = row["reader_epoch"] + 1
         connection.execute(sa.update(followers).where(*_key(storage, table)).values(reader_epoch=reader_epoch))

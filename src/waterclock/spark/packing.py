@@ -152,7 +152,7 @@ def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
         raise SchemaError("a packed row lacks its source, streams, count or messages")
     counts = packed.column("count").to_numpy()
     if (counts < 0).any():
-        raise SchemaError(f"the count of a packed row must be at least 0, got {counts.min()}")
+        raise SchemaError(f"the count of a packed row must be ≥ 0, got {counts.min()}")
     return counts
 
 

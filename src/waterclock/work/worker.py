@@ -75,7 +75,7 @@ class Worker:
     where, parameters
         As in `MessageTable.receive`.
     rate_limit
-        Maximum messages per second from each table; None: only the table's limit.
+        Maximum a number of messages per second from each table; None: only the table's limit.
     processes
         How many child processes call the handlers, instead of this one: for handlers that are CPU-bound or may crash.
         Each handles one message at a time, so that a crash affects no other message, and is replaced. Handlers must be

@@ -128,5 +128,5 @@ def test_each_source_has_the_length_that_its_batches_need() -> None:
     assert many.processed("3s", batches[0]) is None
     by_event_time = BySource(lambda: EventTimeBatcher("1s", 0))
     by_event_time.add(of("x", 0, 1)[0], T0)
-    with pytest.raises(InvalidArgumentError, match="batch must be one by rate, got 'x@"):
+    with pytest.raises(InvalidArgumentError, match="batch must come from batching by rate, got 'x@"):
         by_event_time.processed("1s", batches[0])

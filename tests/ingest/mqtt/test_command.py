@@ -75,7 +75,7 @@ def test_check_shows_messages_and_appends_nothing(
         publisher.publish(place.topic(), b"", retain=True)
     out, err = capsys.readouterr()
     [shown] = read_json(out)
-    assert shown["dead_letter"].endswith("does not say when it happened")
+    assert shown["dead_letter"].endswith("has no time")
     assert "the broker is mosquitto version" in err
     messages = tmp_path / "messages.jsonl"
     messages.write_text(json.dumps({"topic": place.topic(), "payload": "1.5"}))
@@ -106,7 +106,7 @@ def test_errors_name_what_is_wrong_and_no_password(
     for words, code, text in (
         (["ingest", place.url], WRONG_USAGE, "topic is missing; name one with --topic"),
         (["ingest", f"http://x:{secret}@host", "--topic", "t"], WRONG_USAGE, "url must be mqtt://HOST"),
-        (["ingest", str(file), "--qos", "0"], WRONG_USAGE, "need a URL as source"),
+        (["ingest", str(file), "--qos", "0"], WRONG_USAGE, "Pass a URL as source"),
         (["ingest", "missing.toml"], FAILED, "missing.toml"),
     ):
         assert run(words) == code, words

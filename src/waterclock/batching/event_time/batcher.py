@@ -199,7 +199,7 @@ class EventTimeBatcher:
         """
         if source is not None and source != self._source:
             whose = "none yet" if self._source is None else quoted(self._source)
-            raise InvalidArgumentError(f"source must be that of the batcher ({whose}), got {quoted(source)}")
+            raise InvalidArgumentError(f"source must be the batcher's source ({whose}), got {quoted(source)}")
         batches = self.flush()
         self._floor, self._ahead = MIN_NS, 0
         self._given_out.begun_anew = True

@@ -300,7 +300,7 @@ def _checked_length(sources: npt.NDArray[Any], streams: npt.NDArray[Any], *other
         )
     (count,) = lengths
     if count >= _MOST_ROWS:
-        raise InvalidArgumentError(f"rows must be fewer than {_MOST_ROWS} at once, got {count}. Split them by source")
+        raise InvalidArgumentError(f"table must have fewer than {_MOST_ROWS} rows, got {count}. Split it by source")
     return count
 
 
@@ -364,7 +364,7 @@ def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
     if pa.types.is_string_view(text):
         column, text = column.cast(pa.large_string()), pa.large_string()
     if not (pa.types.is_string(text) or pa.types.is_large_string(text)):
-        raise SchemaError(f"column {name!r} must be a string or a dictionary of strings, got {column.type}")
+        raise SchemaError(f"column {name!r} must hold strings or dictionary-encoded strings, got {column.type}")
     if pa.types.is_dictionary(column.type) and not _numbers_each_text_once(column):
         column = column.cast(text)
         if column.null_count:

@@ -349,7 +349,7 @@ def retry(
         table = database.table(name)
         if not ids:
             if at is not None:
-                raise InvalidArgumentError(f"at needs the ids of messages, got {quoted(at)} alone")
+                raise InvalidArgumentError(f"ids are missing: at needs the ids of messages, got only {quoted(at)}")
             common.output.talk(f"retrying {table.retry()} messages now")
             return 0
         when = database.backend.now() if at is None else to_time(at, "at")

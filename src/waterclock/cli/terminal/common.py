@@ -51,7 +51,7 @@ class Common:
         if self.yes:
             return
         if not sys.stdin.isatty():
-            raise InvalidArgumentError(f"this would {what}. Confirm with --yes")
+            raise InvalidArgumentError(f"this would {what}. To confirm, add --yes")
         if input(f"This will {without_controls(what)}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
             raise InvalidArgumentError("cancelled; nothing was changed")
 

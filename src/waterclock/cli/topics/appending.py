@@ -132,8 +132,8 @@ class _Again:
                 self._topic.append(self._messages, producer=self._producer, sequence=first)
             except InvalidArgumentError as error:
                 raise OtherFileError(
-                    f"producer {quoted(self._producer)} has already appended other messages as {first} to {last}. Give"
-                    " this file a --producer of its own, or none"
+                    f"producer {quoted(self._producer)} has already appended other messages as {first} to {last}."
+                    " Give this file its own --producer, or omit --producer"
                 ) from error
 
     def finish(self) -> None:
@@ -141,7 +141,7 @@ class _Again:
         if self._numbers is not None:
             raise InvalidArgumentError(
                 f"producer {quoted(self._producer)} has already appended messages up to {self._numbers[1]}, more than"
-                " this file has. Give it a --producer of its own, or none"
+                " this file has. Give it its own --producer, or omit --producer"
             )
 
 

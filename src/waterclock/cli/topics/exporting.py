@@ -104,7 +104,7 @@ def _writer(to: Path) -> Callable[[Path, Iterable[pa.RecordBatch]], None]:
 
 def _check_new(to: Path) -> None:
     if to.exists():
-        raise AlreadyExistsError(f"cannot export to {quoted(str(to))}: the file exists. Give another name")
+        raise AlreadyExistsError(f"cannot export to {quoted(str(to))}: the file exists. Choose another name")
 
 
 class _Batches:

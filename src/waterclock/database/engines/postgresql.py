@@ -268,8 +268,8 @@ def _check_encoding(connection: Any, _record: Any) -> None:
     encoding: str = connection.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise UnavailableError(
-            f"cannot use database {quoted(connection.info.dbname)}: its encoding is {encoding}, which cannot hold every"
-            " text. Create it with ENCODING 'UTF8'"
+            f"cannot use database {quoted(connection.info.dbname)}: its encoding {encoding} cannot store all of"
+            " Unicode. Create it with ENCODING 'UTF8'"
         )
 
 

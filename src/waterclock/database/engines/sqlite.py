@@ -71,14 +71,14 @@ class SqliteDialect:
         """Create an engine whose connections are durable: write-ahead log, synchronous=FULL."""
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise InvalidArgumentError(
-                f"url must name a file, such as sqlite:///factory.db, got {shown(url)!r}, a database in memory that no"
-                " other process can see"
+                f"url must name a file, such as sqlite:///factory.db, got {shown(url)!r}, an in-memory database,"
+                " which no other process can see"
             )
         unknown = [name for name in url.query if name not in _OPTIONS]
         if unknown and "uri" not in url.query:
             raise InvalidArgumentError(
-                f"no option named {quoted(unknown[0])} of Python's sqlite3, in {shown(url)!r}; omit it, or add uri=true"
-                " if it is an option of SQLite"
+                f"Python's sqlite3 has no option named {quoted(unknown[0])} (in {shown(url)!r}); omit it, or add"
+                " uri=true if it is an option of SQLite"
             )
         engine = sa.create_engine(url, connect_args={"timeout": _PATIENCE, "check_same_thread": False})
         open_also_read_only(engine)

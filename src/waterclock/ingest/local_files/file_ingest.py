@@ -167,7 +167,7 @@ class FileIngest:
         largest = self._backend.largest_value // 2
         if plan.most_payload > largest:
             raise InvalidArgumentError(
-                f"max_payload must be at most {largest}, half of what the database takes at once,"
+                f"max_payload must be at most {largest}, half of the largest statement that the database accepts,"
                 f" got {plan.most_payload}"
             )
         self._largest = largest

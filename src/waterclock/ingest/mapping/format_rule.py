@@ -131,13 +131,15 @@ class FormatRule:
             raise InvalidArgumentError(f"filter is missing; the format {kind} has no default")
         check_filter(subscribed)
         if qos not in (0, 1):
-            raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}; of QoS 2, paho acks before the append")
+            raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}. With QoS 2, paho would ack before the append")
         if retained not in ("skip", "take"):
             raise InvalidArgumentError(f"retained must be skip or take, got {quoted(retained)}")
         if kind == "thin-edge" and template is not None:
-            raise InvalidArgumentError("template: the format thin-edge has its topics' form fixed; leave it out")
+            raise InvalidArgumentError(
+                "template must be omitted for the format thin-edge, whose topics have a fixed form"
+            )
         if paths is not None and kind != "json":
-            raise InvalidArgumentError(f"paths belong to the format json, got format {kind}")
+            raise InvalidArgumentError(f"paths must be omitted unless the format is json, got {kind}")
         written = DEFAULT_TEMPLATES.get(kind) if template is None else template
         parsed = None if written is None else Template.parse(written)
         where = paths or JsonPaths()
@@ -171,7 +173,7 @@ class FormatRule:
         messages: list[Message] = []
         for source, stream, event_time, payload, headers in readings:
             if event_time is None and published.is_retained:
-                raise UntimedError(f"retained message of {quoted(published.topic)} does not say when it happened")
+                raise UntimedError(f"retained message of {quoted(published.topic)} has no time")
             moment = received if event_time is None else event_time
             messages.append(Message.trusted(source, stream, moment, payload, received, received, headers, None))
         return messages

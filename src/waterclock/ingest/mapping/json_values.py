@@ -36,7 +36,7 @@ class JsonPath(NamedTuple):
             return cls(text, tuple(key.replace("~1", "/").replace("~0", "~") for key in text[1:].split("/")))
         keys = tuple(text.split("."))
         if not all(keys):
-            raise InvalidArgumentError(f"path must be keys with dots between them, or /a/b, got {quoted(text)}")
+            raise InvalidArgumentError(f"path must be keys separated by dots, or /a/b, got {quoted(text)}")
         return cls(text, keys)
 
     def find(self, value: object) -> object:
@@ -53,7 +53,7 @@ class JsonPath(NamedTuple):
             elif isinstance(value, list) and key.isdecimal() and int(key[:9]) < len(cast("list[object]", value)):
                 value = cast("list[object]", value)[int(key[:9])]
             else:
-                raise InvalidArgumentError(f"payload has nothing at {quoted(self.text)}")
+                raise InvalidArgumentError(f"payload has no value at {quoted(self.text)}")
         return value
 
 
@@ -83,7 +83,7 @@ def write_json(value: object) -> bytes:
     try:
         return (value if isinstance(value, str) else _written(value)).encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError("payload holds half of a surrogate pair, which is not text") from None
+        raise InvalidArgumentError("payload holds a lone surrogate, which is not valid Unicode") from None
     except RecursionError:
         raise InvalidArgumentError("payload must be JSON, and is nested too deeply") from None
 
@@ -107,7 +107,7 @@ def check_text(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError(f"{name} must be text, got half of a surrogate pair in {quoted(text)}") from None
+        raise InvalidArgumentError(f"{name} must be valid Unicode, got a lone surrogate in {quoted(text)}") from None
     return text
 
 

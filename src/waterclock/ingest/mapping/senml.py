@@ -83,7 +83,7 @@ class _Base:
     def _set(self, fields: dict[str, object]) -> None:
         for name in fields:
             if name.endswith("_"):
-                raise InvalidArgumentError(f"SenML field {quoted(name)} is mandatory, but unknown")
+                raise InvalidArgumentError(f"SenML field {quoted(name)} must be understood, but is unknown")
         if "bver" in fields and int(Decimal(_number(fields, "bver"))) > _VERSION:
             raise InvalidArgumentError(f"SenML version must be at most {_VERSION}, got {_number(fields, 'bver')}")
         self._name = _text(fields, "bn") if "bn" in fields else self._name
@@ -139,7 +139,7 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError(f"SenML holds half of a surrogate pair in {quoted(text)}") from None
+        raise InvalidArgumentError(f"SenML holds a lone surrogate in {quoted(text)}") from None
 
 
 def _number(fields: dict[str, object], name: str) -> str:

@@ -67,9 +67,9 @@ def read_publish(first: int, body: bytes, *, has_properties: bool) -> PublishPac
         if has_properties:
             at = _after_properties(body, at)
     except (struct.error, IndexError):
-        raise ValueError("PUBLISH packet ends too soon") from None
+        raise ValueError("PUBLISH packet is truncated") from None
     if at > len(body):
-        raise ValueError("PUBLISH packet ends too soon")
+        raise ValueError("PUBLISH packet is truncated")
     return PublishPacket(topic, body[at:], packet_id, qos, bool(first & _DUP), bool(first & _RETAIN))
 
 

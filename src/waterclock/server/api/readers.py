@@ -90,10 +90,12 @@ class Readers:
     def _find(self, topic: Topic, name: str, cursor: str) -> _Reader:
         reader = self._readers.get(cursor.partition(".")[0])
         if reader is None or reader.place != (topic.name, name):
-            raise LeaseLostError("cursor must be that of the last answer, got an unknown one. Read without a cursor")
+            raise LeaseLostError(
+                "cursor must be the one in the last response, got an unknown one. Read without a cursor"
+            )
         if reader.cursor != cursor:
             self._forget(reader)
-            raise LeaseLostError("cursor must be that of the last answer, got an older one. Read without a cursor")
+            raise LeaseLostError("cursor must be the one in the last response, got an older one. Read without a cursor")
         reader.used_at = moments.monotonic()
         return reader
 

@@ -167,9 +167,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         head = place_of(self._topic.storage, self._topic.head)
         if offset["ordinal"] > head.ordinal:
             raise NotFoundError(
-                f"the checkpoint has read {offset['ordinal']} messages of topic {self._topic.name!r}, which"
-                f" has had only {head.ordinal}: the topic was created again or restored from an older backup."
-                f" {remedy}"
+                f"the checkpoint has read {offset['ordinal']} messages of topic {self._topic.name!r}, which holds"
+                f" only {head.ordinal}: the topic was created again or restored from an older backup. {remedy}"
             )
 
     def _refuse_loss(self, offset: Offset) -> None:

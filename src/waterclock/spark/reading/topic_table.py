@@ -154,8 +154,8 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
         if "[PATH_NOT_FOUND]" in why:
             raise LostFileError(f"Spark cannot find a ledger file: {_line(why)}") from error
         raise UnavailableError(
-            f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}. Give Spark the"
-            " library and the credentials for that URL, or pass another URL of the store with files="
+            f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}. Add the library and"
+            " the credentials for that URL to Spark, or pass another URL of the store as files="
         ) from error
     # Spark skips files without a word, as below a folder of the name that its own streams give to their log.
     found = {posixpath.basename(file) for file in listed}
@@ -174,7 +174,7 @@ def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
         for path, found in zip(sizes, pool.map(files.size, sizes), strict=True):
             if found != sizes[path]:
                 raise DamagedError(
-                    f"the ledger file {files.name(path)} is damaged: {found} bytes long; {sizes[path]} were written"
+                    f"the ledger file {files.name(path)} is damaged: expected {sizes[path]} bytes, found {found}"
                 )
 
 
@@ -183,7 +183,7 @@ def _check_reader(spark: SparkSession) -> None:
     readers = spark.conf.get(_READERS) or ""
     if "parquet" not in [name.strip().lower() for name in readers.split(",")]:
         raise InvalidArgumentError(
-            f"{_READERS} must contain parquet, as by default, got {quoted(readers)}. Add it, or use the format"
+            f"{_READERS} must contain parquet, as it does by default, got {quoted(readers)}. Add it, or use the format"
             " waterclock"
         )
 

@@ -71,7 +71,7 @@ def build(java: Java, dump: Callable[[Path], object]) -> Path:
         try:
             dump(unfinished)
             if not unfinished.exists():
-                raise UnavailableError(f"{java} wrote no class archive. Spark starts without it, as before")
+                raise UnavailableError(f"{java} did not write a class archive. Spark starts without one")
             archive = folder / f"{_key(java)}-{unfinished.stat().st_size}.jsa"
             unfinished.replace(archive)
             _remove_unused(folder)

@@ -119,7 +119,7 @@ def by_position(batches: DataFrame) -> DataFrame:
 def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Payloads | None:
     if payloads is None:
         if url is not None or ledgers is not None:
-            raise InvalidArgumentError("url and ledgers need payloads, which is missing")
+            raise InvalidArgumentError("payloads is missing: url and ledgers need it")
         return None
     if url is None:
         raise InvalidArgumentError(
@@ -146,7 +146,7 @@ def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> Stru
     kept = [field for field in batches.schema if field.name == "source" or field.name not in _PACKED]
     if twice := [field.name for field in kept if field.name in names]:
         raise InvalidArgumentError(
-            f"batches: column {quoted(twice[0])} must not have the name of a message's column. Rename it"
+            f"batches: column {quoted(twice[0])} has a name that is reserved for messages. Rename it"
         )
     return StructType([*kept, *fields])
 

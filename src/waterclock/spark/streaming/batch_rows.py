@@ -156,8 +156,8 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
         return _filled(known, len(numbers))
     if known["ledger"].null_count:
         raise SchemaError(
-            "payloads need the positions of messages, which these batches lack. Read the topic with ledger, entry"
-            " and index"
+            "payloads need the position of each message, which these batches lack. Read the topic with ledger,"
+            " entry and index"
         )
     return found_at(payloads, pa.table(known), most_bytes)
 
@@ -198,7 +198,7 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
         raise InvalidArgumentError(
             f"payloads must name the topic that the rows were read from: at {place} topic"
             f" {quoted(payloads.topic.name)} has a message of source {there}, and the rows have one of source"
-            f" {here}. Rows changed since then cannot have payloads"
+            f" {here}. Payloads of changed rows cannot be read"
         )
     return found
 

@@ -263,7 +263,7 @@ def _buckets(df: DataFrame, wanted: int | None) -> int:
     read_with = buckets_of(df.schema)
     buckets = checked_buckets(wanted if wanted is not None else read_with or BUCKETS)
     if read_with is not None and read_with != buckets:
-        raise InvalidArgumentError(f"buckets must be given in one place only, got {buckets} here and {read_with} in df")
+        raise InvalidArgumentError(f"buckets must be set in one place only, got {buckets} here and {read_with} in df")
     return buckets
 
 

@@ -29,7 +29,7 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
         If they are something else.
     """
     if not has_form(form, state):
-        raise SchemaError(f"{len(state)} bytes are not {name}. {REMEDY}")
+        raise SchemaError(f"state of {len(state)} bytes is not {name}. {REMEDY}")
     written = unframed(form, state, name)
     line = bytes(written[:1024]).partition(b"\n")[0]
     if len(line) == len(written[:1024]):

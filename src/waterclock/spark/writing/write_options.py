@@ -90,7 +90,7 @@ class WriteOptions(Opening):
         micro_batch = given.get("microbatch")
         if micro_batch is not None and (producer is None or not micro_batch.isdecimal()):
             raise InvalidArgumentError(
-                f"microBatch must be a number, with the option 'producer', got {quoted(micro_batch)}"
+                f"microBatch must be a number, and needs the option 'producer', got {quoted(micro_batch)}"
             )
         checked = cls(
             url=needed(given, "url"),
@@ -106,9 +106,9 @@ class WriteOptions(Opening):
             micro_batch=None if micro_batch is None else int(micro_batch),
         )
         if checked.payloads is None and checked.payloads_url is not None:
-            raise InvalidArgumentError("option 'payloadsUrl' needs the option 'payloads', which is missing")
+            raise InvalidArgumentError("option 'payloadsUrl' needs the option 'payloads'")
         if checked.payloads_url is None and checked.payloads_ledgers is not None:
-            raise InvalidArgumentError("option 'payloadsLedgers' needs the option 'payloadsUrl', which is missing")
+            raise InvalidArgumentError("option 'payloadsLedgers' needs the option 'payloadsUrl'")
         with checked.connect() as database:
             if table is not None:
                 database.table(table)

@@ -168,9 +168,9 @@ def _check_ids(connection: sa.Connection, name: str) -> None:
     twice = sa.select(rows.c.id, sa.func.count()).group_by(rows.c.id).having(sa.func.count() > 1).limit(1)
     found = connection.execute(twice).first()
     if found is not None:
-        raise SchemaError(f"cannot adopt {name!r}: ids must be unique, got {found[0]!r} in {found[1]} rows")
+        raise SchemaError(f"cannot adopt {name!r}: ids must be unique, but {found[1]} rows have id {found[0]!r}")
     if connection.execute(sa.select(rows.c.id).where(rows.c.id.is_(None)).limit(1)).first() is not None:
-        raise SchemaError(f"cannot adopt {name!r}: a row has no id")
+        raise SchemaError(f"cannot adopt {name!r}: the id of a row is NULL")
 
 
 def _as_it_is(column: ReflectedColumn) -> sa.Column[Any]:

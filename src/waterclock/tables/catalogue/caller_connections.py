@@ -123,8 +123,8 @@ def _refuse_pipeline(connection: sa.Connection) -> None:
     about: Any = getattr(connection.connection.driver_connection, "info", None)
     if getattr(about, "pipeline_status", 0):  # libpq's PQ_PIPELINE_OFF
         raise InvalidArgumentError(
-            "connection must not be in pipeline mode, which answers no statement before the pipeline ends. Make this"
-            " call before or after the with block of pipeline()"
+            "connection must not be in pipeline mode, where a statement has no result until the pipeline ends. Make"
+            " this call before or after the with block of pipeline()"
         )
 
 

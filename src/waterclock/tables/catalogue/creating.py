@@ -154,7 +154,7 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
     for other, text in connection.execute(sa.select(tables_name, message_tables.c.options).where(tables_name != name)):
         if json.loads(text).get("dead_letter") == dead:
             raise InvalidArgumentError(
-                f"dead_letter must be a table of its own, got {quoted(dead)}, which holds the dead letters of"
+                f"dead_letter must not be shared, got {quoted(dead)}, which holds the dead letters of"
                 f" {quoted(other)}. Messages of two tables may have the same id"
             )
 

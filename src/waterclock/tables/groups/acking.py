@@ -249,7 +249,7 @@ def _refuse(context: TableContext, connection: SqlConnection, name: str, seq: in
         refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
         raise OrderError(
             f"message {refused!r} of group {quoted(name)} cannot be acked before"
-            f" {blocking!r}. Ack that one first, or both together",
+            f" {blocking!r}. Ack that message first, or both together",
             blocking,
         )
 

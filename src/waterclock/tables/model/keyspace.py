@@ -104,7 +104,7 @@ def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None)
     ordered = sorted(ranges)
     if shard is not None and key_range is not None:
         raise InvalidArgumentError(
-            f"shard and key_range cannot both be given, got {quoted(shard)} and {quoted(key_range)}"
+            f"shard and key_range must not both be given, got {quoted(shard)} and {quoted(key_range)}"
         )
     if shard is not None:
         wanted = KeyRange.parse(shard, "shard")
@@ -119,8 +119,9 @@ def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None)
     if not chosen:
         named = "shard" if shard is not None else "key_range"
         raise InvalidArgumentError(
-            f"{named} must be exactly that of a shard{'' if shard is not None else ' or of neighbouring ones'}, got"
-            f" {quoted(shard if shard is not None else key_range)}; the shards are {', '.join(map(str, ordered))}"
+            f"{named} must be exactly the range of a shard{'' if shard is not None else ' or of neighbouring ones'},"
+            f" got {quoted(shard if shard is not None else key_range)}; the shards are"
+            f" {', '.join(map(str, ordered))}"
         )
     return chosen
 

@@ -80,7 +80,8 @@ def check_rate(value: object, name: str = "rate_limit") -> float:
     """Return a rate limit in messages per second; raise InvalidArgumentError if invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST_RATE <= value <= _GREATEST_RATE:
         raise InvalidArgumentError(
-            f"{name} must be messages per second from {_LEAST_RATE:g} to {_GREATEST_RATE:g}, got {quoted(value)}"
+            f"{name} must be a number of messages per second from {_LEAST_RATE:g} to {_GREATEST_RATE:g}, got"
+            f" {quoted(value)}"
         )
     return float(value)
 

@@ -117,7 +117,7 @@ def check_table_name(name: object) -> str:
     """Return the name if it is a valid message table name; raise InvalidArgumentError otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower().startswith(_RESERVED):
         raise InvalidArgumentError(
-            "name must be at most 48 letters, digits and underscores, not starting with a digit or with"
+            "name must consist of at most 48 letters, digits and underscores, not starting with a digit or with"
             f" {', '.join(_RESERVED)}, got {quoted(name)}"
         )
     return name
@@ -267,7 +267,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         columns = sa.inspect(connection).get_columns(name)
     except exc.NoSuchTableError:
         raise SchemaError(
-            f"message table {quoted(name)}: its SQL table is missing; it was dropped outside Waterclock"
+            f"message table {quoted(name)}: its SQL table is missing; it was dropped by other means than Waterclock"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
     for column in OWN_COLUMNS:

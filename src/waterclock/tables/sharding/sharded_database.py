@@ -117,7 +117,7 @@ class ShardedDatabase(Closing):
                 shard.note_away(error)
                 errors.append(error)
         if len(errors) == len(self._shards):
-            raise UnavailableError(f"every shard is unavailable: {'; '.join(map(str, errors))}") from errors[0]
+            raise UnavailableError(f"all shards are unavailable: {'; '.join(map(str, errors))}") from errors[0]
 
     def __repr__(self) -> str:
         return f"<ShardedDatabase {', '.join(self.shards)}>"

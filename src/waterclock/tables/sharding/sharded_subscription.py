@@ -239,5 +239,5 @@ def receive_from(
             shard.note_back()
             answered = True
     if not answered:
-        raise UnavailableError(f"cannot receive: every shard is unavailable ({'; '.join(reasons)})")
+        raise UnavailableError(f"cannot receive: all shards are unavailable ({'; '.join(reasons)})")
     return found

@@ -441,9 +441,9 @@ class ShardedTable:
         table = shard.database.table(self.name)
         if table.options.key_range != shard.name:
             raise SchemaError(
-                f"message table {self.name!r} on shard {shard.name} ({shard.backend.name}) holds the"
-                f" key range {table.options.key_range}; were the URLs of shards swapped, or does the URL belong to"
-                " another keyspace?"
+                f"message table {self.name!r} on shard {shard.name} ({shard.backend.name}) holds the key range"
+                f" {table.options.key_range}; are the URLs of two shards swapped, or does this URL belong to another"
+                " keyspace?"
             )
         return self._tables.setdefault(shard.name, table)
 
@@ -535,7 +535,7 @@ def _refuse(failures: Mapping[Shard, WaterclockError], verb: str, done: Mapping[
     if isinstance(first, UnavailableError):
         away = "; ".join(f"{shard.name}: {error}" for shard, error in failures.items())
         raise UnavailableError(
-            f"cannot {verb} on every shard: shards are unavailable ({away}){others}. Run it again later"
+            f"cannot {verb} on all shards: some are unavailable ({away}){others}. Run it again later"
         ) from first
     first.add_note(f"{verb}: on shards {', '.join(shard.name for shard in failures)}{others}")
     raise first

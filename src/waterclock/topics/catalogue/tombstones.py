@@ -56,8 +56,8 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
     counter = Counter.of_row(topic)
     if not topic["first_ledger"] <= ledger < counter.ledger:
         raise InvalidArgumentError(
-            f"ledger must be from {topic['first_ledger']} to before {counter.ledger} to be recorded as lost in"
-            f" topic {storage.name!r}, got {ledger}"
+            f"only ledgers from {topic['first_ledger']} to before {counter.ledger} can be recorded as lost in topic"
+            f" {storage.name!r}, got {ledger}"
         )
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
@@ -100,12 +100,10 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
     closed = row is not None and row["state"] == "closed"
     if not closed and ledger != counter.ledger:
-        raise InvalidArgumentError(
-            f"ledger must have entries that can be recorded as lost, got {ledger} of topic {storage.name!r}"
-        )
+        raise InvalidArgumentError(f"ledger must have missing entries, got {ledger} of topic {storage.name!r}")
     count = row["entries"] if row is not None else counter.entries
     if wrong := [number for number in numbers if not 0 <= number < count]:
-        raise InvalidArgumentError(f"numbers must be of the {count} entries of ledger {ledger}, got {wrong[0]}")
+        raise InvalidArgumentError(f"numbers must be entries of ledger {ledger}, which has {count}, got {wrong[0]}")
     first = row["first_ordinal"] if row is not None else counter.ordinal - counter.messages
     end = first + (row["messages"] if row is not None else counter.messages)
     lost = _write_lost(storage, connection, ledger, sorted(set(numbers)), (first, end))

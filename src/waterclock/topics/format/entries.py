@@ -129,9 +129,7 @@ def encode_entry(
         entry = _encoded(left, clock, len(given), checksum)
         return replace(entry, rejected=rejected, times=times, verdict=verdict)
     except UnicodeError as error:
-        raise InvalidArgumentError(
-            f"messages must be text that UTF-8 can encode, got half of a surrogate pair: {error}"
-        ) from None
+        raise InvalidArgumentError(f"messages must be valid Unicode, got a lone surrogate: {error}") from None
 
 
 def _encoded(messages: list[Message] | pa.RecordBatch, now: Callable[[], int], given: int, checksum: int) -> Entry:
@@ -333,7 +331,7 @@ def _checked(given: object) -> list[Message] | pa.RecordBatch:
     batches = as_message_columns(messages).combine_chunks().to_batches()
     if len(batches) > 1:
         raise InvalidArgumentError(
-            "messages must hold at most 2 GB of texts and of payloads. Append the table in pieces"
+            "messages must hold at most 2 GB of text and 2 GB of payloads. Append the table in pieces"
         )
     if not batches or not batches[0].num_rows:
         raise _none()

@@ -169,7 +169,7 @@ class LedgerFiles:
                 with closing_writer(self._output(posixpath.join(base, MARKER))) as sink:
                     sink.write(data)
         except _FAILURES as error:
-            raise UnavailableError(f"cannot make a ledger store at {self.place}: {self._reason(error)}") from error
+            raise UnavailableError(f"cannot create a ledger store at {self.place}: {self._reason(error)}") from error
         # An object store has no "create if missing": of two creators, the last one wins.
         return self.marker() or identity
 
@@ -241,9 +241,7 @@ class LedgerFiles:
             except _FAILURES as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
         if len(data) < length:
-            raise DamagedError(
-                f"the ledger file {self.name(path)} is damaged: it has {found} bytes, {size} were written"
-            )
+            raise DamagedError(f"the ledger file {self.name(path)} is damaged: expected {size} bytes, found {found}")
         return data
 
     def size(self, path: str) -> int:
@@ -380,8 +378,8 @@ class LedgerFiles:
             identity, version = "", FORMAT
         if version != FORMAT:
             raise StoreError(
-                f"cannot read {self.name(MARKER)}: it has format {version!r}, this version knows {FORMAT}."
-                " Update waterclock"
+                f"cannot read {self.name(MARKER)}: its format is {version!r}, and this version of Waterclock reads"
+                f" format {FORMAT}. Update waterclock"
             )
         if not isinstance(identity, str) or not is_identity(identity):
             raise StoreError(f"{self.name(MARKER)} is damaged: it holds no store identity")

@@ -54,8 +54,8 @@ def absolute(root: str) -> str:
     if found and (found[2] or found[1].lower() in (*_OF_PYARROW, *_OTHER_SPELLINGS)):
         remedy = "Give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "A URL has two slashes"
         raise InvalidArgumentError(
-            f"ledgers must be a URL or a folder, got {without_secrets(root)!r}. {remedy}; for a folder, write"
-            " ./ in front"
+            f"ledgers must be a URL or a folder, got {without_secrets(root)!r}. {remedy}; for a folder, prefix it"
+            " with ./"
         )
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
     # A link is kept, since its target may change; only ".." must be resolved along it.

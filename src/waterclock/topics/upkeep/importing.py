@@ -184,7 +184,7 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
     chunks: dict[int, list[int]] = {}
     for facts in wanted:
         if sum(group.messages + group.skipped for group in facts.row_groups) > facts.messages:
-            raise DamagedError(f"it lists {facts.messages} messages for ledger {facts.ledger}, and holds more")
+            raise DamagedError(f"it lists {facts.messages} messages for ledger {facts.ledger}, but holds more")
     pieces = [(facts, at, group) for facts in wanted for at, group in enumerate(facts.row_groups)]
     table, read = None, -1
     for facts, at, group in pieces:

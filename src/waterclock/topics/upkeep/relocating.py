@@ -107,7 +107,9 @@ def _insist_on_size(there: LedgerFiles, path: str, size: int) -> int:
     if found is None:
         raise LostFileError(f"cannot relocate the topic: {there.name(path)} is missing")
     if found != size:
-        raise LostFileError(f"cannot relocate the topic: {there.name(path)} has {found} bytes, {size} were written")
+        raise LostFileError(
+            f"cannot relocate the topic: {there.name(path)} is damaged: expected {size} bytes, found {found}"
+        )
     return 0
 
 
@@ -318,7 +320,7 @@ def _copy(copies: _Copies, path: str, size: int) -> int:
             digest.update(piece)
             count += len(piece)
     if count != size:
-        raise LostFileError(f"the ledger file {here.name(path)} has {count} bytes; {size} were written")
+        raise LostFileError(f"the ledger file {here.name(path)} is damaged: expected {size} bytes, found {count}")
     if _digest(there, path) != digest.digest():
         raise UnavailableError(f"{there.name(path)} reads back differently")
     return 1

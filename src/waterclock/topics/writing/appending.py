@@ -269,9 +269,9 @@ def _repeated(append: _Append, repeat: Repeat) -> Appended:
         rejected = limit.too_far(entry.times, verdict.judged_at)
         if len(rejected) != verdict.rejected and append.producer is not None:
             raise InvalidArgumentError(
-                f"numbers {append.producer.first} to {append.producer.last} of producer"
-                f" {append.producer.name!r} were already appended with other times, and {verdict.rejected} of"
-                " the messages were rejected then. Append corrected messages with numbers after the last"
+                f"numbers {append.producer.first} to {append.producer.last} of producer {append.producer.name!r}"
+                f" were already appended with other times, and {verdict.rejected} of the messages were rejected at"
+                " that time. Append corrected messages under numbers after the last"
             )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
 

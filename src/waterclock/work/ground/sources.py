@@ -65,7 +65,7 @@ def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
     if isinstance(table, Mapping) and handler is not None:
         raise InvalidArgumentError("handler must be omitted: each table has its own")
     if not given:
-        raise InvalidArgumentError("table is missing; give at least one")
+        raise InvalidArgumentError("table is missing; pass at least one")
     for each, its_handler in given.items():
         if not isinstance(each, AnyTable):
             raise InvalidArgumentError(f"table must be a message table, got {quoted(each)}")

@@ -203,9 +203,9 @@ class Processes:
                 process.bury()
             if self._stopping:
                 return None
-            _log.warning("cannot start a process for handlers: %s", said.why)
+            _log.warning("cannot start a handler process: %s", said.why)
             if last:
-                raise UnavailableError(f"cannot start a process for handlers: {said.why}")
+                raise UnavailableError(f"cannot start a handler process: {said.why}")
             moments.sleep(pause)
             pause *= 2
         return None

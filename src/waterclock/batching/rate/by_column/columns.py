@@ -296,7 +296,7 @@ class RateAwareColumns:
                 f"streams and event_times must have equal lengths, got {len(codes)} and {len(times)}"
             )
         if len(self._times) + len(times) > _MOST_MESSAGES:
-            raise InvalidArgumentError(f"messages must be fewer than {_MOST_MESSAGES} at once, got {len(times)}")
+            raise InvalidArgumentError(f"a call must have fewer than {_MOST_MESSAGES} messages, got {len(times)}")
         if len(codes) and not 0 <= codes.min() <= codes.max() < known:
             raise InvalidArgumentError(
                 f"streams must be integers ≥ 0 and < {known}, got {codes.min()} to {codes.max()}"

@@ -259,7 +259,7 @@ class RateAwareBatcher:
             For another source.
         """
         if source is not None and not (isinstance(source, str) and source in self._sources):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"source must be that of this batcher, got {quoted(source)}")
+            raise InvalidArgumentError(f"source must be this batcher's source, got {quoted(source)}")
         batches = self.flush()
         if self._assembly is not None:
             self._assembly.lost = True

@@ -175,8 +175,8 @@ def check_sight(context: TableContext, connection: SqlConnection, lost: Collecti
     for one in lost:
         if one.seq not in seen and one.seq in rows and rows[one.seq].claim_id == one.claim_id:
             raise UnavailableError(
-                f"cannot ack message {one.id!r} of {context.name!r}: the transaction began before the message was put,"
-                " so it does not see it. Roll back, and ack in a new transaction"
+                f"cannot ack message {one.id!r} of {context.name!r}: the transaction began before the message was"
+                " put, so it cannot see the message. Roll back, and ack in a new transaction"
             )
 
 

@@ -228,7 +228,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     expires: Any = row["expires_at"]
     if due is not None and expires is not None and expires <= due:
         raise InvalidArgumentError(
-            f"expires_at must be after the time at which the message is sent first, got {quoted(message['expires_at'])}"
+            f"expires_at must be later than the time of the first delivery, got {quoted(message['expires_at'])}"
         )
     for name in own:
         value = message.get(name)
@@ -262,7 +262,7 @@ def _at_or_after(context: TableContext, at: Any, delay: Any) -> int | None:
     if delay is None:
         return None if at is None else to_time(at, "at")
     if at is not None:
-        raise InvalidArgumentError("delay and at cannot both be given; omit one")
+        raise InvalidArgumentError("delay and at must not both be given")
     return min(context.backend.now_about() + to_duration(delay, "delay"), MAX_NS)
 
 
@@ -330,7 +330,7 @@ def _refuse_ungrouped(context: TableContext) -> None:
     if context.options.groups and context.options.ungrouped == "reject":
         raise InvalidArgumentError(
             f"group is missing, and message table {context.name!r} rejects messages without one (ungrouped='reject')."
-            f" Give group=, or the header {quoted(context.options.group_header)}"
+            f" Pass group=, or the header {quoted(context.options.group_header)}"
         )
 
 
@@ -358,6 +358,6 @@ def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterabl
             which = "a message" if row["id"] is None else f"message {quoted(row['id'])}"
             size = len(value) if isinstance(value, bytes) else len(value.encode())
             raise InvalidArgumentError(
-                f"{name} of {which} has {size} bytes, more than {backend.name} takes. Store large data elsewhere and"
-                " its address here, or raise the database's limit (max_allowed_packet on MariaDB)"
+                f"{name} of {which} has {size} bytes, more than {backend.name} accepts. Store large data elsewhere"
+                " and put its address, or raise the database's limit (max_allowed_packet on MariaDB)"
             )

@@ -58,8 +58,8 @@ def check_jsonb(name: str, value: Any) -> None:
     for part, _ in _parts(value):
         if isinstance(part, float) and (abs(part) >= _LEAST_WITH_EXPONENT or str(part) == "-0.0"):
             raise InvalidArgumentError(
-                f"{name} must be JSON that a JSONB column keeps, got the float {part!r}, which it changes. Put it as"
-                " text, or change the column's type to JSON"
+                f"{name} must be JSON that a JSONB column keeps, got the float {part!r}, which it would change. Put"
+                " it as a string, or change the column's type to JSON"
             )
 
 
@@ -74,15 +74,17 @@ def check_numeric_json(name: str, value: Any) -> None:
     check_json(name, value)
     if isinstance(value, float) or (isinstance(value, int) and value not in BIGINTS):
         raise InvalidArgumentError(
-            f"{name} must be JSON that SQLite keeps in a JSON column, got the number {quoted(value)}, which it changes."
-            " Put it in a list or an object, or give the column the type TEXT"
+            f"{name} must be JSON that SQLite keeps in a JSON column, got the number {quoted(value)}, which it would"
+            " change. Wrap it in a list or an object, or change the column's type to TEXT"
         )
 
 
 def _check_keys(name: str, found: dict[Any, Any]) -> None:
     for key in found:
         if not isinstance(key, str):
-            raise InvalidArgumentError(f"{name} must be JSON, whose keys are text, got the key {quoted(key)}")
+            raise InvalidArgumentError(
+                f"{name} must be JSON, which only has strings as keys, got the key {quoted(key)}"
+            )
 
 
 def _too_deep(name: str, value: Any) -> InvalidArgumentError:
