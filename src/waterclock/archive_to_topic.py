@@ -2,8 +2,8 @@
 
 A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
 between leaves messages in both; the next one takes the producer over, which fences the killed one, reads the producer's
-last append back from the topic, and deletes its messages from the table before it goes on. So it does not matter that
-the rows that are due by then are others, nor whether table and topic are in one database.
+last append back from the topic, and deletes its messages from the table before it goes on. So it may find other rows
+due than the killed process did, and table and topic may be in different databases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checksums: every form that is written gets one, and it is compared before the bytes are decoded.
 
-CRC-32 (ISO 3309, `zlib.crc32`) finds every change of up to 32 neighbouring bits, and all but one of four billion of the
-others. It guards against disks, memory and truncation, not against a person who computes it again.
+CRC-32 (ISO 3309, `zlib.crc32`) detects every change of up to 32 neighbouring bits, and all but one in four billion
+other changes. It detects faults of disks and memory and truncation, not deliberate changes.
 """
 
 from __future__ import annotations

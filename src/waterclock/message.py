@@ -1,4 +1,4 @@
-"""The message: one thing that was sent, and its place in a topic. Every layer uses it."""
+"""The message: one measurement or event, and its position in a topic. Every layer uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times in Arrow columns: which types name a moment, and what int nanoseconds these are."""
+"""Times in Arrow columns: the types that represent a point in time, and their conversion to int nanoseconds."""
 
 from __future__ import annotations
 

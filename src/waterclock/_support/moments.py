@@ -1,8 +1,7 @@
 """The monotonic clock and every wait: the one place where a test can control time.
 
-Durations and waits go through this module only; *when* something happens is up to a database's clock. A test replaces
-it for the whole process (`replaced`), and then decides when time passes, when a wait returns, and which thread runs
-next.
+Durations and waits go through this module only; times of events come from a database's clock. A test replaces it for
+the whole process (`replaced`), and then decides when time passes, when a wait returns, and which thread runs next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pickling: a database, topic or table is pickled as its address; objects of one process are not pickled."""
+"""Pickling: databases, topics and tables are pickled as their addresses; objects of one process are not pickled."""
 
 from __future__ import annotations
 

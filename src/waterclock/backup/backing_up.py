@@ -6,8 +6,8 @@ was deleted in between, because its grace time had ended, a later snapshot names
 3. The manifest is written, which makes the backup whole.
 4. Files of an earlier backup into the folder that this one does not have are removed.
 
-The folder holds the earlier backup until step 3 and this one from there on, whenever it is interrupted. After an error
-or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only read:
+The folder holds the earlier backup until step 3 and this one afterwards, even if it is interrupted. After an error or
+Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only read:
 nothing there is held, marked or deleted.
 """
 

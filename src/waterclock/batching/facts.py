@@ -1,4 +1,4 @@
-"""Reads facts from JSON, each in its type; any other is damaged."""
+"""Reads facts from JSON and checks the type of each; a fact of another type is damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one file per noun. Data goes to stdout, talk to stderr; exit 0 done, 1 failed, 2 wrong usage."""
+"""The command line: one file per noun. Data goes to stdout, messages to stderr; exit 0 done, 1 failed, 2 usage error."""
 
 from __future__ import annotations
 

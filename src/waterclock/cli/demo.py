@@ -1,4 +1,4 @@
-"""``waterclock demo``: the main job, with progress on the terminal and the books on stdout."""
+"""``waterclock demo``: the main job, with progress on the terminal and the balance on stdout."""
 
 from __future__ import annotations
 

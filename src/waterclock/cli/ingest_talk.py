@@ -1,4 +1,4 @@
-"""What an ingest tells while it runs: events, a line that changes on a terminal, and the signals that stop it."""
+"""The output of a running ingest: events, a status line on a terminal, and the signals that stop it."""
 
 from __future__ import annotations
 

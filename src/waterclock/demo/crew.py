@@ -1,4 +1,4 @@
-"""The two worker processes of the main job, and the killing of one of them."""
+"""The two worker processes of the main job, one of which is killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One worker of the main job, a process of its own: receives batches, checks each against its window, and acks.
 
-It prints the messages that it takes and acks, a JSON object a line, and waits on stdin for a word before it handles
-them. So its parent can kill it while it certainly holds messages, and it ends by itself when the parent is gone.
+It prints the messages that it takes and acks, one JSON object per line, and waits for a line on stdin before it handles
+them. So its parent can kill it at a time when it holds messages, and it exits by itself when the parent is gone.
 """
 
 from __future__ import annotations

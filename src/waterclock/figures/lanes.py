@@ -1,4 +1,4 @@
-"""Sorts batches and rejected messages into lanes, one a source."""
+"""Sorts batches and rejected messages into lanes, one per source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panel that every picture lies on: its own background, title and summary, so that it reads well on any page."""
+"""The panel behind every picture: a background, title and summary of its own, so that it is legible on any page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws batches over event time: a lane a source, messages as dots, windows as shades, rejected messages marked."""
+"""Draws batches over event time: one lane per source, messages as dots, windows shaded, rejected messages marked."""
 
 from __future__ import annotations
 

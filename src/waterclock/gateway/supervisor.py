@@ -1,4 +1,4 @@
-"""Runs the parts of a gateway as processes, and stops all of them in order, whichever ends first."""
+"""Runs the parts of a gateway as processes, and stops all of them in order when any of them ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by rate whose length follows how long the follower takes for the batches of a window."""
+"""Batching by rate with a length that follows the follower's processing time per window."""
 
 from __future__ import annotations
 

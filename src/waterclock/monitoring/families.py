@@ -1,4 +1,4 @@
-"""Metric families with bounded labels: a name that is one too many, or cannot be shown, stands under another label."""
+"""Metric families with a bounded number of labels: surplus or unprintable names share one label."""
 
 from __future__ import annotations
 

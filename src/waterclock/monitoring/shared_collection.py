@@ -1,4 +1,4 @@
-"""Collect something that takes long, or never ends, for many who ask at once: one thread, and a bounded wait."""
+"""Collect slow values once for many concurrent callers: one thread, and a bounded wait for each caller."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Buckets: the fixed parts in which a stream keeps its state, each of them many sources.
+"""Buckets: the fixed partitions of a stream's state, each with many sources.
 
-Spark turns every row and every access to state of a Python operator into objects and a round trip, so what counts is
-how many there are. A source belongs to the bucket that its name's CRC-32 says, and all that a task has read of a
-bucket's sources crosses as one binary cell. So do the outcomes, as a batch of Arrow's columns.
+Spark turns every row and every state access of a Python operator into objects and a round trip, so their number decides
+the cost. The CRC-32 of a source's name determines its bucket. All messages that a task has read for a bucket cross as
+one binary cell, and so do the outcomes, as an Arrow record batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows as one binary value: a batch of Arrow's columns without its schema."""
+"""Rows as one binary value: an Arrow record batch without its schema."""
 
 from __future__ import annotations
 

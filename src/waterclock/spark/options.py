@@ -1,4 +1,4 @@
-"""Checking the options of the format ``waterclock``, which are texts to Spark and case-blind."""
+"""Checks the options of the format ``waterclock``, which Spark passes as case-insensitive strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of programs with message tables: all due messages are handled at once, and the test moves the clock."""
+"""Helpers for testing programs with message tables: handle all due messages immediately, and move the clock."""
 
 from __future__ import annotations
 

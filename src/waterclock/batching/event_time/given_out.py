@@ -1,4 +1,4 @@
-"""The event times of a source that are in batches already: no event time is batched twice."""
+"""The event times of a source that are already in batches: no event time is batched twice."""
 
 from __future__ import annotations
 

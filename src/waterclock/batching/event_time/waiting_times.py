@@ -1,4 +1,4 @@
-"""Distinct event times in order: cheap if they come in order, and never dearer than a heap."""
+"""Distinct event times in order: cheap if they arrive in order, and never more expensive than a heap."""
 
 from __future__ import annotations
 

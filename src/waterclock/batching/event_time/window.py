@@ -1,4 +1,4 @@
-"""A final window of event-time batching, and its batch."""
+"""A window of event-time batching whose end is final, and the batch that it becomes."""
 
 from __future__ import annotations
 

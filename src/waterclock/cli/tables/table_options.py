@@ -1,4 +1,4 @@
-"""The options of a message table that may change while it is in use, as commands take them."""
+"""The command-line options for settings of a message table that may change while it is in use."""
 
 from __future__ import annotations
 

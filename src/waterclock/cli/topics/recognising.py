@@ -2,12 +2,12 @@
 
 A file's producer is named by the first message of the file. With each append the catalogue keeps, in the transaction of
 the append, a checksum of all messages of the file up to its end. So a file is recognized if it begins with exactly the
-messages that were appended. Its rest may differ: the file may have grown, and messages that were not appended yet may
+messages that were appended. The rest may differ: the file may have grown, and messages that were not yet appended may
 have been corrected.
 
 A file that shares only its first message with an appended file is another file, with its own producer. One that shares
-more but not all was changed in its appended part, and is refused: to append it would double messages, and to skip them
-would lose the change.
+more but not all was changed in its appended part, and is refused: appending it would duplicate messages, and skipping
+it would lose the change.
 """
 
 from __future__ import annotations

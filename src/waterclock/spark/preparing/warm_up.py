@@ -1,4 +1,4 @@
-"""A short sample of all uses of a session, to find out the classes that it loads."""
+"""A short run of all uses of a session, to record the classes that it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters that Spark hands down to a read of a topic: other rows are not read, or do not reach Spark."""
+"""Filters that Spark pushes down to a read of a topic: rows that do not match are skipped before they reach Spark."""
 
 from __future__ import annotations
 

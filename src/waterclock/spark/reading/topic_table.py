@@ -1,11 +1,11 @@
 """A topic as a DataFrame of Spark's own: its sealed files through Spark's Parquet reader, the rest through Python.
 
-Between Java and Python every row costs, and a reader in Python is not told which columns the query needs. So sealed
-messages are read without Python: the catalogue names the files, and Spark does the rest. Unsealed messages, and files
-of which only some messages are wanted, are slices that tasks read as the format ``waterclock`` does.
+Moving rows between Java and Python is expensive, and Spark does not tell a Python reader which columns a query needs.
+So sealed messages are read without Python: the catalogue names the files, and Spark reads them. Unsealed messages, and
+files that are only partly in the range, are slices that tasks read as the format ``waterclock`` does.
 
-Both come from one snapshot. It stays readable while ledgers are sealed and compacted: an entry that was sealed since is
-read from its file, and a file that was compacted since stays in its place for the grace time.
+Both come from one snapshot, which stays readable while ledgers are sealed and compacted: an entry that was sealed
+meanwhile is read from its file, and a compacted file is kept for the grace time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Java's archive of loaded classes: created once for a Java and a Spark, it halves the time to start a session.
 
-A Java that loads an archive which was cut short dies, so the name of an archive says for which Java and Spark it
-was made and how long it is, and it gets that name only when it is whole. ``waterclock spark prepare`` makes it; nothing
-else does, since it takes a minute of the processor and some 200 MB of the user's cache folder.
-``WATERCLOCK_CLASS_ARCHIVE=off`` has sessions start without it.
+Java crashes if it loads a truncated archive. So an archive is named after its Java, its Spark and its length, and gets
+that name only when it is complete. ``waterclock spark prepare`` makes it; nothing else does, since it takes a minute of
+CPU time and some 200 MB of the user's cache folder. ``WATERCLOCK_CLASS_ARCHIVE=off`` makes sessions start without it.
 """
 
 from __future__ import annotations

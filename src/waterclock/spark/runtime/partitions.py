@@ -1,4 +1,4 @@
-"""The number of partitions of a streaming query's state: as many as the cores of its first run, for good.
+"""The number of partitions of a streaming query's state, fixed forever: the number of cores in its first run.
 
 Spark's own number is 200, and each part costs each micro-batch a task with a store to open and to commit. Each bucket
 of a part costs some calls from Python to the JVM; a few for each part keep sources that send much from meeting in one.

@@ -1,8 +1,8 @@
-"""Appends messages to a topic, each once, however often Spark runs a task or a micro-batch again.
+"""Appends messages to a topic exactly once, even if Spark repeats tasks or micro-batches.
 
 Every task is a numbered producer of the topic. Its name identifies the writer and the partition, its numbers the
-micro-batch and the row. The topic recognizes an append that it holds already. For that, rows are first sorted: Spark
-delivers them in another order when it tries again.
+micro-batch and the row. The topic recognizes an append that it already has. For that, rows are sorted first, because a
+retry may deliver them in another order.
 """
 
 from __future__ import annotations

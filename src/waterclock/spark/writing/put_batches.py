@@ -1,4 +1,4 @@
-"""Puts batches into a message table by their ids, and checks those that it holds already."""
+"""Puts batches into a message table by their ids, and checks those that already exist."""
 
 from __future__ import annotations
 

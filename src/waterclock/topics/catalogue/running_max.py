@@ -1,13 +1,13 @@
 """Running maxima across ledgers: raised if a ledger reaches further, lowered if one is deleted.
 
 A search for a time descends through them, so they must never be too low, and never fall from one ledger to the next. A
-running maximum that is too high, because it is that of a ledger that was deleted, leads a search to a ledger too early:
-the result is the same, but the search walks from ledger to ledger. So a deletion records that running maxima may be
-stale, and `lower_peaks` lowers them from the first remaining ledger, a piece per transaction, until they match the
-ledgers' own bounds.
+running maximum that is too high, because its ledger was deleted, only slows a search down: it begins at an earlier
+ledger, walks from ledger to ledger and finds the same message. So a deletion records that running maxima may be stale,
+and `lower_peaks` lowers them from the first remaining ledger, a piece per transaction, until they match the ledgers'
+own bounds.
 
-If it is killed at any point, the finished pieces are right, later ones are too high, and the record says how far the
-work had come: before that ledger, a match says nothing about later ones.
+If it is killed at any point, the finished pieces are correct and later ones are still too high. The record holds the
+progress: a match before that ledger says nothing about later ones.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ last page, page headers included. So a reader of two columns checks two chunks, 
 The footer's is that of the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
 the catalogue is the same bytes behind another ``PAR1``, so that one checksum verifies both.
 
-A file that the catalogue does not know is checked by itself: in front of its footer stands the footer's own checksum
-(`footer_mark`), where readers of Parquet do not look.
+A file that the catalogue does not know can still be checked: the footer's checksum is also stored in front of the
+footer (`footer_mark`), where Parquet readers do not look.
 
 The form is a frame (`waterclock.checksum`) around little-endian unsigned numbers of 32 bits: the checksums of the
 footer and of the text, how many row groups there are and how many chunks each has, the numbers of the row groups in the
-file, and the checksums of their chunks. Of a file that ledgers share, each ledger keeps those of its own row groups.
+file, and the checksums of their chunks. If ledgers share a file, each keeps the checksums of its own row groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The footers of ledger files, which hold the offsets of everything else.
 
-There are two copies of each, one to repair the other: in the file, and in the catalogue. If ledgers share a file, the
-copy is at the last of them, because retention deletes from the first on.
+Each has two copies, in the file and in the catalogue, so that either can replace the other. If ledgers share a file,
+the last of them has the copy, because retention deletes the first ones first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compaction: joining small files of adjacent sealed ledgers without changing a message's position.
 
-A ledger keeps its number, its entries and its bounds; only if its messages lie changes. So positions, which are
-public and which streams and subscriptions keep, mean the same before and after, and a reader that searches a topic
-searches it in the same way. If it is killed at any point, no message is lost or read twice:
+A ledger keeps its number, its entries and its bounds; only the file of its messages changes. So positions, which are
+public and which streams and subscriptions store, keep their meaning, and searches work as before. If it is killed at
+any point, no message is lost or read twice:
 
 1. `_begin` records a pending file of a new name, with an owner and a lease.
 2. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.

@@ -7,7 +7,7 @@ deleted on purpose stay deleted.
 
 Databases may share a store, so a topic takes only files of its own origin. A topic that has never held a message has
 lost its catalogue with its origin: it takes the files of its name, if they all have one origin, and that origin with
-them. Whether another database still works on these files it cannot know, so it never deletes an imported file.
+them. It cannot know whether another database still uses these files, so it never deletes an imported file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading back a ledger file that was just written: each byte and each value is compared with the original.
 
-Bytes alone would not do: a bit may flip in memory, before it is in the file, and then the file is as it was written and
-holds other messages. Values alone would not do: a bit that means nothing to this reader may mean something to another.
+Comparing bytes is not enough: if a bit flips in memory before it is written, the file matches its checksum but holds
+other messages. Comparing values is not enough: another reader may use a bit that this one ignores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Group commit: appends of several threads to one topic share transactions; each keeps its own entry and answer.
 
-An append stands in the topic's line. If no append leads, it leads: it takes those that stand first, itself the first
-of them, carries them out in one transaction, and hands the lead to the next one in line, if there is one. So a thread
-that is alone begins at once and does not wait, and while the disk is busy for one group, the next gathers. Those who
-have just got their answers often append again at once, so a leader waits for as many as there were, but only a moment.
+An append joins the topic's queue. If no append leads, it becomes the leader: it takes the first appends in the queue,
+including itself, commits them in one transaction, and hands the lead to the next one in the queue. So a lone thread
+never waits, and while the disk is busy with one group, the next one gathers. Threads often append again as soon as they
+get a result, so a leader briefly waits for as many appends as the last group had.
 
 - A leader that dies by an exception hands the lead over. Those it had taken go back to the front of the line: whether
   they arrived is not known then, and their next transaction looks for them before it writes them.

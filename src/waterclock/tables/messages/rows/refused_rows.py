@@ -1,4 +1,4 @@
-"""Work on many rows if the database may refuse some: because of a foreign key, or a user's trigger."""
+"""Statements on many rows of which the database may refuse some, because of a foreign key or a user's trigger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a message was sent, its epoch. Plain SQL may set any number, so steps and sums are bounded."""
+"""The epoch: how many times a message was sent. Plain SQL may set any number, so steps and sums are bounded."""
 
 from __future__ import annotations
 

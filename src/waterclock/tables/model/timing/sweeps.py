@@ -1,4 +1,4 @@
-"""When a table's groups are checked for contradictions to their messages, and how far the check has come."""
+"""When a table's groups are checked against their messages, and the progress of the current check."""
 
 from __future__ import annotations
 
