@@ -1,4 +1,4 @@
-"""The panel behind every picture: a background, title and summary of its own, so that it is legible on any page."""
+"""The panel behind every picture: a background, title and summary of its own, legible on any page."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def listening(host: str, port: int) -> Generator[socket.socket]:
     except OSError as error:
         raise UnavailableError(f"cannot listen at {quoted(f'{host}:{port}')}: {error.strerror or error}") from error
     with bound:
-        # Connections inherit it. asyncio sets it itself only where it opens the socket; without it each answer is in
+        # Connections inherit it. asyncio sets this itself only if it opens the socket; without it each answer is in
         # two packets, and the second one waits 40 ms for the client's delayed ACK.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield bound
