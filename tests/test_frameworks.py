@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import django
 import pytest
 import sqlalchemy as sa
 
@@ -138,6 +139,107 @@ def test_the_page_on_django_runs_as_a_project(database_url: str, tmp_path: Path)
         "acked": 5,
         "invoiced": 3,
         "sales": 3,
+    }
+
+
+DJANGO_TASKS = """
+import json, os, sys
+from io import StringIO
+
+import django
+from django.conf import settings
+from django.urls import path
+
+TASKS = ["django_tasks"] if django.VERSION < (6,) else []
+settings.configure(
+    ALLOWED_HOSTS=["testserver"],
+    DATABASES={"default": json.loads(os.environ["DATABASE"])},
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    INSTALLED_APPS=[
+        *(f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "sessions", "messages")),
+        *TASKS,
+        "shop",
+    ],
+    MIDDLEWARE=[
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+    TEMPLATES=[{
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {"context_processors": [
+            f"django.{name}" for name in (
+                "template.context_processors.request", "contrib.auth.context_processors.auth",
+                "contrib.messages.context_processors.messages",
+            )
+        ]},
+    }],
+    TASKS={"default": {"BACKEND": "shop.task_backend.WaterclockBackend"}},
+    PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
+    SECRET_KEY="secret",
+    ROOT_URLCONF="__main__",
+)
+django.setup()
+
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import transaction
+from django.test import Client
+from waterclock.testing import drain
+from shop.management.commands.run_tasks import run
+from shop.models import Sale
+from shop.queues import database, tasks
+from shop.tasks import send_invoice
+
+urlpatterns = [path("admin/", admin.site.urls)]
+tasks()
+call_command("migrate", run_syncdb=True, verbosity=0)
+with transaction.atomic():
+    sale = Sale.objects.create(customer="ada")
+    result = send_invoice.enqueue(sale.pk)
+try:
+    with transaction.atomic():
+        send_invoice.enqueue(sale.pk)
+        raise RuntimeError
+except RuntimeError:
+    pass
+ready = tasks().stats().ready
+drain(tasks(), run)
+
+database().table("dead_tasks").put({"task": "shop.tasks.send_invoice", "args": [], "kwargs": {}})
+said = StringIO()
+call_command("check", databases=["default"], stderr=said)
+client = Client()
+client.force_login(User.objects.create_superuser("root"))
+page = client.get("/admin/shop/messagetable/")
+print(json.dumps({
+    "status": result.status, "id": result.id, "ready": ready, "invoiced": Sale.objects.get().invoiced,
+    "warns": "shop.W001" in said.getvalue(), "listed": "dead_tasks" in page.content.decode(),
+    "add": client.get("/admin/shop/messagetable/add/").status_code,
+    "delete": client.post("/admin/shop/messagetable/1/delete/", {"post": "yes"}).status_code,
+}))
+"""
+
+
+@pytest.mark.one_database
+def test_tasks_checks_and_the_admin_of_django(sqlite_url: str, tmp_path: Path) -> None:
+    write_project("use-with-django.md", tmp_path)
+    if django.VERSION < (6,):  # it comes without tasks; django-tasks is the same code for it
+        for path in (tmp_path / "shop").rglob("*.py"):
+            path.write_text(path.read_text().replace("django.tasks", "django_tasks"))
+    options = {"transaction_mode": "IMMEDIATE"}
+    found = run(tmp_path, DJANGO_TASKS, DATABASE=json.dumps(django_database(sqlite_url, **options)))
+    assert found == {
+        "status": "READY",
+        "id": "1",
+        "ready": 1,
+        "invoiced": True,
+        "warns": True,
+        "listed": True,
+        "add": 403,
+        "delete": 403,
     }
 
 
