@@ -109,6 +109,16 @@ def test_a_table_that_is_dropped_and_made_again_is_served_on(
     assert payloads(table) == ["b"]
 
 
+def test_a_table_that_is_made_again_with_other_options_is_served_by_them(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(payload="json")
+    database.table("orders").drop()
+    make_table(payload="text", id_type="text").put("b", id="one")
+    [delivery] = table.receive()
+    assert (delivery.id, delivery.payload, table.options.payload) == ("one", "b", "text")
+
+
 def test_an_sql_table_dropped_by_plain_sql_is_named(orders: MessageTable, database: Database) -> None:
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE orders"))

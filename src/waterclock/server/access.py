@@ -23,6 +23,7 @@ from waterclock._support.quoting import in_a_line, quoted
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
 from waterclock.server.errors import error_response, http_error
+from waterclock.server.opened_tables import OpenedTables
 from waterclock.server.rights import Client, Kind, Verb
 from waterclock.server.tokens import find_token
 from waterclock.tables.message_table import MessageTable
@@ -86,6 +87,7 @@ class Act:
 
     caller: Client
     database: Database
+    tables: OpenedTables
     verb: Verb
     kind: Kind
     name: str
@@ -98,7 +100,7 @@ class Act:
 
     def table(self) -> MessageTable:
         """Open the message table."""
-        return self.database.table(self.name)
+        return self.tables.table(self.name)
 
     def require(self, verb: Verb, kind: Kind, name: str) -> None:
         """Refuse the request unless its caller has another right, too."""
@@ -108,7 +110,7 @@ class Act:
 
 def _begin(request: Request, verb: Verb, kind: Kind, name: str) -> Act:
     state = request.app.state
-    act = Act(request.state.caller, state.database, verb, kind, name)
+    act = Act(request.state.caller, state.database, state.tables, verb, kind, name)
     if verb != "read":
         request.state.act = act
         if state.policy.read_only:

@@ -37,6 +37,7 @@ from waterclock.server.api.readers import Readers
 from waterclock.server.errors import error_response, http_error, validation_error
 from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
 from waterclock.server.names import RawPaths
+from waterclock.server.opened_tables import OpenedTables
 from waterclock.server.pages import live, sign_in, static_files, table_list
 from waterclock.server.pages.frame import error_page
 from waterclock.server.security_headers import SecurityHeaders
@@ -77,6 +78,7 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
     )
     app.state.database = database
     app.state.asynchronous = opened
+    app.state.tables = OpenedTables(database)
     app.state.policy = policy
     app.state.stream_limit = StreamLimit()
     app.state.delivery_streams = DeliveryStreams()

@@ -22,6 +22,7 @@ message_tables = sa.Table(
     sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
     sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
     sa.Column("time_created", BigInt, nullable=False, doc="When the table was created, ns."),
+    sqlite_autoincrement=True,  # by its id an open table notices that it was dropped and created again
 )
 """One row for each message table. The messages are in the SQL table of that name."""
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
 
+from waterclock.aio.database import Database as AsyncDatabase
 from waterclock.aio.tables import MessageTable as AsyncTable
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.server.access import Act, ReceiveTable
@@ -90,7 +91,7 @@ async def receive(act: ReceiveTable, request: Request, body: ReceiveBody) -> Any
     wait = to_duration(body.wait, "wait", maximum=LONGEST_WAIT)
     chosen: dict[str, Any] = {"where": body.where, "order": body.order, "parameters": body.parameters}
     with request.app.state.stream_limit.one():
-        table: AsyncTable = await request.app.state.asynchronous.table(act.name)
+        table = await _open(act, request)
         receiving = table.receive(body.limit, wait or None, body.consumer, max_groups=body.max_groups, **chosen)
         found = await _unless_gone(request, receiving)
     act.rows = len(found)
@@ -106,9 +107,14 @@ async def stream(
     limit: Annotated[int, Query(ge=1, le=_MOST_STREAMED)] = 1,
 ) -> StreamingResponse:
     """Take messages as server-sent events named ``delivery``, of which at most ``limit`` are not over at a time."""
-    table: AsyncTable = await request.app.state.asynchronous.table(act.name)
+    table = await _open(act, request)
     events = _events(act, request, table, consumer, limit)
     return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def _open(act: Act, request: Request) -> AsyncTable:
+    opened: AsyncDatabase = request.app.state.asynchronous
+    return AsyncTable(await opened.threads.call(act.table), opened.threads, opened.waiting)
 
 
 async def _events(act: Act, request: Request, table: AsyncTable, consumer: str, limit: int) -> AsyncGenerator[str]:

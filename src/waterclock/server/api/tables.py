@@ -7,9 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import StrictFloat, StrictInt, StrictStr
 
+from waterclock.errors import NotFoundError, SchemaError
 from waterclock.server.access import Act, AnyClient, ManageTable, ReadTable
 from waterclock.server.api import shapes
 from waterclock.server.api.bodies import Body, DurationValue, TimeValue
+from waterclock.server.opened_tables import OpenedTables
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.options import OptionChanges
 from waterclock.time import to_time
@@ -58,9 +60,9 @@ class PauseBody(Body):
 @router.get("/tables")
 def list_tables(caller: AnyClient, request: Request) -> list[dict[str, Any]]:
     """List the message tables that you may read, with their options."""
-    database = request.app.state.database
-    names = caller.readable("table", database.tables())
-    return [_described(database.table(name)) for name in names]
+    state = request.app.state
+    names = caller.readable("table", state.database.tables())
+    return [found for name in names if (found := _listed(state.tables, name)) is not None]
 
 
 @router.put("/tables/{table:name}")
@@ -69,7 +71,9 @@ def create_table(act: ManageTable, body: TableOptionsBody, exist_ok: bool = Fals
     act.details = body.given()
     _require_dead_letters(act, body)
     options: dict[str, Any] = body.given()
-    return _described(act.database.create_table(act.name, exist_ok=exist_ok, **options))
+    act.database.create_table(act.name, exist_ok=exist_ok, **options)
+    act.tables.forget(act.name)
+    return _described(act.table())
 
 
 @router.get("/tables/{table:name}")
@@ -93,6 +97,7 @@ def alter_table(act: ManageTable, body: OptionChangesBody) -> dict[str, Any]:
 def remove_table(act: ManageTable) -> dict[str, Any]:
     """Remove a message table with its messages."""
     act.table().drop()
+    act.tables.forget(act.name)
     return {"removed": act.name}
 
 
@@ -118,6 +123,16 @@ def purge(act: ManageTable) -> dict[str, Any]:
     """Delete messages that were acked longer ago than ``purge_after``."""
     act.rows = act.table().purge()
     return {"purged": act.rows}
+
+
+def _listed(tables: OpenedTables, name: str) -> dict[str, Any] | None:
+    """Describe a table, or the problem with which it cannot be opened; None if it was dropped meanwhile."""
+    try:
+        return _described(tables.table(name))
+    except NotFoundError:
+        return None
+    except SchemaError as error:
+        return {"name": name, "problem": str(error)}
 
 
 def _described(table: MessageTable) -> dict[str, Any]:
