@@ -91,7 +91,7 @@ def test_only_old_acked_messages_are_archived(database: Database, topic: Topic, 
     assert table.receive()[0].payload == "open"
 
 
-def test_what_expired_is_not_archived(database: Database, topic: Topic, clock: Clock) -> None:
+def test_expired_messages_are_not_archived(database: Database, topic: Topic, clock: Clock) -> None:
     table = database.create_table("orders", payload="text")
     table.put("stale", expires_at=clock.now + 5_000)
     clock.now += 10_000
@@ -199,7 +199,7 @@ def test_json_payloads_stay_json(database: Database, topic: Topic) -> None:
     assert sorted(payloads(topic)) == [b'"text"', b'{"a": [1, null]}']
 
 
-def test_what_the_topic_does_not_take_stays_in_the_table(
+def test_messages_that_the_topic_rejects_stay_in_the_table(
     database: Database, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = database.create_topic("strict", max_ahead="1us")

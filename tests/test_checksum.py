@@ -11,7 +11,7 @@ from waterclock.errors import DamagedError
 
 
 @given(st.binary(max_size=200))
-def test_what_was_framed_comes_back(body: bytes) -> None:
+def test_framed_bytes_come_back(body: bytes) -> None:
     assert bytes(unframed(b"TST1", framed(b"TST1", body), "a test")) == body
 
 
@@ -40,10 +40,10 @@ def test_another_form_is_distinguished() -> None:
         unframed(b"TST2", framed(b"TST1", b"x"), "state")
 
 
-def test_a_checksum_goes_on_from_another() -> None:
+def test_a_checksum_continues_from_another() -> None:
     assert checksum(b"world", checksum(b"hello ")) == checksum(b"hello world")
 
 
-def test_where_something_is_damaged_survives_the_way_to_another_process() -> None:
+def test_the_place_of_damage_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(DamagedError("entry 3 is damaged", ledger=1, entry=3)))  # noqa: S301  # our own
     assert (str(error), error.ledger, error.entry) == ("entry 3 is damaged", 1, 3)

@@ -132,7 +132,7 @@ def test_numbers_of_numpy_are_payloads() -> None:
         (pa.table({"v": [[1]]}), {"payload": "v"}, InvalidArgumentError, "got list"),
     ],
 )
-def test_what_cannot_become_messages_is_refused_by_name(
+def test_values_that_cannot_become_messages_are_refused_by_name(
     given: object, names: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

@@ -86,7 +86,7 @@ def test_messages_compare_by_their_fields_and_only_with_messages() -> None:
     assert Message("a", "b", 1) != ("a", "b", 1)
 
 
-def test_a_message_says_what_it_is() -> None:
+def test_the_repr_of_a_message_shows_its_fields() -> None:
     text = repr(Message("press-01", "load", 0, b"xyz", receive_time=1_000_000, position=Position(1, 2, 3)))
     assert (
         text

@@ -32,7 +32,7 @@ batches[0]
 ]
 
 
-def test_a_notebook_shows_what_the_last_line_of_each_cell_is(tmp_path: Path) -> None:
+def test_a_notebook_shows_the_value_of_each_cells_last_line(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown: list[dict[str, Any]] = [cell.outputs[-1]["data"] for cell in notebook.cells]

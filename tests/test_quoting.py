@@ -22,7 +22,7 @@ def test_short_values_are_quoted_whole() -> None:
         assert quoted(value) == repr(value)
 
 
-def test_long_values_are_cut_and_their_length_is_said() -> None:
+def test_long_values_are_cut_and_their_length_is_reported() -> None:
     assert quoted("x" * 10**6) == f"'{'x' * 80}'… (1000000 characters)"
     assert quoted(bytes(200)).endswith("'… (200 bytes)")
     assert quoted(list(range(10**5))).endswith("… (688890 characters)")

@@ -167,7 +167,7 @@ def test_servers_end_with_their_keeper_even_if_it_is_killed(name: str, start: St
     assert list(place.iterdir()) == []
 
 
-def test_what_a_killed_run_left_is_removed_when_the_next_one_starts(start: Start, place: Path) -> None:
+def test_files_of_a_killed_run_are_removed_when_the_next_one_starts(start: Start, place: Path) -> None:
     with subprocess.Popen(["sleep", "infinity"]) as owner:
         left = start("mosquitto", "--end-with", str(owner.pid))
         kept = start("mosquitto")

@@ -11,7 +11,7 @@ from tests.services import Service
 AWAY = 0.005  # s
 
 
-def test_what_waits_for_its_answer_is_a_round_trip_and_what_does_not_is_none(postgresql_server: Service) -> None:
+def test_only_a_statement_that_waits_for_its_answer_is_a_round_trip(postgresql_server: Service) -> None:
     with (
         slow_wire(postgresql_server.url, AWAY) as wire,
         psycopg.connect(**conninfo(wire.url), autocommit=True) as connection,

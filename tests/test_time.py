@@ -60,7 +60,7 @@ def test_a_time_in_any_of_its_forms_becomes_exact_nanoseconds(written: int | str
         ("2h", "2h"),
     ],
 )
-def test_what_is_no_time_is_refused_with_the_value_in_the_error(written: object, says: str) -> None:
+def test_an_invalid_time_is_refused_with_the_value_in_the_error(written: object, says: str) -> None:
     with pytest.raises(InvalidArgumentError, match="event_time must ") as refused:
         to_time(written, "event_time")  # type: ignore[arg-type]  # the mistake under test
     assert says in str(refused.value)
@@ -114,7 +114,7 @@ def test_a_duration_in_any_of_its_forms_becomes_exact_nanoseconds(written: int |
         "9999999d",
     ],
 )
-def test_what_is_no_duration_is_refused_with_the_value_in_the_error(written: object) -> None:
+def test_an_invalid_duration_is_refused_with_the_value_in_the_error(written: object) -> None:
     with pytest.raises(InvalidArgumentError, match="window must ") as refused:
         to_duration(written, "window")  # type: ignore[arg-type]  # the mistake under test
     assert repr(written) in str(refused.value)

@@ -100,7 +100,7 @@ def test_no_error_shows_a_secret(url: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("text", [SECRET, f"./{SECRET}/d", f"{SECRET}?x", "s3cr3t", " s3cr3t\n", b"s3cr3t", 53_137])
-def test_what_is_no_url_at_all_may_be_a_password_alone(text: object) -> None:
+def test_an_invalid_url_may_be_a_bare_password(text: object) -> None:
     for way in ways(text):  # pyright: ignore[reportArgumentType]  # a caller may give anything
         with pytest.raises(wc.WaterclockError) as raised:
             way()
@@ -162,7 +162,7 @@ def test_reprs_show_no_secret() -> None:
         assert SECRET not in f"{thing}"
 
 
-def test_what_is_opened_shows_no_secret(sqlite_url: str) -> None:
+def test_opened_objects_show_no_secret(sqlite_url: str) -> None:
     with wc.connect(f"{sqlite_url}?cached_statements=77131") as database:
         topic = database.create_topic("telemetry")
         topic.append([wc.Message("a", "b", 1)])
@@ -171,7 +171,7 @@ def test_what_is_opened_shows_no_secret(sqlite_url: str) -> None:
             assert "77131" not in repr(thing)
 
 
-def test_what_a_driver_says_shows_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_drivers_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     url = sa.make_url(f"postgresql://u:p%40ss{SECRET}@h/d?sslpassword=other")
     for said in (
         f'invalid dsn: "host=h user=u password=p@ss{SECRET}"',
@@ -187,7 +187,7 @@ def test_what_a_driver_says_shows_no_secret(caplog: pytest.LogCaptureFixture) ->
     assert SECRET not in caplog.text
 
 
-def test_what_is_no_secret_is_shown() -> None:
+def test_harmless_parts_are_shown() -> None:
     for url in (
         "sqlite:///factory.db",
         "sqlite:////home/a@b/factory.db?mode=ro",

@@ -149,7 +149,7 @@ def test_a_batchers_methods(batcher: object) -> None:
         ),
     ],
 )
-def test_what_makes_batchers_and_messages(make: Callable[..., object], right: dict[str, Any]) -> None:
+def test_factories_of_batchers_and_messages(make: Callable[..., object], right: dict[str, Any]) -> None:
     def tried() -> Iterator[tuple[str, Callable[[], object]]]:
         for name in inspect.signature(make).parameters:
             for wrong in WRONG:

@@ -114,7 +114,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize(("sync", "name"), METHODS)
-def test_a_method_calls_the_one_of_its_name(sync: type, name: str) -> None:
+def test_a_method_calls_the_method_of_the_same_name(sync: type, name: str) -> None:
     described: Any = inspect.getattr_static(PAIRS[sync], name)
     assert described._method is getattr(sync, name)
 

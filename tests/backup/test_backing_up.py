@@ -201,7 +201,7 @@ def test_a_topic_that_is_removed_after_the_snapshot_is_not_in_the_backup(
         assert copy.topics() == ["empty"]
 
 
-def test_files_that_go_away_for_ever_end_the_backup_in_the_end(
+def test_files_that_go_away_forever_end_the_backup_in_the_end(
     source: wc.Database, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = source.topic("telemetry")

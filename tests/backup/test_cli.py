@@ -30,7 +30,7 @@ def test_the_commands_of_the_page_back_up_check_and_restore(source: wc.Database,
         assert messages(copy) == messages(source)
 
 
-def test_a_backup_is_replaced_only_with_consent_and_its_faults_are_said(
+def test_a_backup_is_replaced_only_with_consent_and_its_faults_are_reported(
     source: wc.Database, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["backup", str(folder), "--url", str(source.backend.url), "--ledgers", source.ledgers, "--json"]
@@ -56,7 +56,9 @@ def test_ctrl_c_ends_a_command_with_one_line(
     assert capsys.readouterr() == ("", "waterclock: interrupted\n")
 
 
-def test_wrong_usage_is_said(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_errors_are_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("WATERCLOCK_URL", raising=False)
     for words, text in {
         "backup there": "no database given",

@@ -44,7 +44,7 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def test_a_killed_backup_is_none_and_the_next_one_completes_it(
+def test_a_killed_backup_is_incomplete_and_the_next_one_completes_it(
     source: wc.Database, folder: Path, tmp_path: Path
 ) -> None:
     left = [_is_whole(folder) for _ in kills("backup", str(source.backend.url), source.ledgers, folder)]

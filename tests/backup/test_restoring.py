@@ -62,7 +62,7 @@ def test_places_that_are_not_new_are_refused_by_name(backup: Path, url: str, tmp
     assert not (tmp_path / "copy.db").exists()
 
 
-def test_what_is_no_whole_backup_is_refused(backup: Path, url: str, tmp_path: Path) -> None:
+def test_an_incomplete_backup_is_refused(backup: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no complete backup found in"):
         wc.restore(tmp_path / "nowhere", url)
     (backup / NAME).unlink()
@@ -97,7 +97,7 @@ def test_a_backup_that_lacks_a_file_is_refused(backup: Path, url: str, tmp_path:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null", "[" * 100_000, '{"format": 1, "crc": 0, "backup": []}', "\0"])
-def test_a_manifest_that_is_none_is_damaged(folder: Path, text: str) -> None:
+def test_an_invalid_manifest_is_damaged(folder: Path, text: str) -> None:
     folder.mkdir()
     (folder / NAME).write_text(text)
     with pytest.raises(DamagedError, match=f"{NAME} is corrupt"):
@@ -180,7 +180,7 @@ def test_a_backup_whose_catalogue_is_older_is_brought_to_this_version(
         assert [delivery.payload for delivery in copy.table("orders").receive()] == ["one"]
 
 
-def test_what_a_killed_restore_left_is_removed_by_the_next_one(backup: Path, url: str, tmp_path: Path) -> None:
+def test_files_of_a_killed_restore_are_removed_by_the_next_one(backup: Path, url: str, tmp_path: Path) -> None:
     (tmp_path / "copy.db.part").write_bytes(b"half a database")
     (tmp_path / "copy.db.part-wal").write_bytes(b"and its log")
     wc.restore(backup, url)

@@ -111,7 +111,7 @@ def names_original(copy: wc.Database, original: str | None) -> bool:
     return any(f"`{original}`" in each for each in made)
 
 
-def test_what_the_page_says_backs_up_and_restores_everything(place: Place) -> None:
+def test_the_commands_of_the_page_back_up_and_restore_everything(place: Place) -> None:
     with place.connect(place.url) as source:
         furnish(source)
         whole = messages(source), rows(source.backend.engine), groups(source)

@@ -72,7 +72,7 @@ def test_a_flush_reaches_every_source(messages: list[Message], rule: Rule, place
 
 
 @given(arrivals(sources=SOURCES), rules)
-def test_a_list_is_its_messages_one_by_one(messages: list[Message], rule: Rule) -> None:
+def test_a_list_equals_its_messages_added_one_by_one(messages: list[Message], rule: Rule) -> None:
     singly, at_once = (
         BySource(lambda: EventTimeBatcher(**rule._asdict())),
         BySource(lambda: EventTimeBatcher(**rule._asdict())),
@@ -229,7 +229,7 @@ def test_without_an_advance_the_furthest_clock_says_who_is_silent() -> None:
     assert set(sources.stats()) == {"b"}
 
 
-def test_a_clock_far_ahead_is_seen_and_set_anew() -> None:
+def test_a_clock_far_ahead_is_seen_and_set_again() -> None:
     sources = BySource(batcher_of_five)
     sources.add([message("a", 0), message("b", 0), message("a", 86_400)])
     sources.add([message("a", time) for time in range(10, 1_010, 10)])
@@ -243,7 +243,7 @@ def test_a_clock_far_ahead_is_seen_and_set_anew() -> None:
     assert sources.stats()["a"].clock == 2_000
 
 
-def test_an_advance_too_far_is_set_anew_for_all() -> None:
+def test_an_advance_too_far_is_set_again_for_all() -> None:
     sources = BySource(batcher_of_five)
     sources.add([message("a", 0), message("b", 0)])
     sources.advance(86_400)

@@ -294,9 +294,7 @@ def test_only_tables_are_taken() -> None:
 
 
 @given(arrivals(), rules)
-def test_what_needs_no_other_message_is_judged_alike_before_the_others_come(
-    messages: list[Message], rule: Rule
-) -> None:
+def test_messages_judged_alone_are_judged_alike_before_the_others_come(messages: list[Message], rule: Rule) -> None:
     event_times = np.array([m.event_time for m in messages], np.int64)
     receive_times = np.array([m.receive_time for m in messages], np.int64)
     streams = np.zeros(len(messages), np.int32)
@@ -337,7 +335,7 @@ def test_a_second_process_starts_without_compiling(rule: str) -> None:
 @pytest.mark.parametrize(
     "room", ["batching.event_time.kernel", "batching.rate.by_column.kernel", "spark.packing_kernel"]
 )
-def test_what_is_compiled_together_stands_in_one_file(room: str) -> None:
+def test_code_compiled_together_is_in_one_file(room: str) -> None:
     # Numba's cache looks for changes in the file of the function that is called, and in no other.
     kernel = import_module(f"waterclock.{room}")
     compiled = [value.py_func for value in vars(kernel).values() if hasattr(value, "py_func")]

@@ -230,7 +230,7 @@ def test_after_a_flush_what_belongs_to_a_window_given_out_is_rejected() -> None:
     assert drawn(b.flush()) == ["c151 in 151-201 @221 flush"]
 
 
-def test_what_an_advance_promised_is_kept_by_the_batcher() -> None:
+def test_the_batcher_remembers_the_promise_of_an_advance() -> None:
     b = batcher()
     b.advance(150)
     arrive(b, "a131@150", "a130@150")

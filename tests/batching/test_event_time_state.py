@@ -71,7 +71,7 @@ def test_messages_come_back_whole() -> None:
     assert restored.flush() == batcher.flush()
 
 
-def test_what_was_given_out_early_is_still_known() -> None:
+def test_messages_emitted_early_are_still_known() -> None:
     batcher = EventTimeBatcher(window=50, max_delay=100)
     batcher.add(Message("device", "a", 100, receive_time=100))
     batcher.flush()
@@ -98,7 +98,7 @@ def test_a_batcher_that_saw_nothing_comes_back() -> None:
         busy_batcher().flush()[0].to_bytes(),
     ],
 )
-def test_what_is_no_state_is_refused(data: bytes) -> None:
+def test_an_invalid_state_is_refused(data: bytes) -> None:
     with pytest.raises(SchemaError):
         EventTimeBatcher.restore(data)
 
@@ -145,6 +145,8 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("batcher", [EventTimeBatcher, RateAwareBatcher])
 @pytest.mark.parametrize("state", ["text", None, 5])
-def test_what_is_no_bytes_is_no_state(batcher: type[EventTimeBatcher] | type[RateAwareBatcher], state: Any) -> None:
+def test_a_value_that_is_not_bytes_is_not_a_state(
+    batcher: type[EventTimeBatcher] | type[RateAwareBatcher], state: Any
+) -> None:
     with pytest.raises(InvalidArgumentError, match=r"state must be the bytes of"):
         batcher.restore(state)

@@ -38,7 +38,7 @@ def test_good_messages_are_taken_again_and_none_is_batched_twice(restarted: bool
     assert [batch.start for batch in batcher.flush()] == [300]
 
 
-def test_what_was_given_out_ahead_is_not_given_out_again_when_its_time_comes() -> None:
+def test_messages_emitted_ahead_are_not_emitted_again_when_their_time_comes() -> None:
     batcher = leapt()
     for each in (message(200), message(100 + DAY), message(100 + DAY, "b"), message(151 + DAY)):
         batcher.add(each)
@@ -57,7 +57,7 @@ def test_a_batcher_tells_how_far_its_clock_stands_ahead() -> None:
     assert batcher.stats() == ("device", None, 0, 0)
 
 
-def test_the_clock_of_another_source_is_not_set_anew() -> None:
+def test_the_clock_of_another_source_is_not_set_again() -> None:
     with pytest.raises(InvalidArgumentError, match=r"source must be the batcher's source \('device'\), got 'other'"):
         leapt().reset("other")
 

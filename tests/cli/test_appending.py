@@ -70,7 +70,7 @@ def test_the_unit_of_integer_times_is_warned_of_and_can_be_given(
     assert json.loads(capsys.readouterr().out)["start"] == "2026-07-01T12:00:00.123Z"
 
 
-def test_after_a_bad_line_the_mended_file_goes_on_and_doubles_nothing(
+def test_after_a_bad_line_the_mended_file_continues_and_duplicates_nothing(
     topic: Topic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [line(number) for number in range(GOOD)]
@@ -104,14 +104,14 @@ def write(lines: Iterable[str], name: str = "log.jsonl") -> None:
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 3), (700, 2_300), (1_000, 1_000, 1_001), (700, 900, 8_200, 8_201)])
-def test_a_file_that_grows_goes_on_after_what_is_in(topic: Topic, counts: tuple[int, ...]) -> None:
+def test_a_file_that_grows_continues_after_what_is_in(topic: Topic, counts: tuple[int, ...]) -> None:
     for count in counts:
         write(map(line, range(count)))
         assert append("log.jsonl") == DONE
     assert numbers(topic) == list(range(counts[-1]))
 
 
-def test_a_file_whose_last_line_is_still_being_written_goes_on_once_it_is_whole(topic: Topic) -> None:
+def test_a_file_whose_last_line_is_still_being_written_continues_once_it_is_whole(topic: Topic) -> None:
     whole = line(3)
     for end, code in (("", DONE), (whole[:20], WRONG_USAGE), (whole.rstrip(), DONE), (whole + line(4), DONE)):
         write([*map(line, range(3)), end])
@@ -119,7 +119,7 @@ def test_a_file_whose_last_line_is_still_being_written_goes_on_once_it_is_whole(
     assert numbers(topic) == list(range(5))
 
 
-def test_files_that_begin_with_the_same_message_are_appended_each_and_each_goes_on(topic: Topic) -> None:
+def test_files_that_begin_with_the_same_message_are_appended_each_and_each_continues(topic: Topic) -> None:
     for count in (2, 1_200):
         for first in (100, 5_000, 9_000):
             write([line(0), *(line(first + number) for number in range(count))], f"{first}.jsonl")
@@ -171,7 +171,7 @@ def test_a_file_that_became_shorter_than_what_is_in_is_refused(
     assert numbers(topic) == list(range(1_500))
 
 
-def test_a_line_that_is_in_and_is_no_message_any_more_is_an_error_that_says_so(
+def test_a_line_that_is_in_and_is_not_a_message_any_more_is_an_error_that_says_so(
     topic: Topic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [line(number) for number in range(30)]
@@ -185,7 +185,7 @@ def test_a_line_that_is_in_and_is_no_message_any_more_is_an_error_that_says_so(
     assert numbers(topic) == list(range(30))
 
 
-def test_a_parquet_file_goes_on_where_it_was_broken_off(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_continues_where_it_was_interrupted(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [Message("press-01", "load", number, str(number).encode()) for number in range(2_500)]
     pq.write_table(pa.Table.from_batches([to_arrow(messages)]), "messages.parquet")
     with monkeypatch.context() as patch:
@@ -224,7 +224,7 @@ def test_two_runs_of_one_file_at_a_time_append_it_once(topic: Topic) -> None:
     assert numbers(topic) == list(range(1_500))
 
 
-def test_a_file_that_grew_goes_on_where_its_producer_is_named(topic: Topic) -> None:
+def test_a_file_that_grew_continues_where_its_producer_is_named(topic: Topic) -> None:
     file = Path("log.jsonl")
     for count in (700, 2_300):
         file.write_text("".join(line(number) for number in range(count)))
@@ -232,7 +232,7 @@ def test_a_file_that_grew_goes_on_where_its_producer_is_named(topic: Topic) -> N
     assert numbers(topic) == list(range(2_300))
 
 
-def test_a_file_that_grew_twice_goes_on_where_its_producer_is_named(topic: Topic) -> None:
+def test_a_file_that_grew_twice_continues_where_its_producer_is_named(topic: Topic) -> None:
     file = Path("log.jsonl")
     for count in (700, 900, 1_200):
         file.write_text("".join(line(number) for number in range(count)))
@@ -275,7 +275,7 @@ def test_standard_input_is_appended_whole_unless_a_producer_is_named(topic: Topi
     assert numbers(topic) == [7, 7]
 
 
-def test_rejected_messages_count_and_a_file_goes_on_behind_them(
+def test_rejected_messages_count_and_a_file_continues_behind_them(
     sqlite_url: str, topic: Topic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     connect(sqlite_url).create_topic("strict", max_ahead="5m")
@@ -308,7 +308,7 @@ def test_rejected_messages_count_and_a_file_goes_on_behind_them(
         (b"{\n", "line 2"),
     ],
 )
-def test_what_is_no_message_is_a_clean_error_with_its_line(
+def test_an_invalid_message_is_a_clean_error_with_its_line(
     topic: Topic, content: bytes, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("messages.jsonl").write_bytes(line(1).encode() + content)
@@ -320,14 +320,14 @@ def test_what_is_no_message_is_a_clean_error_with_its_line(
     assert len(said) < 1_000
 
 
-def test_a_folder_is_no_file_of_messages(topic: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_not_a_file_of_messages(topic: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("folder", "folder.parquet"):
         Path(name).mkdir()
         assert append(name) == FAILED
         assert "cannot read" in capsys.readouterr().err
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_message(topic: Topic) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_message(topic: Topic) -> None:
     Path("messages.jsonl").write_text(line(1), encoding="utf-8-sig")
     assert append("messages.jsonl") == DONE
     assert numbers(topic) == [1]

@@ -58,7 +58,7 @@ def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
         ),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(filled: Shell, words: tuple[str, ...], text: str) -> None:
+def test_missing_or_wrong_parts_are_named(filled: Shell, words: tuple[str, ...], text: str) -> None:
     assert filled(*words, expect=1 if text.startswith("no ") else 2) == ""
     assert text in filled.said
 

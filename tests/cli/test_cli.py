@@ -252,7 +252,7 @@ def test_a_topic_is_rolled_and_sealed(shell: Shell) -> None:
     assert [row["payload"] for row in shell.json("topic", "read", "telemetry")] == ["17"]
 
 
-def test_what_reading_prints_can_be_appended_again(shell: Shell) -> None:
+def test_the_output_of_reading_can_be_appended_again(shell: Shell) -> None:
     for topic in ("first", "second"):
         shell("topic", "add", topic)
     shell("topic", "append", "first", write_messages(shell.folder, {"headers": {"a": "b"}}, {"payload_base64": "/w=="}))
@@ -271,7 +271,7 @@ def test_a_single_hyphen_is_standard_input(shell: Shell) -> None:
         assert b"1 messages" in done.stderr
 
 
-def test_what_cannot_be_meant_is_refused_before_the_caller_is_asked(shell: Shell) -> None:
+def test_invalid_arguments_are_refused_before_the_caller_is_asked(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     shell("topic", "expire", "telemetry", "old", expect=WRONG_USAGE)
     assert "'500ms', '1.5s', '1h30m' or '7d', got 'old'" in shell.said
@@ -385,7 +385,7 @@ def test_without_a_url_the_remedy_is_named(shell: Shell, monkeypatch: pytest.Mon
     assert "--url" in shell.said
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(shell: Shell) -> None:
+def test_a_reader_that_stops_early_is_not_an_error(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     shell("topic", "append", "telemetry", write_messages(shell.folder, *[{"payload": "x" * 1000}] * 1000))
     piped = subprocess.run(  # noqa: S602  # the shell's pipe is what is tested

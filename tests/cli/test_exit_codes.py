@@ -88,9 +88,7 @@ def test_readers_that_have_gone_change_no_exit_code(
         (("table", "add", "jobs", "--jitter", "hunter2"), "--jitter must be a number"),
     ],
 )
-def test_what_is_given_as_a_number_and_is_none_is_not_echoed(
-    shell: Shell, words: tuple[str, ...], complaint: str
-) -> None:
+def test_an_invalid_number_is_not_echoed(shell: Shell, words: tuple[str, ...], complaint: str) -> None:
     shell(*words, expect=WRONG_USAGE)
     assert shell.said == f"waterclock: {complaint}\n"
 

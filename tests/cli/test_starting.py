@@ -30,7 +30,7 @@ def test_a_nouns_help_needs_neither_spark_nor_numba() -> None:
     assert not {"numba", "pandas", "pyspark"} & loaded
 
 
-def test_the_list_of_commands_says_what_their_own_help_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_of_commands_repeats_their_own_help(capsys: pytest.CaptureFixture[str]) -> None:
     for noun, (home, text) in COMMANDS.items():
         module, _, name = home.partition(":")
         target = getattr(import_module(f"waterclock.cli.{module}"), name)

@@ -82,7 +82,7 @@ def test_the_info_of_a_table_says_whether_it_is_paused_and_until_when(orders: Sh
     assert paused() == (False, None)
 
 
-def test_what_waits_is_shown_and_not_taken(orders: Shell) -> None:
+def test_waiting_messages_are_shown_and_not_taken(orders: Shell) -> None:
     orders("table", "peek", "orders", expect=FAILED)
     orders("table", "put", "orders", "tea", "--priority", "2")
     orders("table", "put", "orders", "milk", "--header", "of=a cow")

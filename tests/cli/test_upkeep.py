@@ -26,7 +26,7 @@ def test_upkeep_runs_once_and_its_status_says_what_failed(shell: Shell) -> None:
     assert rows["seal"]["due_at"] > rows["seal"]["ran_at"]
 
 
-def test_upkeep_goes_on_until_a_signal_ends_it_after_the_task_under_way(
+def test_upkeep_continues_until_a_signal_ends_it_after_the_task_under_way(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell("table", "add", "orders")

@@ -35,7 +35,7 @@ from waterclock.work.worker import Worker
         (["tests.work.shop:handle", "--recycle-above", "9"], "recycle_above must be omitted without processes, got 9"),
     ],
 )
-def test_what_cannot_be_meant_is_wrong_usage(shell: Shell, words: list[str], said: str) -> None:
+def test_invalid_options_are_usage_errors(shell: Shell, words: list[str], said: str) -> None:
     shell("table", "add", "orders")
     shell("work", *words, "--table", "orders", expect=WRONG_USAGE)
     assert said in shell.said.replace("\n", " ")

@@ -78,7 +78,7 @@ def test_a_url_with_ports_or_without_is_taken(url: str) -> None:
     assert parse_url(url).database == "x"
 
 
-def test_what_stands_in_the_place_of_a_port_and_may_be_a_password_is_not_shown() -> None:
+def test_a_port_that_may_be_a_password_is_not_shown() -> None:
     with pytest.raises(InvalidArgumentError, match="must have a port from 1 to") as refused:
         parse_url("postgresql://me:271828182/x")
     assert "271828182" not in str(refused.value)
@@ -151,7 +151,7 @@ def test_an_sqlite_file_is_opened_and_read_while_another_writes(sqlite_url: str)
             assert connection.execute(sa.text("PRAGMA auto_vacuum")).scalar() == 2  # incremental
 
 
-def test_a_database_that_stays_busy_is_given_up_with_a_word(sqlite_url: str) -> None:
+def test_a_database_that_stays_busy_is_abandoned_with_a_message(sqlite_url: str) -> None:
     backend = Backend(sqlite_url, timeout=0)
     with backend._writer.begin(), pytest.raises(UnavailableError, match="busy or did not answer for 0 s"):
         backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))

@@ -93,7 +93,7 @@ def test_a_newer_catalogue_is_refused_and_left_alone(database_url: str, create: 
 
 
 @pytest.mark.one_database
-def test_an_older_catalogue_is_migrated_only_where_that_is_said(database_url: str) -> None:
+def test_an_older_catalogue_is_migrated_only_where_that_is_reported(database_url: str) -> None:
     wc.connect(database_url, create=True).close()
     set_version(database_url, "0000")
     for create in (None, False):

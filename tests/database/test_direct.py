@@ -201,7 +201,7 @@ def test_a_deadlock_of_transactions_is_resolved_by_trying_one_again(backend: Bac
 
 
 @on_sqlite
-def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Backend) -> None:
+def test_work_that_fails_leaves_nothing_behind_and_the_next_continues(backend: Backend) -> None:
     def insert_and_fail(own: Direct) -> None:
         own.execute(insert, {"of": 1, "what": None, "yes": None})
         raise KeyboardInterrupt
@@ -215,7 +215,7 @@ def test_work_that_fails_leaves_nothing_behind_and_the_next_goes_on(backend: Bac
 
 
 @on_sqlite
-def test_who_meets_another_writer_waits_on_the_same_connection_and_gives_up_with_a_word(
+def test_a_blocked_writer_waits_on_its_connection_and_gives_up_with_an_error(
     backend: Backend, opened: list[object]
 ) -> None:
     with backend.engine.connect() as other:
@@ -269,7 +269,9 @@ def test_a_connection_that_would_not_wait_for_the_disk_any_more_is_not_lent_agai
 
 
 @on_postgresql
-def test_what_needs_no_answer_goes_with_what_does(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statements_without_an_answer_travel_with_those_that_have_one(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frame = backend.dialect.frame
     assert frame is not None
     assert frame.together is not None
@@ -313,7 +315,7 @@ def test_what_needs_no_answer_goes_with_what_does(backend: Backend, monkeypatch:
 
 @on_both
 @pytest.mark.parametrize("together", [True, False])
-def test_what_fails_among_others_is_named_and_undone(
+def test_a_failed_statement_among_others_is_named_and_undone(
     backend: Backend, opened: list[object], monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     monkeypatch.setattr(Direct, "together", together)

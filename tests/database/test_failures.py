@@ -41,7 +41,7 @@ def backend(database_url: str) -> Generator[Backend]:
         (insert, {"id": 2**70, "text": "x"}, wc.InvalidArgumentError),
     ],
 )
-def test_what_a_statement_of_ours_raises_is_an_error_of_ours_with_the_drivers_as_its_cause(
+def test_errors_of_our_statements_are_our_errors_with_the_drivers_as_their_cause(
     backend: Backend, way: str, statement: Any, values: Any, kind: type[wc.WaterclockError]
 ) -> None:
     with pytest.raises(kind) as raised:
@@ -52,7 +52,7 @@ def test_what_a_statement_of_ours_raises_is_an_error_of_ours_with_the_drivers_as
     WAYS[way](backend, lambda own: own.execute(insert, {"id": 7, "text": "still alive"}))
 
 
-def test_what_a_commit_refuses_is_an_error_of_ours(database_url: str) -> None:
+def test_an_error_at_the_commit_is_an_error_of_ours(database_url: str) -> None:
     deferred = "CREATE TABLE child (id int REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)"
     if database_url.startswith(("mysql", "mariadb")):
         deferred = "CREATE TABLE child (id int, FOREIGN KEY (id) REFERENCES parent(id))"  # it knows none that wait
@@ -65,7 +65,7 @@ def test_what_a_commit_refuses_is_an_error_of_ours(database_url: str) -> None:
                 backend.transact(lambda own: own.exec_driver_sql("INSERT INTO child VALUES (1)"), indexed=indexed)
 
 
-def test_what_a_snapshot_refuses_is_an_error_of_ours_and_a_mistake_of_its_users_stays_theirs(backend: Backend) -> None:
+def test_errors_in_a_snapshot_are_ours_and_errors_of_its_user_are_unchanged(backend: Backend) -> None:
     with pytest.raises(wc.RefusedError), backend.snapshot() as connection:
         connection.execute(sa.text("SELECT nothing FROM nowhere"))
     with pytest.raises(UnicodeEncodeError), backend.snapshot():

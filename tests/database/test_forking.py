@@ -59,7 +59,7 @@ def test_a_forked_process_has_sessions_of_its_own(database: Database) -> None:
     assert ours.isdisjoint(theirs)
 
 
-def test_parent_and_child_both_go_on(database: Database) -> None:
+def test_parent_and_child_both_continue(database: Database) -> None:
     table = used(database)
 
     def work() -> str:
@@ -80,7 +80,7 @@ def rows(path: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT message FROM orders ORDER BY id")]
 
 
-def test_what_a_child_writes_to_a_file_is_there_after_its_parent_has_closed_it(tmp_path: Path) -> None:
+def test_writes_of_a_child_to_a_file_survive_its_parents_close(tmp_path: Path) -> None:
     path = tmp_path / "factory.db"
     database = connect(f"sqlite:///{path}")
     table = used(database)

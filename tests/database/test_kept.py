@@ -46,7 +46,7 @@ def test_a_cache_does_not_keep_its_database_alive() -> None:
     assert len(kept.known) == 0
 
 
-def test_a_process_that_is_forked_keeps_nothing_of_its_parents_also_where_a_thread_was_making_something() -> None:
+def test_a_process_that_is_forked_keeps_nothing_of_its_parents_even_if_a_thread_was_creating_something() -> None:
     kept = PerDatabaseCache[list[int]](lambda _: [])
     one = Opened()
     kept.of(one).append(1)

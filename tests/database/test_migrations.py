@@ -143,7 +143,7 @@ def test_a_catalogue_of_a_newer_library_is_refused_and_left_alone(database_url: 
             Backend(database_url, create=True)
 
 
-def test_a_migration_that_another_process_does_not_finish_is_given_up_with_a_word(
+def test_a_migration_that_another_process_does_not_finish_is_abandoned_with_a_message(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mariadb, "_MIGRATION_LOCK_SECONDS", 0)

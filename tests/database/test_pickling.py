@@ -85,7 +85,7 @@ def test_a_password_in_the_url_is_warned_of(monkeypatch: pytest.MonkeyPatch, sql
         assert "geheim" not in str(warned[0].message)
 
 
-def test_what_belongs_to_one_process_is_refused_by_name(sqlite_url: str) -> None:
+def test_objects_of_one_process_are_refused_by_name(sqlite_url: str) -> None:
     with connect(sqlite_url) as database:
         topic, table = database.create_topic("telemetry"), database.create_table("orders", payload="text")
         table.put("tea")

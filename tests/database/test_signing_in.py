@@ -36,7 +36,7 @@ def test_a_wrong_password_and_an_unknown_user_are_forbidden(
 
 
 @pytest.mark.parametrize(("change", "says"), [({"database": "nowhere"}, "nowhere"), ({"port": 1}, "refused")])
-def test_what_else_goes_wrong_while_connecting_is_unavailable(
+def test_other_failures_while_connecting_are_unavailable(
     postgresql_server: Service, change: dict[str, Any], says: str
 ) -> None:
     url = sa.make_url(postgresql_server.url).set(**change)

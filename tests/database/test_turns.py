@@ -106,7 +106,7 @@ def test_a_folder_that_may_not_be_written_to_has_turns_of_threads_alone(tmp_path
         assert turns._file is None
 
 
-def test_a_process_that_is_killed_gives_its_turn_on(turns: Turns, file: Path) -> None:
+def test_a_process_that_is_killed_passes_its_turn_on(turns: Turns, file: Path) -> None:
     came = threading.Event()
 
     def come() -> None:
@@ -161,7 +161,7 @@ def can_be_locked(file: Path) -> bool:
         os.close(other)
 
 
-def test_a_process_that_dies_in_its_turn_gives_it_on_though_a_child_of_it_lives(turns: Turns, file: Path) -> None:
+def test_a_process_that_dies_in_its_turn_gives_it_on_although_a_child_of_it_lives(turns: Turns, file: Path) -> None:
     with turns.turn(with_others=True):
         child = Child(lambda: "")
         assert not can_be_locked(file)
@@ -171,7 +171,7 @@ def test_a_process_that_dies_in_its_turn_gives_it_on_though_a_child_of_it_lives(
         child.go()
 
 
-def test_a_lock_that_comes_too_late_is_given_back_though_a_fork_has_copied_it(file: Path) -> None:
+def test_a_lock_that_comes_too_late_is_given_back_although_a_fork_has_copied_it(file: Path) -> None:
     late = os.open(file, os.O_RDONLY | os.O_CREAT)
     turns_module._opened.add(late)
     turns_module._lock(late)
@@ -181,7 +181,7 @@ def test_a_lock_that_comes_too_late_is_given_back_though_a_fork_has_copied_it(fi
     os.close(copy)
 
 
-def test_a_writer_that_tries_in_vain_gives_its_turn_on(
+def test_a_writer_that_tries_without_success_passes_its_turn_on(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)

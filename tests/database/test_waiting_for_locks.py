@@ -38,7 +38,7 @@ def test_a_lower_limit_of_the_servers_stays(
     assert _allowed(connect(database_url + query), way) == ours
 
 
-def test_what_a_caller_does_on_our_engine_waits_as_the_server_says(connect: Callable[..., Database]) -> None:
+def test_statements_of_a_caller_on_our_engine_keep_the_servers_timeouts(connect: Callable[..., Database]) -> None:
     backend = connect().backend
     backend.transact(lambda own: own.execute(sa.text("SELECT 1")).all())
     with backend.engine.begin() as callers:

@@ -40,7 +40,7 @@ def test_the_window_in_progress_is_drawn_without_a_shade() -> None:
     assert "open" not in texts(rate_drawing([batch(0, "slots", "det")], in_progress=(SECOND, 2 * SECOND)))
 
 
-def test_what_lies_outside_is_an_arrow_and_no_dot() -> None:
+def test_a_message_outside_is_an_arrow_instead_of_a_dot() -> None:
     inside, before, after = (Message("s", "det", when * SECOND) for when in (0, -9, 9))
     without = rate_drawing([batch(0, "slots")], [inside])
     one_side = rate_drawing([batch(0, "slots")], [inside, after])

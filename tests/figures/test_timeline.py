@@ -209,7 +209,7 @@ def test_a_hostile_source_name_stays_text() -> None:
     assert HOSTILE.replace("\0", "\N{REPLACEMENT CHARACTER}") in words(picture)
 
 
-def test_a_long_source_name_is_shortened_and_kept_in_full_beside_it() -> None:
+def test_a_long_source_name_is_shortened_and_kept_in_full_next_to_it() -> None:
     name = "x" * 100
     picture = timeline([batch(message(source=name), source=name)], [])
     assert not any(name in word for word in words(picture))

@@ -50,7 +50,7 @@ def test_other_lines_are_refused_by_number(tmp_path: Path, text: str, message: s
         list(read_published(tmp_path / "none"))
 
 
-def test_what_a_broker_would_lose_follows_from_its_configuration() -> None:
+def test_a_brokers_configuration_shows_which_messages_it_would_lose() -> None:
     installed = broker_warnings(broker_settings("# persistence true\nlistener 1883\n"))
     assert len(installed) == 2
     assert "queues 1000 messages" in installed[0]

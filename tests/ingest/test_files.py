@@ -33,20 +33,20 @@ def test_a_message_survives_json_but_for_the_position_that_its_topic_gave_it(mes
         ({"source": "a", "stream": "b", "event_time": 0, "payload_base64": "?"}, "payload_base64: '?'"),
     ],
 )
-def test_json_that_is_no_message_is_refused_with_the_value(fields: Any, says: str) -> None:
+def test_json_that_is_not_a_message_is_refused_with_the_value(fields: Any, says: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         message_from_json(fields)
     assert says in str(refused.value)
 
 
-def test_a_file_of_json_lines_is_read_in_chunks_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
+def test_a_file_of_json_lines_is_read_in_chunks_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "messages.jsonl"
     line = json.dumps(message_to_json(Message("a", "b", 1)))
     file.write_text("\n\n".join([line] * (CHUNK + 1)) + "\n")
     assert [len(chunk) for chunk in MessageFile(str(file)).chunks()] == [CHUNK, 1]
 
 
-def test_the_line_that_is_no_message_is_named(tmp_path: Path) -> None:
+def test_the_line_that_is_not_a_message_is_named(tmp_path: Path) -> None:
     file = tmp_path / "messages.jsonl"
     file.write_text(json.dumps(message_to_json(Message("a", "b", 1))) + "\n{\n")
     with pytest.raises(InvalidArgumentError, match=r"messages\.jsonl, line 2"):

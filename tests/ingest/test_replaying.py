@@ -29,7 +29,9 @@ def _topics(database: Database) -> None:
     database.create_topic("dead").append(letters)
 
 
-def test_what_can_be_mapped_now_is_appended_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_that_can_be_mapped_now_are_appended_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replaying, "_AT_ONCE", 2)
     corrected = plan("plant/{source}/{stream}")
     assert vars(replay(database, corrected, dry_run=True)) == {"mapped": 2, "appended": 2, "failed": 1, "cut": 1}

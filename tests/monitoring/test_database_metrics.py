@@ -133,7 +133,7 @@ def test_a_database_whose_claims_fail_is_not_ready(connect: Connect) -> None:
     assert metrics.is_away() is None
 
 
-def test_those_who_ask_meanwhile_share_a_collection_and_none_waits_for_ever() -> None:
+def test_concurrent_callers_share_a_collection_and_no_one_waits_forever() -> None:
     began, go_on = threading.Event(), threading.Event()
     runs: list[int] = []
 

@@ -103,7 +103,7 @@ def test_a_long_queue_is_estimated_and_what_is_not_due_is_counted(database: Data
     assert found.oldest_age == 30 * SECOND
 
 
-def test_groups_that_stand_still_are_counted_while_others_go_on(database: Database, clock: SetClock) -> None:
+def test_groups_that_stand_still_are_counted_while_others_continue(database: Database, clock: SetClock) -> None:
     orders = database.create_table(
         "orders", payload="text", groups="sequenced", max_attempts=1, on_exhausted="block", min_backoff="1s"
     )

@@ -49,7 +49,7 @@ def test_an_address_is_a_host_and_a_port() -> None:
             parse_address(wrong)
 
 
-def test_what_cannot_be_served_is_said(database: wc.Database, tmp_path: Path) -> None:
+def test_a_reason_for_not_serving_is_reported(database: wc.Database, tmp_path: Path) -> None:
     def start(listen: str, certificate: Path | None = None, key: Path | None = None) -> None:
         serve(
             database,

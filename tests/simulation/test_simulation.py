@@ -98,7 +98,7 @@ def stored() -> list[object]:
 
 
 @pytest.mark.parametrize(("database_url", "schedule"), stored(), indirect=["database_url"])
-def test_what_a_stored_schedule_found_is_mended(stage: Stage, schedule: Schedule) -> None:
+def test_faults_that_stored_schedules_found_are_fixed(stage: Stage, schedule: Schedule) -> None:
     outcome = schedule.play(stage)
     assert not has(outcome, schedule.fault), "\n".join([*lines(outcome), *outcome.faults])
 
@@ -169,7 +169,7 @@ def test_no_schedule_of_one_thread_finds_a_fault_that_takes_locks(stage: Stage, 
     assert not shows_to_one_thread(stage, mutation, OTHERWISE)
 
 
-def test_what_hangs_between_two_runs_is_ended_with_the_stacks_of_all_threads() -> None:
+def test_a_hang_between_two_runs_is_ended_with_the_stacks_of_all_threads() -> None:
     kept = threading.Lock()
     kept.acquire()
     try:

@@ -181,7 +181,7 @@ def test_payloads_of_other_messages_are_refused(topic: Topic, name: str, value: 
         found_at(payloads, pa.Table.from_pylist(changed, table.schema))
 
 
-def test_what_cannot_be_meant_is_refused(spark: SparkSession, topic: Topic) -> None:
+def test_invalid_arguments_are_refused(spark: SparkSession, topic: Topic) -> None:
     batches = batches_on(spark, topic)
     url = str(topic.storage.backend.url)
     with pytest.raises(wc.InvalidArgumentError, match="url must be given with payloads='telemetry'"):

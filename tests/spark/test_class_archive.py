@@ -48,7 +48,7 @@ def test_java_takes_its_classes_from_the_archive(java: Java) -> None:
     assert f"{SUBMIT} source: shared objects file (top)" in loaded
 
 
-def test_an_archive_that_java_cannot_use_is_passed_over_in_silence(java: Java) -> None:
+def test_an_archive_that_java_cannot_use_is_skipped_in_silence(java: Java) -> None:
     build(java, pretend)
     options = [option.replace("'", "") for option in archive_options(java).split()]
     assert run_java(java, *options) == run_java(java)
@@ -85,7 +85,7 @@ def test_unused_archives_are_removed(java: Java, cache: Path) -> None:
     assert [build(java, pretend)] == list(cache.iterdir())
 
 
-def test_where_there_is_no_place_sessions_start_without_and_making_it_is_an_error(
+def test_without_a_cache_folder_sessions_start_without_an_archive_and_making_one_is_an_error(
     java: Java, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -95,7 +95,7 @@ def test_where_there_is_no_place_sessions_start_without_and_making_it_is_an_erro
         build(java, pretend)
 
 
-def test_where_it_is_unwanted_none_is_used_nor_made(
+def test_if_switched_off_no_archive_is_used_or_made(
     java: Java, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(java, pretend)

@@ -101,7 +101,7 @@ FAULTS = [cut_file, flip_page, lose_file, lose_row, damage_entry, lose_entry]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_read_stops_at_damage_or_goes_on_behind_it(
+def test_a_read_stops_at_damage_or_continues_behind_it(
     database: wc.Database, fault: Callable[[wc.Database], set[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = fault(database)
@@ -117,7 +117,7 @@ def test_a_read_stops_at_damage_or_goes_on_behind_it(
 
 @pytest.mark.parametrize("most", [3, 7, 100])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_stream_stops_at_damage_or_goes_on_behind_it_and_its_lag_adds_up(
+def test_a_stream_stops_at_damage_or_continues_behind_it_and_its_lag_adds_up(
     database: wc.Database, fault: Callable[[wc.Database], set[int]], most: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = fault(database)
@@ -140,7 +140,7 @@ def test_a_footer_that_is_damaged_is_taken_from_the_catalogue(database: wc.Datab
         path.write_bytes(data)
 
 
-def test_a_stream_passes_over_what_is_recorded_as_lost(database: wc.Database) -> None:
+def test_a_stream_skips_what_is_recorded_as_lost(database: wc.Database) -> None:
     write(database, sa.update(ledgers).where(ledgers.c.ledger.in_([0, 2])).values(state="lost", path=None))
     left = [n for n in range(50) if n // 10 not in (0, 2)]
     assert numbers(TopicReader(options(database))) == left
@@ -149,7 +149,7 @@ def test_a_stream_passes_over_what_is_recorded_as_lost(database: wc.Database) ->
 
 
 @pytest.mark.parametrize("value", ["ignore", "", "Raise"])
-def test_what_to_do_about_damage_has_two_values(database: wc.Database, value: str) -> None:
+def test_on_damage_has_two_values(database: wc.Database, value: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match="onDamage"):
         options(database, onDamage=value)
 

@@ -48,7 +48,7 @@ def test_a_java_on_path_is_found(machine: pytest.MonkeyPatch, tmp_path: Path, ve
     assert find_java() == Java(on_path, version, "PATH")
 
 
-def test_a_java_that_is_too_old_is_passed_over_and_named(machine: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_java_that_is_too_old_is_skipped_and_named(machine: pytest.MonkeyPatch, tmp_path: Path):
     old = java_of(tmp_path / "old", "11.0.2")
     machine.setenv("JAVA_HOME", str(tmp_path / "old"))
     machine.setenv("PATH", str(java_of(tmp_path / "new", "17.0.1").parent))

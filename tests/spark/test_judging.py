@@ -165,7 +165,7 @@ def test_a_source_of_many_messages_leaves_in_several_rows_of_whole_batches():
     assert counts == {None: [6, 3, 3, 6, 3, 3, 6], "late": [4, 4, 2]}
 
 
-def test_what_could_not_be_cut_of_one_source_changes_nothing_for_the_next_ones():
+def test_uncut_messages_of_one_source_do_not_affect_the_next_sources():
     """All of x is one row, so that nothing of it can be judged early; z is smaller than x, and large all the same."""
     at = [("x", 1), ("x", 1), ("y", 1), ("z", 1), ("z", 2)]
     messages = [

@@ -229,7 +229,9 @@ def test_a_start_is_written_in_any_way_that_names_a_moment(tmp_path: Path, start
     assert read(write(tmp_path, PIPELINE.replace('"2026-07-01T10:00:00Z"', start))).source.start == option
 
 
-def test_what_the_environment_says_is_put_in_and_never_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_environment_are_inserted_and_never_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WHERE", "hidden, and no moment")
     path = write(tmp_path, PIPELINE.replace('"telemetry"', '"${WHERE}/$$5"'))
     assert read(path).source.topic == "hidden, and no moment/$5"

@@ -119,7 +119,7 @@ class Press:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_pipeline_that_is_killed_or_stopped_goes_on_and_writes_everything_once(tmp_path: Path, kills: int) -> None:
+def test_a_pipeline_that_is_killed_or_stopped_continues_and_writes_everything_once(tmp_path: Path, kills: int) -> None:
     press = Press(tmp_path)
     for kill in range(kills):
         press.append(entries=12)

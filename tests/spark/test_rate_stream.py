@@ -105,7 +105,7 @@ def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
 
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
 @pytest.mark.parametrize("length", [None, SECOND], ids=["each alone", "entries of a second"])
-def test_a_stream_recovers_from_a_silence_beside_a_broken_clock_wherever_it_is_restored(
+def test_a_stream_recovers_from_a_silence_next_to_a_broken_clock_wherever_it_is_restored(
     offset: int, length: int | None
 ) -> None:
     chance = random.Random(1)  # noqa: S311

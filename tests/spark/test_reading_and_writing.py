@@ -91,7 +91,7 @@ def test_a_topic_is_read_whole_across_sealed_closed_and_open_ledgers(
     assert [wc.Position(row.ledger, row.entry, row["index"]) for row in rows] == [m.position for m in expected]
 
 
-def test_timestamps_stand_beside_the_exact_times(spark: SparkSession, database: wc.Database) -> None:
+def test_timestamps_stand_next_to_the_exact_times(spark: SparkSession, database: wc.Database) -> None:
     row = read(spark, database, columns="event_time,event_timestamp").selectExpr("*", "unix_micros(event_timestamp) u")
     assert all(found.u == found.event_time // 1000 for found in row.collect())
 
@@ -171,7 +171,7 @@ def test_batches_whose_payloads_were_deleted_are_written_without_them_where_that
         ) * 3
 
 
-def test_where_more_may_come_only_what_each_source_has_closed_itself_is_given_out(
+def test_if_more_may_come_only_batches_that_each_source_closed_itself_are_emitted(
     spark: SparkSession, database: wc.Database
 ) -> None:
     by_time = wc.BySource(lambda: wc.EventTimeBatcher(**RULE))

@@ -129,7 +129,7 @@ def test_a_folder_with_too_long_a_path_for_sockets_has_none(
             one.bind(f"{folder}/.{uuid.uuid4()}.sock")
 
 
-def test_what_the_caller_sets_wins_also_over_a_running_session(spark: SparkSession):
+def test_settings_of_the_caller_override_those_of_a_running_session(spark: SparkSession):
     again = session(**{"spark.sql.session.timeZone": "Europe/Oslo"})
     try:
         assert again is spark

@@ -100,7 +100,7 @@ def test_messages_that_wait_long_are_in_a_state_of_their_own_until_they_are_due(
     assert spark.peekValueState("batcher", 0) is None
 
 
-def test_a_timer_that_comes_too_early_is_set_anew():
+def test_a_timer_that_comes_too_early_is_set_again():
     spark = by_event_time()
     spark.test(0, row(("a", 100, 100)))
     spark.test(0, row(("a", 160, 170), ("a", 190, 195), entry=1))

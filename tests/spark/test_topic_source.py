@@ -164,7 +164,7 @@ COMPARED = st.one_of(
 
 
 @given(st.lists(COMPARED, max_size=4))
-def test_what_is_read_under_filters_is_what_passes_them(
+def test_a_filtered_read_returns_the_rows_that_match(
     database: wc.Database, compared: list[tuple[Any, str, Any]]
 ) -> None:
     reader = TopicReader(options(database))
@@ -220,7 +220,7 @@ def test_available_now_stops_at_the_head_that_it_saw_first(tmp_path: Path) -> No
         assert reader.reportLatestOffset() == {"position": "0:2:0", "ordinal": 2, "topic": topic.storage.origin}
 
 
-def test_where_a_stream_begins_stays_the_same_while_the_topic_grows(tmp_path: Path) -> None:
+def test_the_start_of_a_stream_stays_the_same_while_the_topic_grows(tmp_path: Path) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
         topic = database.create_topic("t")
         topic.append([message(1)])
@@ -319,7 +319,7 @@ def expiring(tmp_path: Path) -> Iterator[wc.Database]:
         yield database
 
 
-def test_a_stream_that_was_overtaken_by_expiry_says_what_is_lost_and_how_to_go_on(expiring: wc.Database) -> None:
+def test_a_stream_that_was_overtaken_by_expiry_says_what_is_lost_and_how_to_continue(expiring: wc.Database) -> None:
     reader = TopicStreamReader(options(expiring))
     start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(2))
     end = reader.latestOffset(start, ReadAllAvailable())

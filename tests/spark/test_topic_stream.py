@@ -77,7 +77,7 @@ def stream(spark: SparkSession, database: wc.Database, **options: Any) -> DataFr
     return spark.readStream.format("waterclock").options(**place, **options).load()
 
 
-def test_a_stream_goes_on_where_its_checkpoint_says_and_tells_how_far_it_is_behind(
+def test_a_stream_continues_where_its_checkpoint_says_and_tells_how_far_it_is_behind(
     spark: SparkSession, database: wc.Database, tmp_path: Path
 ) -> None:
     topic = database.create_topic("t")

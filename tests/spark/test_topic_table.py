@@ -157,7 +157,7 @@ def test_a_topic_without_messages_has_no_rows(spark: SparkSession, database: wc.
     assert of(spark, database, since=SECOND).count() == 0
 
 
-def test_a_file_that_is_missing_or_damaged_is_named_also_where_the_session_passes_over_such(
+def test_a_file_that_is_missing_or_damaged_is_named_even_if_the_session_skips_such(
     spark: SparkSession, database: wc.Database
 ) -> None:
     topic = in_every_state(database)

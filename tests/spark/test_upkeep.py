@@ -71,7 +71,7 @@ def test_a_worker_killed_while_it_seals_loses_nothing_and_the_next_call_complete
     assert list(topic.read()) == messages
 
 
-def test_tasks_go_on_where_one_finds_damage_and_the_driver_says_which_ledger_it_is(
+def test_tasks_continue_where_one_finds_damage_and_the_driver_says_which_ledger_it_is(
     spark: SparkSession, topic: Topic, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged = sa.update(entries).where(entries.c.ledger == 2).values(data=b"WCA1 and something else")

@@ -45,7 +45,7 @@ def test_nothing_is_sent_after_the_last_receiver_has_left(orders: MessageTable) 
     assert {one.epoch for one in orders.receive()} == {1}
 
 
-def test_a_full_cache_goes_on_long_before_the_poll_interval_is_over(connect: Callable[..., Database]) -> None:
+def test_a_full_cache_continues_long_before_the_poll_interval_is_over(connect: Callable[..., Database]) -> None:
     table = connect().create_table("orders", payload="text", cache_size=2, poll_interval="1h", ack_wait="1h")
     put_numbers(table, 5)
     received: list[str] = []
@@ -62,7 +62,7 @@ def test_a_full_cache_goes_on_long_before_the_poll_interval_is_over(connect: Cal
 
 @pytest.mark.parametrize("immediate", [False, True])
 @pytest.mark.parametrize("name", ["postgresql", "mariadb"])
-def test_delivery_goes_on_after_the_server_was_restarted(
+def test_delivery_continues_after_the_server_was_restarted(
     request: pytest.FixtureRequest, name: str, immediate: bool, tmp_path: Path
 ) -> None:
     server: Service = request.getfixturevalue(f"{name}_server")

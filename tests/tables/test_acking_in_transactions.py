@@ -75,7 +75,7 @@ def test_an_ack_twice_is_an_ack_once_in_one_transaction_and_in_two(
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("order", ["123", "132", "213", "231", "312", "321"])
-def test_acks_in_transactions_that_began_to_read_before_the_others_hold_back_nothing_for_ever(
+def test_acks_in_transactions_that_began_to_read_before_the_others_hold_back_nothing_forever(
     make_table: MakeTable, database: Database, groups: str, order: str
 ) -> None:
     table = make_table(groups=groups, ack_order="hold")
@@ -101,7 +101,7 @@ def test_acks_in_transactions_that_began_to_read_before_the_others_hold_back_not
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
-def test_an_ack_in_a_transaction_passes_over_nothing_that_was_put_after_it_began_to_read(
+def test_an_ack_in_a_transaction_skips_nothing_that_was_put_after_it_began_to_read(
     make_table: MakeTable, database: Database
 ) -> None:
     table = make_table(groups="exclusive", ack_order="hold")
@@ -212,7 +212,7 @@ def test_no_call_waits_for_a_transaction_that_acks_the_message(
 
 
 @pytest.mark.parametrize("options", GROUPS)
-def test_with_gives_back_what_a_transaction_that_was_rolled_back_acked(
+def test_with_gives_back_a_message_whose_ack_was_rolled_back(
     make_table: MakeTable, database: Database, clock: MovableClock, options: dict[str, Any]
 ) -> None:
     table = make_table(ack_wait="1h", min_backoff="5s", **options)
@@ -230,7 +230,7 @@ def test_with_gives_back_what_a_transaction_that_was_rolled_back_acked(
     assert payloads(table) == ["tea"]
 
 
-def test_with_leaves_what_it_acked_to_a_transaction_that_ends_later(orders: MessageTable, database: Database) -> None:
+def test_with_leaves_its_ack_to_a_transaction_that_ends_later(orders: MessageTable, database: Database) -> None:
     orders.put_many([{"payload": "good"}, {"payload": "bad"}])
     good, bad = orders.receive()
 
@@ -249,7 +249,7 @@ def test_with_leaves_what_it_acked_to_a_transaction_that_ends_later(orders: Mess
     assert (orders.stats().acked, orders.stats().in_flight) == (1, 1)
 
 
-def test_a_subscription_goes_on_while_transactions_ack_what_it_handed_out(
+def test_a_subscription_continues_while_transactions_ack_what_it_handed_out(
     make_table: MakeTable, database: Database
 ) -> None:
     table = make_table(cache_size=2)
@@ -281,7 +281,7 @@ def test_a_subscription_that_closes_gives_back_what_a_rollback_left_unacked(
     assert payloads(sequenced) == ["b"]
 
 
-def test_a_heartbeat_passes_over_what_a_transaction_is_acking_and_goes_on_after_its_rollback(
+def test_a_heartbeat_skips_what_a_transaction_is_acking_and_continues_after_its_rollback(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:
     table = make_table()
@@ -323,7 +323,7 @@ def test_a_subscription_is_left_while_the_callers_transaction_that_acks_is_open(
 
 
 @pytest.mark.parametrize("options", [*GROUPS[:1], *GROUPS[2:3]])
-def test_what_a_subscription_cannot_give_back_on_sqlite_is_left_to_its_lease_with_a_warning(
+def test_messages_that_a_subscription_cannot_give_back_on_sqlite_keep_their_lease_with_a_warning(
     sqlite_url: str,
     tmp_path: Path,
     clock: MovableClock,

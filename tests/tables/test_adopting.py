@@ -173,7 +173,7 @@ def test_a_column_of_another_type_is_named_with_both_types_and_the_remedy(
         database.create_table("orders", payload="text", adopt=True)
 
 
-def test_a_table_that_numbers_its_ids_by_itself_goes_on_doing_so(database: Database, clock: MovableClock) -> None:
+def test_a_table_that_numbers_its_ids_by_itself_continues_doing_so(database: Database, clock: MovableClock) -> None:
     numbered = {
         "sqlite": "id bigint",
         "postgresql": "id bigserial",
@@ -235,7 +235,7 @@ def test_a_table_that_sqlite_compares_without_case_gets_ids_that_are_distinguish
         assert not table.put_many([{"id": one, "payload": one} for one in ("a", "A")]).existing
 
 
-def test_what_cannot_be_adopted_is_refused_with_the_reason_and_left_as_it_is(database: Database) -> None:
+def test_a_table_that_cannot_be_adopted_is_refused_with_the_reason_and_unchanged(database: Database) -> None:
     with pytest.raises(wc.NotFoundError, match="no SQL table named 'orders' to adopt"):
         database.create_table("orders", payload="text", adopt=True)
     make_documents(database, indexes=("ALTER TABLE orders ADD COLUMN claim_id bigint",))
@@ -257,7 +257,7 @@ def test_what_cannot_be_adopted_is_refused_with_the_reason_and_left_as_it_is(dat
 
 
 @pytest.mark.parametrize("moment", range(0, 14, 2))
-def test_adopting_that_was_broken_off_can_be_done_again(
+def test_adopting_that_was_interrupted_can_be_done_again(
     database: Database, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     make_documents(database)

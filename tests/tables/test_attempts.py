@@ -136,9 +136,7 @@ def test_long_and_hostile_errors_are_kept_as_they_are_up_to_the_limit(orders: Me
 @pytest.mark.parametrize(
     "text", ["", "no JSON", "{}", "[1]", "[[1,2]]", '[["1",0,0,null,"failed","x"]]', "[" * 100_000, "null", "3"]
 )
-def test_what_plain_sql_wrote_into_the_history_stops_nothing(
-    orders: MessageTable, database: Database, text: str
-) -> None:
+def test_plain_sql_in_the_history_stops_nothing(orders: MessageTable, database: Database, text: str) -> None:
     orders.put("tea")
     with database.begin() as connection:
         connection.execute(sa.text("UPDATE orders SET failed_attempts = :text"), {"text": text})

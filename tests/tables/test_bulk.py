@@ -222,7 +222,7 @@ def test_stopping_finishes_running_messages_and_returns_the_rest(make_table: Mak
 
 
 @pytest.mark.parametrize("column", ["headers", "message", "region"])
-def test_a_message_that_cannot_be_read_backs_off_and_the_others_go_on(
+def test_a_message_that_cannot_be_read_backs_off_and_the_others_continue(
     make_table: MakeTable, database: Database, clock: MovableClock, column: str
 ) -> None:
     table = make_table(payload="json", columns={"region": "json"}, max_attempts=2)
@@ -251,7 +251,7 @@ def test_a_text_that_is_none_backs_off(orders: MessageTable, database: Database)
         assert orders.stats().delayed == 1
 
 
-def test_what_cannot_be_read_takes_what_is_behind_it_in_its_group_along(
+def test_an_unreadable_message_takes_later_messages_of_its_group_along(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:
     table = make_table(groups="sequenced")

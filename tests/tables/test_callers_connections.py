@@ -189,9 +189,7 @@ def test_on_a_connection_that_commits_each_statement_a_call_is_done_whole_or_not
 
 
 @on_sqlite
-def test_what_is_read_before_the_first_change_is_in_the_callers_transaction(
-    table: MessageTable, database: Database
-) -> None:
+def test_reads_before_the_first_change_are_in_the_callers_transaction(table: MessageTable, database: Database) -> None:
     table.put("a", id="a")
     with closing(sqlite(database)) as connection:
         assert table.ack("a", connection=connection) == 1

@@ -176,7 +176,7 @@ def test_a_table_that_fails_to_load_refuses_every_operation_and_says_why(
         database.table("orders")
 
 
-def test_a_table_that_is_mended_works_again(orders: MessageTable, database: Database) -> None:
+def test_a_table_that_is_fixed_works_again(orders: MessageTable, database: Database) -> None:
     orders.put("a")
     break_it(database, "column")
     with pytest.raises(SchemaError):
@@ -256,7 +256,7 @@ def test_commands_of_groups_say_that_the_table_is_gone(
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "dead_letter", "extend"])
-def test_what_is_done_with_a_delivery_of_a_table_that_is_gone_says_so(
+def test_calls_on_a_delivery_of_a_dropped_table_say_so(
     make_table: Callable[..., MessageTable], connect: Callable[..., Database], verb: str
 ) -> None:
     table = make_table(dead_letter="orders_dead")
@@ -293,7 +293,7 @@ def test_a_column_that_is_added_under_a_subscriber_is_seen_at_the_next_look(
 
 
 @pytest.mark.parametrize(("change", "next_id"), [({"max_attempts": 2}, 1), ({"on_exhausted": "dead_letter"}, 2)])
-def test_a_group_goes_on_whose_first_message_may_be_sent_again_or_die_by_other_options(
+def test_a_group_continues_whose_first_message_may_be_sent_again_or_die_by_other_options(
     make_table: Callable[..., MessageTable], change: dict[str, Any], next_id: int
 ) -> None:
     table = make_table(groups="sequenced", max_attempts=1, on_exhausted="block")

@@ -125,7 +125,7 @@ def test_more_new_messages_than_are_routed_at_once_all_come_in_order(
 
 @POLICIES
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_what_is_new_and_locked_while_others_are_claimed_comes_before_what_is_put_later(
+def test_new_messages_locked_during_a_claim_come_before_later_ones(
     make_table: Callable[..., MessageTable], database: Database, policy: str
 ) -> None:
     table = make_table(groups=policy)

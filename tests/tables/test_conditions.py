@@ -191,7 +191,7 @@ def test_no_text_does_anything_but_be_understood_or_be_refused(text: str) -> Non
         ("amount NOT 3", "expected IN, BETWEEN or LIKE, got '3'", 11),
     ],
 )
-def test_what_is_wrong_is_shown_in_its_place(text: str, problem: str, caret: int) -> None:
+def test_the_place_of_an_error_is_shown(text: str, problem: str, caret: int) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         bind(parse_condition(text), text, {"x": 1})
     first, line, mark = str(refused.value).split("\n")
@@ -210,7 +210,7 @@ def test_what_is_wrong_is_shown_in_its_place(text: str, problem: str, caret: int
         (5, "must be a string .*5"),
     ],
 )
-def test_what_no_database_could_take_is_refused_before_it_sees_it(text: object, problem: str) -> None:
+def test_values_that_no_database_accepts_are_refused_before_it_sees_them(text: object, problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem):
         parse_condition(text)
 
@@ -254,7 +254,9 @@ def sales(make_table: MakeTable) -> MessageTable:
         ("group_id = 'g' AND epoch = 0 AND time_created > 0 AND time_scheduled > 0", "e"),
     ],
 )
-def test_a_consumer_receives_what_it_says_in_sqls_words(sales: MessageTable, where: str, expected: str) -> None:
+def test_a_consumer_receives_messages_that_match_an_sql_condition(
+    sales: MessageTable, where: str, expected: str
+) -> None:
     parameters = {"other": "us", "min": 2} if ":" in where else None
     received = sales.receive(100, where=where, parameters=parameters)
     assert sorted(one.payload for one in received) == list(expected)
@@ -276,7 +278,7 @@ def test_ids_are_compared_as_what_they_are(make_table: MakeTable) -> None:
 
 
 @pytest.mark.one_database
-def test_what_may_not_be_named_or_is_never_used_is_refused(sales: MessageTable) -> None:
+def test_invalid_or_unused_names_are_refused(sales: MessageTable) -> None:
     for where in ("headers IS NULL", "message = 'x'", "claim_id IS NULL", "acked_by IS NULL", "ack_held_at IS NULL"):
         with pytest.raises(InvalidArgumentError, match="no column named"):
             sales.receive(where=where)
@@ -304,7 +306,7 @@ def test_a_subscriber_waits_for_the_next_of_its_own_messages(connect: Callable[.
     assert table.stats().ready == 1
 
 
-def test_what_a_subscriber_chose_holds_for_columns_that_come_and_go(sales: MessageTable, database: Database) -> None:
+def test_a_subscribers_selection_survives_added_and_removed_columns(sales: MessageTable, database: Database) -> None:
     with sales.subscribe(where="region = 'eu'") as deliveries:
         next(deliveries).ack()
         with database.backend.engine.begin() as connection:

@@ -188,7 +188,9 @@ def test_a_renewal_that_fails_is_logged_and_tried_again(
         assert lease_until(database, "x") == clock.now + 30_000_000_000
 
 
-def test_a_fault_in_one_beat_ends_no_other(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_one_beat_does_not_end_others(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Faulty:
         beat_at = 0
         over = False

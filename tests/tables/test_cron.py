@@ -34,7 +34,7 @@ def shown(at: int, zone: str) -> str:
     return datetime.fromtimestamp(at / 1e9, ZoneInfo(zone)).strftime("%d %H:%M")
 
 
-def test_a_fixed_time_ticks_once_a_day_also_where_the_clock_changes() -> None:
+def test_a_fixed_time_ticks_once_a_day_even_if_the_clock_changes() -> None:
     cases = {
         # The hour from two to three is left out, and comes twice.
         ("Europe/Berlin", "2026-03-27T12:00:00Z", "2026-03-30T12:00:00Z"): 3,
@@ -56,7 +56,7 @@ def test_a_fixed_time_ticks_once_a_day_also_where_the_clock_changes() -> None:
 @pytest.mark.parametrize(("cron", "minutes"), [("*/15 * * * *", 15), ("* * * * *", 1)])
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/Santiago"])
 @pytest.mark.parametrize("day", ["2026-03-29", "2026-04-05", "2026-09-06", "2026-10-04", "2026-10-25"])
-def test_a_wildcard_ticks_in_each_interval_and_always_goes_on(cron: str, minutes: int, zone: str, day: str) -> None:
+def test_a_wildcard_ticks_in_each_interval_and_always_continues(cron: str, minutes: int, zone: str, day: str) -> None:
     begin = to_time(f"{day}T00:00:00Z") - DAY // 2
     found = ticks(cron, zone, format_time(begin), format_time(begin + DAY))
     assert {later - earlier for earlier, later in pairwise(found)} == {minutes * MINUTE}

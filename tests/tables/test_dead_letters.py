@@ -48,7 +48,7 @@ def test_a_message_that_failed_in_its_last_attempt_is_moved_to_the_dead_letter_t
         assert connection.execute(sa.text("SELECT last_error FROM orders_dead")).scalar() == "no kettle"
 
 
-def test_a_message_whose_last_consumer_died_is_moved_at_the_next_claim_and_the_others_go_on(
+def test_a_message_whose_last_consumer_died_is_moved_at_the_next_claim_and_the_others_continue(
     fragile: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     fragile.put("poison")
@@ -63,7 +63,7 @@ def test_a_message_whose_last_consumer_died_is_moved_at_the_next_claim_and_the_o
     assert "sent 2 times without an ack; it is in 'orders_dead'" in str(fragile.explain(1))
 
 
-def test_a_consumer_can_say_at_once_that_a_message_is_dead(fragile: MessageTable, clock: MovableClock) -> None:
+def test_a_consumer_can_dead_letter_a_message_immediately(fragile: MessageTable, clock: MovableClock) -> None:
     fragile.put("tea")
     [delivery] = fragile.receive()
     delivery.dead_letter("the pot is broken")
@@ -277,7 +277,7 @@ def test_a_claim_skips_messages_for_a_dropped_dead_letter_table(
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
-def test_a_message_that_waits_for_a_missing_dead_letter_table_says_so_and_purges_go_on(
+def test_a_message_that_waits_for_a_missing_dead_letter_table_says_so_and_purges_continue(
     make_table: MakeTable, database: Database, clock: MovableClock, groups: str | None
 ) -> None:
     dies = {"max_attempts": 1, "on_expired": "dead_letter", "dead_letter": "orders_dead", "purge_after": "0s"}
@@ -299,7 +299,7 @@ def test_a_message_that_waits_for_a_missing_dead_letter_table_says_so_and_purges
         assert next(deliveries).payload == "coffee"
 
 
-def test_a_message_in_the_middle_of_a_group_dies_and_its_group_goes_on(
+def test_a_message_in_the_middle_of_a_group_dies_and_its_group_continues(
     make_table: MakeTable, clock: MovableClock
 ) -> None:
     table = make_table(groups="sequenced", dead_letter="morgue")

@@ -55,7 +55,7 @@ def rest_of(deliveries: TableSubscription) -> list[str]:
 
 
 @pytest.mark.parametrize("deed", ["ack", "reschedule", "retry"])
-def test_what_this_process_did_to_a_message_that_waits_counts_at_once(
+def test_changes_by_this_process_to_a_waiting_message_count_immediately(
     orders: MessageTable, database: Database, clock: MovableClock, deed: str
 ) -> None:
     put_numbers(orders, 4)
@@ -84,7 +84,7 @@ DEEDS = {
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_what_plain_sql_did_to_a_message_that_waits_counts_after_a_second(
+def test_changes_by_plain_sql_to_a_waiting_message_count_after_a_second(
     orders: MessageTable, database: Database, clock: MovableClock, deed: str
 ) -> None:
     put_numbers(orders, 4)
@@ -97,7 +97,7 @@ def test_what_plain_sql_did_to_a_message_that_waits_counts_after_a_second(
         assert [next(deliveries).payload for _ in range(2)] == ["2", "4"]
 
 
-def test_what_another_process_did_counts_after_a_second_and_not_before(
+def test_changes_by_another_process_count_after_a_second_and_not_before(
     orders: MessageTable, elsewhere: MessageTable, clock: MovableClock
 ) -> None:
     put_numbers(orders, 4)
@@ -143,7 +143,7 @@ def test_a_message_that_is_ours_still_is_handed_out_however_long_it_waited(
     assert received == ["1", "2", "3"]
 
 
-def test_what_waits_is_looked_at_once_a_second_and_not_for_each_message(
+def test_waiting_messages_are_checked_once_a_second_and_not_for_each_message(
     orders: MessageTable, clock: MovableClock, database: Database
 ) -> None:
     put_numbers(orders, 9)
@@ -159,7 +159,7 @@ def test_what_waits_is_looked_at_once_a_second_and_not_for_each_message(
         assert len([text for text, _ in seen if text.startswith("SELECT") and "claim_id" in text]) == 1
 
 
-def test_what_went_back_with_the_head_of_its_group_is_not_handed_out(make_table: MakeTable) -> None:
+def test_messages_given_back_with_the_head_of_their_group_are_not_handed_out(make_table: MakeTable) -> None:
     table = make_table(groups="sequenced")
     put_numbers(table, 3, group="a")
     table.put("last", group="b")
@@ -169,7 +169,7 @@ def test_what_went_back_with_the_head_of_its_group_is_not_handed_out(make_table:
 
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
-def test_what_left_its_group_is_not_handed_out(make_table: MakeTable, groups: str) -> None:
+def test_a_message_that_left_its_group_is_not_handed_out(make_table: MakeTable, groups: str) -> None:
     table = make_table(groups=groups)
     put_numbers(table, 3, group="a")
     table.put("last", group="b")
@@ -179,7 +179,9 @@ def test_what_left_its_group_is_not_handed_out(make_table: MakeTable, groups: st
         assert next(deliveries).payload == "last"
 
 
-def test_what_waits_of_a_group_stays_ours_when_its_head_is_extended(make_table: MakeTable, clock: MovableClock) -> None:
+def test_waiting_messages_of_a_group_stay_ours_when_its_head_is_extended(
+    make_table: MakeTable, clock: MovableClock
+) -> None:
     table = make_table(groups="sequenced")
     put_numbers(table, 2, group="a")
     with subscribed(table, limit=2) as deliveries:

@@ -57,7 +57,7 @@ def test_an_empty_group_goes_after_its_idle_time(make_table: Callable[..., Messa
     assert "a" not in [info.group for info in table.groups.list()]
 
 
-def test_what_a_dead_consumer_had_goes_to_another_in_order(exclusive: MessageTable, clock: MovableClock) -> None:
+def test_messages_of_a_dead_consumer_go_to_another_in_order(exclusive: MessageTable, clock: MovableClock) -> None:
     put(exclusive, "a1", "a2", "a3")
     lost = exclusive.receive(2, consumer="x")
     clock.move("30s")
@@ -100,7 +100,7 @@ def test_closing_returns_everything_at_once_and_counts_only_started_messages(exc
     assert exclusive.groups.info("a").owner == "y"
 
 
-def test_who_leaves_gives_back_also_what_was_received_by_hand(exclusive: MessageTable) -> None:
+def test_a_closing_consumer_also_gives_back_messages_from_receive(exclusive: MessageTable) -> None:
     put(exclusive, "a1", "a2", "a3")
     [first] = exclusive.receive(1, consumer="x")
     with exclusive.subscribe("x"):
@@ -155,7 +155,9 @@ def test_max_groups_limits_what_a_consumer_has(exclusive: MessageTable) -> None:
     assert names(exclusive.receive(10, consumer="y")) == ["c1"]
 
 
-def test_what_a_consumer_has_already_counts_for_max_groups_where_it_gets_more_of_it(exclusive: MessageTable) -> None:
+def test_groups_that_a_consumer_already_has_count_for_max_groups_if_it_gets_more_of_them(
+    exclusive: MessageTable,
+) -> None:
     put(exclusive, "a1", "a2", "b1", "c1", "d1")
     exclusive.receive(1, consumer="x", max_groups=2)
     assert names(exclusive.receive(10, consumer="x", max_groups=2)) == ["a2", "b1"]

@@ -52,7 +52,7 @@ def test_a_message_that_expired_is_never_given_out_and_the_others_are(
     assert format_time(clock.now) in str(table.explain(1))
 
 
-def test_a_claim_of_one_goes_on_behind_many_that_expired(
+def test_a_claim_of_one_continues_behind_many_that_expired(
     make_table: MakeTable, clock: MovableClock, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expiring, "AT_ONCE", 2)
@@ -64,7 +64,7 @@ def test_a_claim_of_one_goes_on_behind_many_that_expired(
     assert table.stats().expired == 7
 
 
-def test_what_a_consumer_has_when_it_expires_stays_with_it(
+def test_a_leased_message_that_expires_stays_with_its_consumer(
     make_table: MakeTable, clock: MovableClock, kind: dict[str, Any]
 ) -> None:
     table = make_table(ack_wait="30s", **kind)
@@ -80,7 +80,7 @@ def test_what_a_consumer_has_when_it_expires_stays_with_it(
     assert (table.stats().acked, table.stats().expired) == (1, 0)
 
 
-def test_what_expired_with_a_consumer_is_not_sent_again(
+def test_a_message_that_expired_while_leased_is_not_sent_again(
     make_table: MakeTable, clock: MovableClock, kind: dict[str, Any]
 ) -> None:
     table = make_table(ack_wait="30s", **kind)
@@ -199,7 +199,7 @@ def test_the_others_keep_their_order(make_table: MakeTable, clock: MovableClock,
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_ack_passes_over_what_expired(make_table: MakeTable, clock: MovableClock, policy: str) -> None:
+def test_an_ack_skips_what_expired(make_table: MakeTable, clock: MovableClock, policy: str) -> None:
     table = make_table(groups=policy, ack_wait="30s")
     table.put("stale", group="g", expires_at=soon(clock))
     table.put("tea", group="g")
@@ -210,7 +210,7 @@ def test_an_ack_passes_over_what_expired(make_table: MakeTable, clock: MovableCl
     assert (table.stats().acked, table.stats().expired) == (1, 1)
 
 
-def test_what_expires_while_it_waits_in_a_subscription_is_not_handed_out(
+def test_a_message_that_expires_in_a_subscription_is_not_handed_out(
     make_table: MakeTable, clock: MovableClock, kind: dict[str, Any]
 ) -> None:
     table = make_table(ack_wait="1h", **kind)
@@ -375,9 +375,7 @@ def test_a_rate_limit_does_not_count_them(make_table: MakeTable, clock: MovableC
     assert payloads(table, 6) == ["tea"]
 
 
-def test_those_who_look_for_them_go_down_an_index(
-    make_table: MakeTable, database: Database, clock: MovableClock
-) -> None:
+def test_queries_for_them_use_an_index(make_table: MakeTable, database: Database, clock: MovableClock) -> None:
     table = make_table()
     table.put_many([{"payload": "tea", "expires_at": soon(clock, "1h")} for _ in range(5000)])
     table.ack(table.receive(2000))

@@ -31,7 +31,7 @@ from waterclock.tables.model.failure_groups import (
         ("", ""),
     ],
 )
-def test_what_differs_between_errors_of_one_kind_is_a_placeholder(error: str, group: str) -> None:
+def test_differences_between_errors_of_one_kind_are_placeholders(error: str, group: str) -> None:
     assert normalised(error) == group
 
 

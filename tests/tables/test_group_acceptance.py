@@ -112,7 +112,7 @@ def flow_beside_a_hot_group(table: MessageTable, hot: int, small: int) -> None:
     assert names(table.receive(10)) == ["hot"] * 10
 
 
-def test_small_groups_flow_beside_a_hot_one(
+def test_small_groups_flow_next_to_a_hot_one(
     sequenced: MessageTable, limit: Callable[[ModuleType, str, int], None]
 ) -> None:
     limit(routing, "_ROUTED_AT_ONCE", 1_000)  # the hot group alone takes several transactions
@@ -120,7 +120,7 @@ def test_small_groups_flow_beside_a_hot_one(
 
 
 @pytest.mark.slow
-def test_ten_thousand_small_groups_flow_beside_a_hot_one_of_a_hundred_thousand(sequenced: MessageTable) -> None:
+def test_ten_thousand_small_groups_flow_next_to_a_hot_one_of_a_hundred_thousand(sequenced: MessageTable) -> None:
     flow_beside_a_hot_group(sequenced, 100_000, 10_000)
 
 

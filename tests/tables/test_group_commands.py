@@ -77,7 +77,7 @@ def test_purging_skips_messages_in_flight_and_obeys_a_count(sequenced: MessageTa
     assert names(sequenced.receive()) == ["a4", "a5"]
 
 
-def test_what_was_sent_counts_where_it_was_sent_also_after_a_purge_and_a_move(
+def test_sent_messages_count_in_their_table_even_after_a_purge_and_a_move(
     sequenced: MessageTable, make_table: Callable[..., MessageTable]
 ) -> None:
     other = make_table("other", groups="sequenced")
@@ -190,7 +190,7 @@ def test_a_pinned_group_waits_for_its_consumer(make_table: Callable[..., Message
     assert names(table.receive(consumer="y")) == ["a2"]
 
 
-def test_skipping_the_head_lets_a_group_go_on(sequenced: MessageTable, clock: MovableClock) -> None:
+def test_skipping_the_head_lets_a_group_continue(sequenced: MessageTable, clock: MovableClock) -> None:
     put(sequenced, "a1", "a2")
     sequenced.receive(1)[0].nack("1h")
     assert sequenced.receive() == []
@@ -253,7 +253,7 @@ def test_a_group_is_not_counted_as_blocked_while_its_last_attempt_lasts(
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("altered", [False, True])
-def test_a_group_goes_on_without_an_exhausted_message_by_default(
+def test_a_group_continues_without_an_exhausted_message_by_default(
     make_table: Callable[..., MessageTable], groups: str, *, altered: bool
 ) -> None:
     table = make_table(groups=groups, **({} if altered else {"max_attempts": 1}))
@@ -284,7 +284,7 @@ def test_a_held_ack_counts_once_its_turn_comes_also_after_a_restart(
     assert names(elsewhere.receive()) == ["a4"]
 
 
-def test_lenient_acks_pass_over_earlier_ones(make_table: Callable[..., MessageTable]) -> None:
+def test_lenient_acks_skip_earlier_ones(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(groups="sequenced", ack_order="lenient")
     put(table, "a1", "a2", "a3")
     first, second, _ = table.receive()
@@ -293,7 +293,7 @@ def test_lenient_acks_pass_over_earlier_ones(make_table: Callable[..., MessageTa
     assert names(table.receive()) == ["a1", "a3"]
 
 
-def test_messages_that_are_free_have_no_order_and_flow_beside_groups(make_table: Callable[..., MessageTable]) -> None:
+def test_messages_that_are_free_have_no_order_and_flow_next_to_groups(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(groups="sequenced", ungrouped="free")
     table.put_many([{"payload": "free"} for _ in range(4)] + [{"payload": name, "group": "a"} for name in ("a1", "a2")])
     taken = [delivery for _ in range(5) for delivery in table.receive(1)]
@@ -324,7 +324,7 @@ def test_a_message_without_a_group_is_refused_if_the_table_rejects_it(
             connection.execute(sa.text("INSERT INTO orders(id, message, group_id) VALUES (1, 'x', :g)"), {"g": value})
 
 
-def test_a_group_goes_on_without_a_head_that_died_and_the_dead_letter_keeps_its_group(
+def test_a_group_continues_without_a_head_that_died_and_the_dead_letter_keeps_its_group(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")

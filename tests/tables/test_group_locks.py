@@ -41,7 +41,7 @@ class Waiting:
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
-def test_who_waits_for_the_locks_of_groups_gets_those_that_were_changed_meanwhile(
+def test_waiting_for_locks_of_groups_returns_groups_changed_meanwhile(
     sequenced: MessageTable, database: Database
 ) -> None:
     sequenced.put_many([{"payload": "x", "group": group} for group in "abc"])

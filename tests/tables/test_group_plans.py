@@ -224,7 +224,7 @@ def test_a_claim_steps_over_no_remains_of_the_groups_that_were_routed(
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < A_FEW / 2
 
 
-def test_an_ack_that_passes_over_messages_is_refused_without_reading_its_group(
+def test_an_ack_that_skips_messages_is_refused_without_reading_its_group(
     sequenced: MessageTable, database: Database
 ) -> None:
     sequenced.put_many([{"payload": "x", "group": "hot"} for _ in range(2_000)])

@@ -40,7 +40,7 @@ def test_groups_that_are_due_together_go_in_the_order_in_which_they_came(sequenc
     assert names(sequenced.receive(3)) == ["a1", "a2", "b1"]
 
 
-def test_what_comes_later_joins_the_group_and_waits(sequenced: MessageTable) -> None:
+def test_later_messages_join_the_group_and_wait(sequenced: MessageTable) -> None:
     put(sequenced, "a1")
     [first] = sequenced.receive()
     put(sequenced, "a2")
@@ -75,7 +75,7 @@ def test_a_group_that_is_sent_again_in_a_smaller_piece_is_lost_to_its_former_con
     assert names(sequenced.receive(1)) == ["a2"]
 
 
-def test_an_ack_that_passes_over_an_earlier_message_is_refused_and_names_it(sequenced: MessageTable) -> None:
+def test_an_ack_that_skips_an_earlier_message_is_refused_and_names_it(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "a2", "a3")
     deliveries = sequenced.receive(3)
     with pytest.raises(OrderError, match=r"message 3 .*before 1") as refused:
@@ -177,7 +177,7 @@ def test_an_empty_group_ends_and_begins_again(sequenced: MessageTable) -> None:
         assert delivery.payload == name
 
 
-def test_a_thousand_groups_flow_beside_a_hot_one(sequenced: MessageTable) -> None:
+def test_a_thousand_groups_flow_next_to_a_hot_one(sequenced: MessageTable) -> None:
     put(sequenced, *["h" + str(number) for number in range(2000)])
     sequenced.put_many([{"payload": "small", "group": f"small {number}"} for number in range(1000)])
     received = [delivery for _ in range(11) for delivery in sequenced.receive(100)]

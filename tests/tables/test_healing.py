@@ -76,7 +76,7 @@ def test_groups_that_are_locked_when_the_lease_of_their_consumer_ends_go_to_othe
 
 
 @with_locks_of_rows
-def test_what_waits_for_locked_groups_of_the_dead_does_not_ask_without_a_pause(
+def test_waiting_for_locked_groups_of_dead_consumers_pauses_between_claims(
     exclusive: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     put(exclusive, "a1")
@@ -113,7 +113,7 @@ def test_the_end_of_a_second_consumer_of_a_name_leaves_the_first_what_it_has(
     assert names(exclusive.receive(consumer="x")) == ["a2"]
 
 
-def test_what_a_dead_consumer_has_out_is_taken_back_before_one_of_its_name_gets_what_follows(
+def test_leased_messages_of_a_dead_consumer_are_taken_back_before_one_of_its_name_gets_later_ones(
     exclusive: MessageTable, elsewhere: MessageTable, clock: MovableClock
 ) -> None:
     put(exclusive, "a1")
@@ -224,7 +224,7 @@ def test_the_last_nack_of_a_group_that_may_be_held_up_buries_nothing(make_table:
     assert table.groups.info("a").state == "exhausted"
 
 
-def test_an_unreadable_message_that_dies_leaves_its_group_to_go_on_at_once(
+def test_an_unreadable_message_that_dies_leaves_its_group_to_continue_at_once(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="sequenced", max_attempts=1, on_exhausted="dead_letter")
@@ -248,7 +248,7 @@ def test_a_message_in_flight_that_plain_sql_moves_to_another_group_goes_out_ther
 
 @pytest.mark.usefixtures("looking_often")
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
-def test_a_group_whose_first_message_plain_sql_deletes_goes_on(
+def test_a_group_whose_first_message_plain_sql_deletes_continues(
     make_table: Callable[..., MessageTable], database: Database, groups: str
 ) -> None:
     table = make_table(groups=groups, max_attempts=1, on_exhausted="block", poll_interval="1ns")
@@ -267,7 +267,7 @@ def test_a_group_whose_first_message_plain_sql_deletes_goes_on(
 @pytest.mark.parametrize("ack_order", ["strict", "lenient", "hold"])
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("column", ["position", "ack_held_at"])
-def test_what_plain_sql_writes_into_columns_of_ours_leaves_no_message_behind(
+def test_plain_sql_in_columns_of_ours_leaves_no_message_behind(
     make_table: Callable[..., MessageTable], database: Database, groups: str, ack_order: str, column: str
 ) -> None:
     table = make_table(groups=groups, ack_order=ack_order, poll_interval="1ns")
@@ -318,7 +318,7 @@ def test_groups_are_looked_through_a_piece_at_a_time(
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("options", [{"max_attempts": None}, {"on_exhausted": "dead_letter"}, {"max_attempts": 2}])
-def test_a_group_that_was_held_up_goes_on_under_options_that_let_it(
+def test_a_group_that_was_held_up_continues_under_options_that_let_it(
     make_table: Callable[..., MessageTable],
     connect: Callable[..., Database],
     clock: MovableClock,
@@ -351,7 +351,7 @@ def test_the_ack_of_the_last_message_of_a_group_waits_for_no_put_into_it(
     assert names(sequenced.receive()) == ["a2"]
 
 
-def test_why_a_group_of_a_dead_consumer_waits_is_said(exclusive: MessageTable, clock: MovableClock) -> None:
+def test_explain_says_why_a_group_of_a_dead_consumer_waits(exclusive: MessageTable, clock: MovableClock) -> None:
     exclusive.put_many([{"id": 1, "payload": "a1", "group": "a"}, {"id": 2, "payload": "b1", "group": "b"}])
     exclusive.groups.pin("b", "z")
     exclusive.nack(exclusive.receive(consumer="x"), delay="0s")
@@ -365,7 +365,9 @@ def test_why_a_group_of_a_dead_consumer_waits_is_said(exclusive: MessageTable, c
     assert pinned.blocked_by == "the owner of the group, z, is gone; the group is pinned to it"
 
 
-def test_why_a_group_waits_for_what_plain_sql_deleted_is_said(sequenced: MessageTable, database: Database) -> None:
+def test_explain_says_why_a_group_waits_after_plain_sql_deleted_a_message(
+    sequenced: MessageTable, database: Database
+) -> None:
     later = database.backend.now() + 3600 * 1_000_000_000
     sequenced.put_many(
         [{"id": 1, "payload": "later", "group": "a", "at": later}, {"id": 2, "payload": "x", "group": "a"}]
@@ -378,7 +380,7 @@ def test_why_a_group_waits_for_what_plain_sql_deleted_is_said(sequenced: Message
 
 
 @with_locks_of_rows
-def test_why_a_locked_group_waits_is_said(sequenced: MessageTable, database: Database) -> None:
+def test_explain_says_why_a_locked_group_waits(sequenced: MessageTable, database: Database) -> None:
     sequenced.put("a1", id=1, group="a")
     sequenced.nack(sequenced.receive(), delay="0s")
     assert (sequenced.explain(1).state, sequenced.groups.info("a").hold) == ("ready", None)

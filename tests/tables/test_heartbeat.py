@@ -112,7 +112,7 @@ def test_a_lease_that_was_lost_is_known_to_the_handler_and_reported_at_the_ack(
         assert delivery.lost
 
 
-def test_what_waits_behind_a_slow_handler_stays_with_its_subscription(orders: MessageTable, pulse: Pulse) -> None:
+def test_messages_behind_a_slow_handler_stay_with_its_subscription(orders: MessageTable, pulse: Pulse) -> None:
     orders.put_many([{"payload": str(number)} for number in range(3)])
     with orders.subscribe(limit=3) as deliveries:
         with next(deliveries):
@@ -199,7 +199,7 @@ def test_a_heartbeat_does_not_keep_a_database_alive(sqlite_url: str) -> None:
     assert gone() is None
 
 
-def test_a_process_that_is_stopped_beats_no_more(connect: Callable[..., Database], database_url: str) -> None:
+def test_a_process_that_is_stopped_no_longer_beats(connect: Callable[..., Database], database_url: str) -> None:
     database = connect()
     table = database.create_table("orders", payload="text", ack_wait="4s", jitter=0)
     table.put("tea")

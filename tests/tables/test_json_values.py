@@ -127,7 +127,7 @@ def test_a_key_that_is_not_text_is_refused(database: Database, value: Any) -> No
 
 
 @pytest.mark.one_database
-def test_what_json_writes_as_a_list_or_a_text_is_taken(database: Database) -> None:
+def test_types_that_json_writes_as_a_list_or_a_text_are_accepted(database: Database) -> None:
     table = database.create_table("orders", payload="json")
     table.put({"pair": (1, (2, 3)), Shade.DARK: Shade.DARK})
     assert [one.payload for one in table.receive()] == [{"pair": [1, [2, 3]], "dark": "dark"}]

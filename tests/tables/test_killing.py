@@ -10,7 +10,7 @@ from .consuming import start
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
-def test_what_a_killed_consumer_had_is_delivered_to_another_once_its_lease_is_over(
+def test_messages_of_a_killed_consumer_are_delivered_to_another_after_its_lease(
     connect: Callable[..., Database], database_url: str, groups: str | None
 ) -> None:
     table = connect().create_table("orders", payload="text", ack_wait="1s", jitter=0, groups=groups)

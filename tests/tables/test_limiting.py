@@ -36,7 +36,7 @@ def test_all_consumers_together_get_no_more_than_the_rate(
     assert sum(len(table.receive(10)) for table in consumers) == 2
 
 
-def test_what_a_claim_might_have_had_and_did_not_find_is_not_lost(make_table: MakeTable, clock: MovableClock) -> None:
+def test_messages_that_a_claim_missed_are_not_lost(make_table: MakeTable, clock: MovableClock) -> None:
     table = make_table(rate_limit=50)
     table.put("tea")
     assert len(table.receive(10)) == 1

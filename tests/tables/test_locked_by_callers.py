@@ -72,7 +72,7 @@ def test_a_subscription_closes_while_plain_sql_keeps_a_message_and_gives_other_g
         other.rollback()
 
 
-def test_what_expires_behind_a_message_that_a_caller_acks_and_has_not_committed_does_not_stop_other_groups(
+def test_an_expired_message_behind_an_uncommitted_ack_does_not_stop_other_groups(
     make_table: Callable[..., MessageTable], database: Database, groups: str, clock: MovableClock
 ) -> None:
     table = make_table(groups=groups, ack_wait="1h")
@@ -188,7 +188,7 @@ VERBS: dict[str, Callable[[MessageTable, Any], object]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_who_waits_for_a_new_message_that_a_caller_keeps_keeps_no_others_waiting(
+def test_waiting_for_a_locked_new_message_does_not_block_others(
     make_table: Callable[..., MessageTable], database: Database, groups: str, verb: str
 ) -> None:
     table = make_table(groups=groups)
@@ -201,7 +201,7 @@ def test_who_waits_for_a_new_message_that_a_caller_keeps_keeps_no_others_waiting
             caller.rollback()
 
 
-def test_options_are_altered_while_a_caller_keeps_a_group_that_goes_on_under_them(
+def test_options_are_altered_while_a_caller_keeps_a_group_that_continues_under_them(
     make_table: Callable[..., MessageTable],
     database: Database,
     connect: Callable[..., Database],

@@ -136,7 +136,7 @@ def test_many_puts_whose_answer_was_lost_put_each_message_once(orders: MessageTa
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("is_acked", [False, True])
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_put_into_partitions_whose_answer_was_lost_puts_each_message_once_also_where_it_was_acked_since(
+def test_a_put_into_partitions_whose_answer_was_lost_puts_each_message_once_even_if_it_was_acked_since(
     make_table: Callable[..., MessageTable], database: Database, count: int, is_acked: bool
 ) -> None:
     table = make_table(purge_by="partition")
@@ -149,7 +149,7 @@ def test_a_put_into_partitions_whose_answer_was_lost_puts_each_message_once_also
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("by_another_consumer", ["ack", "reschedule"])
-def test_what_another_consumer_acked_or_rescheduled_is_a_lost_lease(
+def test_a_message_that_another_consumer_acked_or_rescheduled_is_a_lost_lease(
     make_table: Callable[..., MessageTable], clock: MovableClock, by_another_consumer: str, groups: str | None
 ) -> None:
     orders = make_table(groups=groups)
@@ -164,7 +164,7 @@ def test_what_another_consumer_acked_or_rescheduled_is_a_lost_lease(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_what_an_exclusive_claim_took_in_vain_comes_before_what_is_behind_it(
+def test_messages_of_a_lost_exclusive_claim_come_before_later_ones(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="exclusive")
@@ -201,7 +201,7 @@ def test_a_claim_that_is_tried_again_does_not_wait_for_a_message_that_it_took_an
 
 @pytest.mark.parametrize("options", [{}, {"rate_limit": 1000}], ids=["at any rate", "at a rate"])
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_what_a_claim_took_that_failed_comes_with_the_next_one(
+def test_messages_of_a_failed_claim_come_with_the_next_claim(
     make_table: Callable[..., MessageTable], database: Database, options: dict[str, Any]
 ) -> None:
     table = make_table(groups="exclusive", **options)
@@ -220,7 +220,7 @@ def test_what_a_claim_took_that_failed_comes_with_the_next_one(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_what_a_claim_took_whose_lease_has_ended_since_begins_anew(
+def test_messages_of_a_claim_whose_lease_has_ended_are_due_again(
     make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
 ) -> None:
     table = make_table(groups="exclusive", ack_wait="30s")
@@ -236,7 +236,7 @@ def test_what_a_claim_took_whose_lease_has_ended_since_begins_anew(
     assert [(one.payload, one.epoch) for one in table.receive(consumer="x")] == [("a1", 2), ("a2", 1)]
 
 
-def test_what_a_claim_took_that_was_broken_off_comes_with_the_next_one(
+def test_messages_of_an_interrupted_claim_come_with_the_next_claim(
     make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = make_table(groups="exclusive")
@@ -252,7 +252,7 @@ def test_what_a_claim_took_that_was_broken_off_comes_with_the_next_one(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_what_a_claim_took_in_a_second_transaction_that_failed_comes_with_the_next_one_and_beats_at_once(
+def test_messages_of_a_claim_whose_second_transaction_failed_come_with_the_next_claim_and_beat_immediately(
     make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = make_table(groups="exclusive", ack_wait="10000d")  # longer than any machine runs, whose clock begins at 0
@@ -280,7 +280,7 @@ def test_what_a_claim_took_in_a_second_transaction_that_failed_comes_with_the_ne
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("is_under_way", [True, False], ids=["under way", "not begun"])
-def test_what_the_server_does_of_a_claim_that_its_consumer_gave_up_comes_before_what_is_behind_it(
+def test_messages_of_an_abandoned_claim_come_before_later_ones(
     make_table: Callable[..., MessageTable], database: Database, is_under_way: bool
 ) -> None:
     table = make_table(groups="exclusive")

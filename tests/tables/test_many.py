@@ -114,7 +114,7 @@ def test_a_claim_of_many_priorities_is_few_statements(
         assert len(seen) <= 16
 
 
-def test_after_a_long_walk_in_vain_a_claim_of_many_priorities_is_one_question_until_something_is_due(
+def test_after_a_long_walk_without_success_a_claim_of_many_priorities_is_one_question_until_something_is_due(
     orders: MessageTable, database: Database, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_row, "LOOK_EVERY", math.inf)

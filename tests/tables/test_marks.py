@@ -44,7 +44,7 @@ def test_the_cursor_is_at_the_end_of_the_last_claim_in_each_priority() -> None:
     assert marks.now() == {}
 
 
-def test_marks_are_given_up_after_a_second_even_where_claims_go_on(clock: Clock) -> None:
+def test_marks_are_given_up_after_a_second_even_where_claims_continue(clock: Clock) -> None:
     marks = ClaimCursor()
     for _ in range(3):
         marks.advance([claimed(0, 5)])
@@ -107,7 +107,7 @@ def walks_after(*walks: float) -> Walks:
     return made
 
 
-def test_a_claim_asks_first_where_the_last_one_walked_for_long_in_vain() -> None:
+def test_a_claim_asks_first_where_the_last_one_walked_for_long_without_success() -> None:
     assert not walks_after().should_ask()
     assert not walks_after(LONG_WALK / 2).should_ask()
     assert walks_after(LONG_WALK * 2).should_ask()

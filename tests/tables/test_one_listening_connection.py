@@ -142,7 +142,7 @@ def test_a_leader_that_leaves_hands_the_connection_on(table: MessageTable) -> No
     other.close()
 
 
-def test_those_who_wait_look_again_when_the_connection_breaks_or_the_database_is_closed(
+def test_waiting_consumers_look_again_when_the_connection_breaks_or_the_database_is_closed(
     table: MessageTable, opened: list[object]
 ) -> None:
     backend = table.context.backend

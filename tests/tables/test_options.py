@@ -16,7 +16,7 @@ from waterclock.tables.model.options import MOST, TableOptions
 SECOND = 1_000_000_000
 
 
-def test_the_options_are_those_that_were_given_and_otherwise_the_documents(database: Database) -> None:
+def test_options_are_as_passed_or_as_documented(database: Database) -> None:
     database.create_table("orders", ack_wait="1m", batch_size=7)
     options = database.table("orders").options
     assert (options.ack_wait, options.batch_size) == (60 * SECOND, 7)

@@ -182,7 +182,9 @@ def test_partitions_for_days_to_come_are_made_by_every_way_to_purge(by_day: Mess
     assert days_of(by_day) == {str(clock.now // DAY): [1]}
 
 
-def test_consumers_go_on_while_days_are_dropped_by_several_at_once(by_day: MessageTable, clock: MovableClock) -> None:
+def test_consumers_continue_while_days_are_dropped_by_several_at_once(
+    by_day: MessageTable, clock: MovableClock
+) -> None:
     total = 0
     for day in range(3):
         put_numbers(by_day, *range(100 * day, 100 * day + 50))
@@ -227,7 +229,7 @@ def test_groups_keep_their_order_in_a_table_with_partitions(make_table: Make, da
     assert payloads(table, 1) == ["2"]
 
 
-def test_what_cannot_have_partitions_is_refused(make_table: Make, database: Database) -> None:
+def test_tables_that_cannot_have_partitions_are_refused(make_table: Make, database: Database) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=r"^purge_by must .*, got 'weekly'"):
         make_table(purge_by="weekly")
     with pytest.raises(
@@ -240,7 +242,7 @@ def test_what_cannot_have_partitions_is_refused(make_table: Make, database: Data
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3, 5])
-def test_a_purge_that_is_broken_off_anywhere_loses_nothing_and_is_completed_by_the_next(
+def test_a_purge_that_is_interrupted_anywhere_loses_nothing_and_is_completed_by_the_next(
     by_day: MessageTable, database: Database, clock: MovableClock, moment: int
 ) -> None:
     put_numbers(by_day, 1, 2)

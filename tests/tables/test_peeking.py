@@ -30,7 +30,7 @@ def test_a_look_takes_nothing_and_writes_nothing(orders: MessageTable) -> None:
     assert delivery.epoch == 1
 
 
-def test_what_is_due_comes_by_priority_and_then_what_will_be(orders: MessageTable, clock: MovableClock) -> None:
+def test_due_messages_come_by_priority_and_then_later_ones(orders: MessageTable, clock: MovableClock) -> None:
     orders.put("in a minute", at=clock.now + 60 * _SECOND, priority=9)
     orders.put("in a second", at=clock.now + _SECOND)
     orders.put("second")
@@ -39,7 +39,7 @@ def test_what_is_due_comes_by_priority_and_then_what_will_be(orders: MessageTabl
     assert payloads(orders.peek(3)) == ["first", "second", "in a second"]
 
 
-def test_what_a_consumer_has_is_left_out_until_its_lease_ends(orders: MessageTable, clock: MovableClock) -> None:
+def test_leased_messages_are_left_out_until_their_lease_ends(orders: MessageTable, clock: MovableClock) -> None:
     orders.put_many([{"payload": "one"}, {"payload": "two"}])
     orders.receive(1)
     assert payloads(orders.peek()) == ["two"]
@@ -166,7 +166,9 @@ def test_a_look_waits_for_no_lock_and_a_pause_changes_nothing(sequenced: Message
         assert payloads(sequenced.peek()) == ["0", "1", "2"]
 
 
-def test_what_plain_sql_puts_moves_and_deletes_is_shown_as_it_is(sequenced: MessageTable, clock: MovableClock) -> None:
+def test_messages_that_plain_sql_puts_moves_and_deletes_are_shown_as_they_are(
+    sequenced: MessageTable, clock: MovableClock
+) -> None:
     engine = sequenced.context.backend.engine
     with engine.begin() as plain:
         plain.execute(sa.text("INSERT INTO orders (message, group_id) VALUES ('x', 'a'), ('y', ''), ('z', NULL)"))

@@ -145,7 +145,7 @@ def test_the_sent_rate_counts_each_time_a_message_is_taken_and_nothing_that_was_
         assert orders.stats().sent_rate == pytest.approx(6 / RATE_SECONDS)
 
 
-def test_what_happened_lately_is_what_happened_in_the_last_minute() -> None:
+def test_recent_counts_cover_the_last_minute() -> None:
     lately = Lately()
     lately.note(5, 0)
     lately.note(7, 30 * SECOND)

@@ -37,7 +37,7 @@ def test_every_payload_comes_out_as_it_went_in(
     assert payloads(table) == values
 
 
-def test_generated_ids_are_numbers_and_pass_over_those_that_are_taken(orders: MessageTable) -> None:
+def test_generated_ids_are_numbers_and_skip_those_that_are_taken(orders: MessageTable) -> None:
     assert orders.put("a") == 1
     orders.put("b", id=3)
     assert orders.put_many([{"payload": "c"}, {"payload": "d", "id": 5}, {"payload": "e"}]) == [6, 5, 7]
@@ -45,7 +45,7 @@ def test_generated_ids_are_numbers_and_pass_over_those_that_are_taken(orders: Me
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_where_a_caller_has_used_up_the_numbers_the_error_says_so(orders: MessageTable) -> None:
+def test_an_error_reports_that_a_caller_has_used_up_the_numbers(orders: MessageTable) -> None:
     orders.put("great", id=2**63 - 2)
     assert orders.put("greatest") == 2**63 - 1
     for put in (lambda: orders.put("more"), lambda: orders.put_many([{"payload": "more"}])):

@@ -37,7 +37,7 @@ def test_over_any_time_no_more_goes_than_the_rate_allows_and_one_burst(
 
 
 @given(st.floats(0.5, 100_000))
-def test_who_asks_whenever_something_may_go_reaches_the_full_rate(per_second: float) -> None:
+def test_a_consumer_that_asks_whenever_a_message_is_allowed_reaches_the_full_rate(per_second: float) -> None:
     rate = Rate.of(per_second)
     start = now = 1_700_000_000 * SECOND
     due = total = 0
@@ -60,7 +60,7 @@ def test_before_the_time_that_is_returned_nothing_may_go(rate: Rate, most: int, 
         assert rate.allowed(due, min(now, free_at - 2), most) == 0
 
 
-def test_after_a_rest_one_burst_goes_and_no_more() -> None:
+def test_after_a_rest_only_one_burst_goes() -> None:
     rate = Rate.of(50)
     assert [count for _, count in run(rate, [(0, 100), (0, 100), (SECOND, 100)])] == [5, 0, 5]
 

@@ -133,7 +133,7 @@ def test_hundreds_of_refused_messages_at_the_head_keep_none_behind_them(
     assert len(orders.context.refused_seqs.all()) >= 300
 
 
-def test_what_was_passed_by_with_refused_messages_comes_soon_after(
+def test_messages_skipped_with_refused_ones_come_soon_after(
     database: Database, orders: MessageTable, clock: MovableClock
 ) -> None:
     orders.put_many([{"payload": "kept"}] * 20 + [{"payload": "between"}] + [{"payload": "kept"}] * 10)

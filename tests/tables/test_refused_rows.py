@@ -48,7 +48,7 @@ def test_a_foreign_key_to_the_table_stops_no_subscription_and_no_other_purge(
 
 
 @SQLITE
-def test_a_purge_goes_on_behind_rows_that_are_refused(
+def test_a_purge_continues_behind_rows_that_are_refused(
     database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purging, "_CHUNK", 2)

@@ -165,7 +165,7 @@ def test_of_many_processes_with_clocks_of_their_own_one_puts_each_tick(
         one.close()
 
 
-def test_a_clock_that_steps_back_and_a_purge_beside_two_that_tick_leave_one_message_a_tick(
+def test_a_clock_that_steps_back_and_a_purge_next_to_two_that_tick_leave_one_message_a_tick(
     database_url: str, make_table: MakeTable, clock: MovableClock, tmp_path: Any
 ) -> None:
     clock.now = NOON
@@ -253,7 +253,7 @@ def test_a_heartbeat_puts_many_missed_ticks_a_piece_at_a_time(jobs: MessageTable
 
 
 @pytest.mark.parametrize("id_type", ["text", "uuid"])
-def test_where_ids_are_text_or_uuids_a_tick_gives_one_message_too(
+def test_a_tick_puts_one_message_in_a_table_with_text_ids_or_uuids(
     make_table: MakeTable, clock: MovableClock, id_type: str
 ) -> None:
     clock.now = NOON
@@ -269,7 +269,7 @@ def test_where_ids_are_text_or_uuids_a_tick_gives_one_message_too(
     assert len({table.schedules.run("hourly"), table.schedules.run("hourly"), first.id}) == 3
 
 
-def test_a_tick_whose_id_is_text_stays_one_message_though_its_schedule_was_set_back(
+def test_a_tick_whose_id_is_text_stays_one_message_although_its_schedule_was_set_back(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:
     clock.now = NOON
@@ -323,7 +323,7 @@ def _forbid(_context: object, **_options: object) -> None:
         ({"headers": {"a": 1}}, "headers"),
     ],
 )
-def test_what_cannot_be_scheduled_is_refused(jobs: MessageTable, given: dict[str, Any], named: str) -> None:
+def test_invalid_schedules_are_refused(jobs: MessageTable, given: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
         jobs.schedule(**{"name": "n", "cron": "@daily", "payload": 1, **given})
 

@@ -129,7 +129,7 @@ def test_every_state_is_come_to_and_left(steps: Sequence[Step[Any]], states: set
     assert all(set(step.usual) <= set(step.verbs) for step in steps)
 
 
-def test_the_states_that_have_meanings_are_those_that_there_are() -> None:
+def test_every_state_has_a_meaning() -> None:
     assert set(MESSAGES) == set(get_args(MessageState))
     assert set(GROUPS) == set(get_args(GroupState))
     assert {verb for _, verb, _ in _MESSAGE_MOVES | _GROUP_MOVES} == set(VERBS)

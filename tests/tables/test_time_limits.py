@@ -34,7 +34,7 @@ def warnings_of(name: str, note: Callable[[str], object]) -> Generator[None]:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_subscription_whose_statements_time_out_warns_and_goes_on_when_they_do_not_any_more(
+def test_a_subscription_whose_statements_time_out_warns_and_continues_when_they_do_not_any_more(
     connect: Callable[..., Database],
 ) -> None:
     database = connect()

@@ -200,7 +200,7 @@ def test_a_late_ack_does_not_ack_the_replacement(
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-def test_a_job_that_acks_and_puts_its_successor_with_the_same_key_goes_on(
+def test_a_job_that_acks_and_puts_its_successor_with_the_same_key_continues(
     database: Database, orders: MessageTable, level: str
 ) -> None:
     engine = database.backend.engine

@@ -86,7 +86,7 @@ def kept(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> Generator[None
         yield
 
 
-def test_pauses_begin_with_the_second_claim_in_vain_and_double_up_to_a_tenth_of_a_second() -> None:
+def test_pauses_begin_with_the_second_claim_without_success_and_double_up_to_a_tenth_of_a_second() -> None:
     pauses = [pause_after(in_vain) for in_vain in range(40)]
     assert pauses[:6] == [0, 0, 0.005, 0.01, 0.02, 0.04]
     assert pauses[-1] == max(pauses) == LONGEST_PAUSE
@@ -115,7 +115,7 @@ def test_locked_messages_are_claimed_again_after_growing_pauses(
 
 
 @each_policy
-def test_a_change_ends_the_pause_after_claims_in_vain(
+def test_a_change_ends_the_pause_after_claims_without_success(
     make_table: Callable[..., MessageTable],
     connect: Callable[..., Database],
     clock: MovableClock,
@@ -155,7 +155,7 @@ def test_a_wait_ends_with_a_claim_where_something_may_be_due_and_else_not(
             assert deliveries.wait()
 
 
-def test_what_is_due_is_not_kept_waiting_by_a_purge_or_by_a_look_at_the_options(
+def test_due_messages_do_not_wait_for_a_purge_or_for_reading_the_options(
     make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = make_table()

@@ -118,7 +118,7 @@ def test_on_linux_sqlites_log_tells_of_a_commit(
     wakes_at_a_put(table, changes)
 
 
-def test_what_else_is_written_in_the_folder_wakes_no_consumer_and_hides_no_nudge(
+def test_other_writes_in_the_folder_wake_no_consumer_and_hide_no_wakeup(
     watched: tuple[MessageTable, SqliteChanges], tmp_path: Path
 ) -> None:
     _, changes = watched
@@ -141,11 +141,11 @@ def test_a_waiting_consumer_on_sqlite_looks_at_most_ten_times_a_second(
 
 
 @pytest.mark.parametrize("database", [None, "", ":memory:", "/no/such/file.db"])
-def test_what_is_no_file_is_looked_at_in_intervals(database: str | None) -> None:
+def test_a_database_that_is_not_a_file_is_polled(database: str | None) -> None:
     assert waking.LogWatch.of(database) is None
 
 
-def test_a_consumer_waits_also_where_the_library_of_inotify_is_not_installed(
+def test_a_consumer_waits_even_if_the_library_of_inotify_is_not_installed(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "inotify_simple", None)

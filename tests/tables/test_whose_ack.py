@@ -133,7 +133,7 @@ def test_the_head_that_is_skipped_was_acked_by_no_claim(make_table: MakeTable, d
         delivery.ack()
 
 
-def test_an_ack_that_plain_sql_undid_is_the_claims_no_more(
+def test_an_ack_that_plain_sql_undid_no_longer_belongs_to_its_claim(
     table: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     for delivery in table.receive(9, consumer="x"):

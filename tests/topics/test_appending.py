@@ -28,7 +28,7 @@ from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import Appended
 
 
-def test_what_is_appended_is_read_back_field_by_field(topic: Topic) -> None:
+def test_appended_messages_are_read_back_field_by_field(topic: Topic) -> None:
     messages = [
         Message(
             "press", "load", -(2**63), b"\x00\xff", publish_time=3, receive_time=2**63 - 1, headers={"k": "v", "ä": ""}
@@ -82,7 +82,7 @@ def test_an_empty_append_is_refused(sqlite_topic: Topic, nothing: Any) -> None:
         sqlite_topic.append(nothing)
 
 
-def test_what_is_no_message_is_refused_by_name(sqlite_topic: Topic) -> None:
+def test_an_invalid_message_is_refused_by_name(sqlite_topic: Topic) -> None:
     with pytest.raises(InvalidArgumentError, match="got str in "):
         sqlite_topic.append(["text"])  # type: ignore[list-item]
     with pytest.raises(InvalidArgumentError, match=r"Message objects or dicts, or a table of .*, got int"):

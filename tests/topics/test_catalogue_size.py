@@ -43,7 +43,7 @@ def test_totals_agree_with_the_ledgers_through_a_topics_whole_life(topic: Topic)
     assert topic.info[1:4] == sizes(topic) == (1, 0, 0)
 
 
-def test_what_a_topic_was_made_with_is_shown(make_sqlite_topic: MakeTopic) -> None:
+def test_options_of_a_topic_are_shown(make_sqlite_topic: MakeTopic) -> None:
     info = make_sqlite_topic("t", roll_after="1h", roll_size=1000, retention="2d").info
     hour = 3_600_000_000_000
     assert (info.name, info.roll_after, info.roll_size, info.retention) == ("t", hour, 1000, 48 * hour)

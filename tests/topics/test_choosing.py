@@ -74,7 +74,7 @@ def test_data_frames_hold_what_read_arrow_yields(sqlite_topic: Topic) -> None:
 
 @pytest.mark.parametrize("wrong", [7, ["a", 7], b"a"])
 @pytest.mark.parametrize("name", ["source", "stream"])
-def test_what_names_no_source_is_refused(sqlite_topic: Topic, name: str, wrong: object) -> None:
+def test_a_value_without_a_source_is_refused(sqlite_topic: Topic, name: str, wrong: object) -> None:
     given: Any = {name: wrong}
     with pytest.raises(InvalidArgumentError, match=f"^{name} must be a name or a list of names, got "):
         next(sqlite_topic.read(**given))

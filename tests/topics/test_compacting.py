@@ -75,7 +75,7 @@ def test_small_files_become_one_and_nothing_else_changes(sealed: Topic) -> None:
     assert sealed.compact() == 0
 
 
-def test_what_was_compacted_is_compacted_again_with_what_came_since(sealed: Topic) -> None:
+def test_compacted_ledgers_are_compacted_again_with_newer_ones(sealed: Topic) -> None:
     sealed.compact()
     sealed.roll()
     sealed.append(published([12]))
@@ -159,7 +159,7 @@ def test_readers_under_way_read_on_in_the_former_files(sealed: Topic) -> None:
     assert times == [t for part in parts for b in read_slice(part) for t in b["publish_time"].to_pylist()]
 
 
-def test_readers_whose_files_are_gone_after_the_grace_time_go_on_in_the_new_one(
+def test_readers_whose_files_are_gone_after_the_grace_time_continue_in_the_new_one(
     make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_grace_end(monkeypatch)

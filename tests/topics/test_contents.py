@@ -46,7 +46,7 @@ def test_it_differs_where_the_tables_do(one: list[dict[str, Any]], other: list[d
 
 
 @pytest.mark.parametrize("name", ["data", "map"])
-def test_what_lies_where_a_null_is_means_nothing(name: str) -> None:
+def test_the_bytes_under_a_null_mean_nothing(name: str) -> None:
     plain = table([{"data": b"x", "map": [("a", "b")]}, {"data": b"y", "map": [("c", "d")]}])[name].chunk(0)
     buffers = [pa.py_buffer(b"\x01"), *plain.buffers()[1:3]]  # the second is null, and has bytes
     if name == "data":

@@ -194,7 +194,7 @@ def test_only_the_columns_that_are_asked_for_are_checked(make_sqlite_topic: Make
         list(topic.read_arrow(columns=["payload"]))
 
 
-def test_a_row_group_is_one_request_also_where_it_is_checked(sqlite_topic: Topic, tmp_path: Path) -> None:
+def test_a_row_group_is_one_request_even_if_it_is_checked(sqlite_topic: Topic, tmp_path: Path) -> None:
     topic, files = on_counting_files(sqlite_topic, tmp_path)
     topic.append(published(range(100)))
     topic.roll()
@@ -339,7 +339,7 @@ def damaged(make_sqlite_topic: MakeTopic, request: pytest.FixtureRequest) -> tup
     return topic, {4, 5, 6, 7}, "ledger"
 
 
-def test_readers_stop_at_damage_or_pass_over_it_and_say_how_much_that_is(
+def test_readers_stop_at_damage_or_skip_it_and_say_how_much_that_is(
     damaged: tuple[Topic, set[int], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, gone, name = damaged
@@ -353,7 +353,7 @@ def test_readers_stop_at_damage_or_pass_over_it_and_say_how_much_that_is(
     assert [time for batch in batches for time in batch["publish_time"].to_pylist()] == left
 
 
-def test_messages_are_looked_up_around_damage_that_is_passed_over(damaged: tuple[Topic, set[int], str]) -> None:
+def test_messages_are_looked_up_around_damage_that_is_skipped(damaged: tuple[Topic, set[int], str]) -> None:
     topic, gone, name = damaged
     placed = {
         time: Position(ledger, entry, index)
@@ -382,9 +382,7 @@ def test_a_subscription_gives_what_is_before_damage_and_then_says_so(damaged: tu
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 1000])
-def test_a_subscription_that_passes_over_damage_still_counts_right(
-    damaged: tuple[Topic, set[int], str], limit: int
-) -> None:
+def test_a_subscription_that_skips_damage_still_counts_right(damaged: tuple[Topic, set[int], str], limit: int) -> None:
     topic, gone, _ = damaged
     left = [time for time in range(15) if time not in gone]
     with topic.subscribe("lenient", on_damage="skip") as subscription:
@@ -399,7 +397,7 @@ def test_a_subscription_that_passes_over_damage_still_counts_right(
         assert subscription.position == topic.head
 
 
-def test_what_is_damaged_at_the_end_is_passed_over_once(sqlite_topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_at_the_end_is_skipped_once(sqlite_topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
     topic = sqlite_topic
     append_ledgers(topic, [[[0], [1]]])
     write(topic, sa.update(entries).where(entries.c.entry == 1).values(data=b"?"))
@@ -425,7 +423,7 @@ def test_a_subscription_that_can_read_nothing_of_what_is_left_stands_at_the_end(
         assert subscription.backlog == (0, 0)
 
 
-def test_slices_pass_over_damage_too(damaged: tuple[Topic, set[int], str], caplog: pytest.LogCaptureFixture) -> None:
+def test_slices_skip_damage_too(damaged: tuple[Topic, set[int], str], caplog: pytest.LogCaptureFixture) -> None:
     from waterclock.topics.catalogue.damage_policy import Damage  # noqa: PLC0415
 
     topic, gone, name = damaged
@@ -444,7 +442,7 @@ def test_slices_pass_over_damage_too(damaged: tuple[Topic, set[int], str], caplo
 
 
 @pytest.mark.parametrize("on_damage", ["ignore", "", None, True])
-def test_what_to_do_about_damage_has_two_values(sqlite_topic: Topic, on_damage: Any) -> None:
+def test_on_damage_has_two_values(sqlite_topic: Topic, on_damage: Any) -> None:
     for call in (
         lambda: next(sqlite_topic.read(on_damage=on_damage)),
         lambda: next(sqlite_topic.read_arrow(on_damage=on_damage)),
@@ -458,7 +456,7 @@ def test_what_to_do_about_damage_has_two_values(sqlite_topic: Topic, on_damage: 
 # Upkeep
 
 
-def test_sealing_goes_on_with_the_others_and_says_which_was_left(
+def test_sealing_continues_with_the_others_and_says_which_was_left(
     sqlite_topic: Topic, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = sqlite_topic
@@ -552,7 +550,7 @@ def test_a_bit_that_flips_between_writing_and_reading_back_is_noticed(
     assert by_position(topic) == whole
 
 
-def test_values_that_change_on_their_way_are_noticed_though_every_checksum_is_right(
+def test_values_that_change_on_their_way_are_noticed_although_every_checksum_is_right(
     make_sqlite_topic: MakeTopic, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_sqlite_topic()

@@ -19,7 +19,7 @@ def times(messages: list[Message]) -> list[int | None]:
     return [message.publish_time for message in messages]
 
 
-def test_what_is_strictly_older_is_expired_and_what_is_exactly_as_old_is_not(
+def test_strictly_older_messages_expire_and_those_exactly_as_old_do_not(
     clocked_topic: Topic, clock: SettableClock
 ) -> None:
     for time in (10, 20, 30):

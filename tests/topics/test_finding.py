@@ -66,7 +66,7 @@ def test_the_largest_of_unordered_times_is_the_first_that_reaches_it(
     assert topic.find(6).position == placed[5][1]
 
 
-def test_a_time_that_goes_on_into_the_next_ledger_is_found_where_it_begins(topic: Topic) -> None:
+def test_a_time_that_continues_into_the_next_ledger_is_found_where_it_begins(topic: Topic) -> None:
     placed = append_ledgers(topic, [[[1], [5, 5]], [[5], [5]], [[5, 6]]])
     assert topic.find(5).position == placed[1][1]
     assert topic.find(2).position == placed[1][1]
@@ -95,7 +95,7 @@ def test_every_boundary_of_small_topics(
         assert reopened.find(time) == Found(expected or topic.head, found=expected is not None)
 
 
-def test_empty_ledgers_are_passed_over(sqlite_topic: Topic) -> None:
+def test_empty_ledgers_are_skipped(sqlite_topic: Topic) -> None:
     # This library makes none; an older one, or a repair by hand, may have.
     topic = sqlite_topic
     placed = append_ledgers(topic, [[[10]], [[20]], [[30]]])
@@ -257,7 +257,7 @@ def _forget_bounds(topic: Topic, numbers: list[int]) -> None:
     )
 
 
-def test_lost_files_are_passed_over_with_a_warning(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_files_are_skipped_with_a_warning(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
     placed = append_ledgers(topic, TEN_LEDGERS)
     topic.roll()
     topic.seal()
@@ -274,7 +274,7 @@ def test_lost_files_are_passed_over_with_a_warning(topic: Topic, caplog: pytest.
     assert topic.find(95).position == Position(10, 0, 0)
 
 
-def test_a_lost_file_without_bounds_is_passed_over_too(sqlite_topic: Topic) -> None:
+def test_a_lost_file_without_bounds_is_skipped_too(sqlite_topic: Topic) -> None:
     topic = sqlite_topic
     placed = append_ledgers(topic, TEN_LEDGERS)
     topic.roll()
@@ -346,7 +346,7 @@ def test_newest_measures_ledgers_without_bounds(sqlite_topic: Topic) -> None:
     assert topic.newest("publish_time") == Found(placed[2][1], found=True)
 
 
-def test_newest_passes_over_lost_files(sqlite_topic: Topic) -> None:
+def test_newest_skips_lost_files(sqlite_topic: Topic) -> None:
     append_ledgers(sqlite_topic, [[[5, 50]], [[90]], [[80]], [[20]]])
     sqlite_topic.seal()
     for ledger in (1, 2):

@@ -89,7 +89,7 @@ VERBS[sys.argv[3]](topic)
 
 @pytest.mark.slow
 @with_a_server
-def test_appends_go_on_soon_after_a_process_was_stopped(
+def test_appends_continue_soon_after_a_process_was_stopped(
     connect: Callable[..., Database], database_url: str, tmp_path: Path
 ) -> None:
     ledgers = str(tmp_path / "ledgers")  # as `connect` has them

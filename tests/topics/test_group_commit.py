@@ -148,7 +148,7 @@ def test_appends_of_many_threads_keep_their_order_and_leave_no_hole(make_topic: 
     assert [info.first_ordinal for info in infos] == [sum(i.messages for i in infos[:n]) for n in range(len(infos))]
 
 
-def test_those_who_wait_for_one_transaction_share_the_next(gate: Gate, sqlite_topic: Topic) -> None:
+def test_threads_that_wait_for_one_transaction_share_the_next(gate: Gate, sqlite_topic: Topic) -> None:
     waiting = [gate.append(number, number) for number in range(10)]
     gate.open()
     assert gate.groups == [1, 9]
@@ -253,7 +253,7 @@ def test_a_group_whose_commit_was_not_answered_is_written_once(topic: Topic, mon
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_leader_that_is_interrupted_loses_and_doubles_nothing_of_the_others(
+def test_a_leader_that_is_interrupted_loses_and_duplicates_nothing_of_the_others(
     gate: Gate, sqlite_topic: Topic, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     backend = sqlite_topic.storage.backend

@@ -232,7 +232,7 @@ def test_looking_up_distinguishes_a_gap_from_deleted_messages(six: Topic) -> Non
         six.messages_at([Position(5, 9, 0)], ["payload"])
 
 
-def test_counting_on_over_a_hole_names_it_or_goes_on_behind_it(six: Topic) -> None:
+def test_counting_on_over_a_hole_names_it_or_continues_behind_it(six: Topic) -> None:
     lose_ledgers(six, 2)
     storage = six.storage
     with pytest.raises(DamagedError, match="ledger 2 is missing: messages 20 to 29"):

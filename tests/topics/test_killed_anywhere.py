@@ -52,13 +52,13 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids="-".join,
 )
-def test_what_was_acknowledged_survives_any_kill(
+def test_acknowledged_appends_survive_any_kill(
     database_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, roles: tuple[str, ...]
 ) -> None:
     _kill_and_check(database_url, tmp_path, workers, roles, kills=KILLS)
 
 
-def test_what_threads_append_together_survives_any_kill(
+def test_appends_of_several_threads_survive_any_kill(
     database_url: str, tmp_path: Path, workers: KillableWorkers
 ) -> None:
     backend = Backend(database_url)
@@ -110,7 +110,7 @@ def test_a_relocation_leaves_no_file_behind_after_any_kill(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_acknowledged_survives_a_thousand_kills(
+def test_acknowledged_appends_survive_a_thousand_kills(
     database_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, seed: int
 ) -> None:
     _kill_and_check(database_url, tmp_path, workers, ("append", "seal", "compact", "expire"), kills=1000, seed=seed)

@@ -86,7 +86,7 @@ def test_recorded_losses_are_what_the_format_says() -> None:
     assert "lost" in LedgerState.__args__
 
 
-def test_losses_are_passed_over_on_each_database(topic: Topic) -> None:
+def test_losses_are_skipped_on_each_database(topic: Topic) -> None:
     placed = append_ledgers(topic, FLOW)
     lose_ledger(topic, 2)
     lose_entries(topic, 1, 1)
@@ -101,7 +101,7 @@ def test_losses_are_passed_over_on_each_database(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(("how", "lost"), [("rows", 1), ("sealed", 0), ("compacted", 1), ("compacted", 3)])
-def test_a_lost_ledger_is_passed_over(sqlite_topic: Topic, how: str, lost: int) -> None:
+def test_a_lost_ledger_is_skipped(sqlite_topic: Topic, how: str, lost: int) -> None:
     topic = sqlite_topic
     placed = append_ledgers(topic, FLOW)
     topic.roll()
@@ -129,9 +129,7 @@ def test_a_lost_ledger_is_passed_over(sqlite_topic: Topic, how: str, lost: int) 
     "lost",
     [[(0, 0)], [(1, 1)], [(1, 2)], [(1, 0), (1, 1)], [(0, 0), (2, 0), (3, 1)]],
 )
-def test_lost_entries_are_passed_over_before_and_after_sealing(
-    sqlite_topic: Topic, lost: list[tuple[int, int]]
-) -> None:
+def test_lost_entries_are_skipped_before_and_after_sealing(sqlite_topic: Topic, lost: list[tuple[int, int]]) -> None:
     topic = sqlite_topic
     placed = append_ledgers(topic, FLOW)
     gone = {place for _, place in placed if place[:2] in lost}
@@ -149,7 +147,7 @@ def test_lost_entries_are_passed_over_before_and_after_sealing(
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_losses_are_passed_over(make_sqlite_topic: MakeTopic, data: st.DataObject) -> None:
+def test_any_losses_are_skipped(make_sqlite_topic: MakeTopic, data: st.DataObject) -> None:
     topic = make_sqlite_topic(f"topic {next(COUNT)}")
     placed = append_ledgers(topic, FLOW)
     numbers = [(ledger, entry) for ledger, each in enumerate(FLOW) for entry in range(len(each))]
@@ -250,7 +248,7 @@ def test_a_lost_ledger_without_bounds_gets_those_of_its_neighbours(sqlite_topic:
     check(topic, placed, {place for _, place in placed if place.ledger in (0, 2)})
 
 
-def test_what_cannot_be_lost_is_refused(sqlite_topic: Topic) -> None:
+def test_ledgers_and_entries_that_cannot_be_lost_are_refused(sqlite_topic: Topic) -> None:
     append_ledgers(sqlite_topic, FLOW)
     sqlite_topic.seal()
     sqlite_topic.truncate(Position(1, 0, 0))
@@ -274,7 +272,7 @@ def test_a_loss_with_a_flipped_bit_is_damage_again(sqlite_topic: Topic) -> None:
             list(sqlite_topic.read())
 
 
-def test_a_file_stays_though_the_first_ledger_in_it_that_is_left_is_lost(
+def test_a_file_stays_although_the_first_ledger_in_it_that_is_left_is_lost(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from waterclock.topics.upkeep import retention  # noqa: PLC0415

@@ -36,9 +36,7 @@ steps = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 5]), st.integers(1, 4)),
 
 
 @given(steps, st.lists(st.tuples(st.integers(0, 200), st.integers(1, 8)), max_size=20))
-def test_what_was_never_appended_is_never_taken_for_a_repeat(
-    steps: list[tuple[int, int]], tries: list[tuple[int, int]]
-) -> None:
+def test_a_new_append_is_never_taken_for_a_repeat(steps: list[tuple[int, int]], tries: list[tuple[int, int]]) -> None:
     numbering, numbers, appends = Numbering(0), set[int](), list[tuple[int, int]]()
     following = 0
     for gap, count in steps:

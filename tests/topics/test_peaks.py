@@ -106,7 +106,7 @@ def test_lowering_ends_where_a_ledger_that_is_left_reaches_as_far(
 
 @pytest.mark.parametrize("deaths", range(1, 7))
 @pytest.mark.parametrize("trimmed_again", [False, True])
-def test_lowering_that_is_killed_goes_on_where_it_was(
+def test_lowering_that_is_killed_continues_where_it_was(
     make_sqlite_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, deaths: int, *, trimmed_again: bool
 ) -> None:
     topic = make_sqlite_topic()
@@ -139,7 +139,7 @@ def test_lowering_that_is_killed_goes_on_where_it_was(
     assert stale(topic) is None
 
 
-def test_what_was_not_measured_keeps_its_place_and_is_measured_later(sqlite_topic: Topic) -> None:
+def test_an_unmeasured_ledger_keeps_its_place_and_is_measured_later(sqlite_topic: Topic) -> None:
     topic = sqlite_topic
     placed = with_a_wild_ledger(topic, wild=0)
     topic.seal()
@@ -173,7 +173,7 @@ def test_running_maxima_are_right_after_any_trimming(
         topic.remove()
 
 
-def test_a_topic_of_which_nothing_is_left_begins_anew(topic: Topic) -> None:
+def test_a_topic_of_which_nothing_is_left_starts_again(topic: Topic) -> None:
     with_a_wild_ledger(topic)
     topic.truncate(topic.head)
     assert peaks_of(topic) == [(None,) * 4]

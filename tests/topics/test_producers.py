@@ -93,7 +93,7 @@ def test_a_number_that_was_used_for_other_messages_is_an_error(topic: Topic, cou
     assert len(list(topic.read())) == count
 
 
-def test_what_a_producer_sends_again_after_a_restart_must_have_been_stored(sqlite_topic: Topic) -> None:
+def test_messages_that_a_producer_repeats_after_a_restart_must_have_been_stored(sqlite_topic: Topic) -> None:
     with sqlite_topic.producer("p") as first:
         first.send(published([5])[0], sequence=5)
     with sqlite_topic.producer("p") as second:
@@ -173,7 +173,7 @@ def test_a_message_waits_no_longer_than_it_may_linger(sqlite_topic: Topic) -> No
         assert times(sqlite_topic) == [1]
 
 
-def test_a_restarted_producer_goes_on_where_the_last_one_got_and_skips_what_is_stored(topic: Topic) -> None:
+def test_a_restarted_producer_continues_where_the_last_one_got_and_skips_what_is_stored(topic: Topic) -> None:
     flow = published(range(10))
     with topic.producer("p") as first:
         for number, message in enumerate(flow[:6]):
@@ -239,7 +239,7 @@ def test_headers_in_another_order_are_the_same_message(sqlite_topic: Topic) -> N
     assert send({"b": "2", "a": "1"})
 
 
-def test_a_producer_refuses_what_is_not_a_message_and_goes_on(sqlite_topic: Topic) -> None:
+def test_a_producer_refuses_what_is_not_a_message_and_continues(sqlite_topic: Topic) -> None:
     with sqlite_topic.producer("p") as producer:
         with pytest.raises(InvalidArgumentError, match="message must be a Message, got a str"):
             producer.send("load")  # type: ignore[arg-type]

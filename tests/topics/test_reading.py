@@ -152,7 +152,7 @@ def test_payloads_that_are_not_asked_for_are_not_read(sqlite_topic: Topic, tmp_p
     assert sum(length for _, length in files.reads) < 0.2 * topic.ledgers()[0].size
 
 
-def test_a_reader_goes_on_while_its_ledgers_are_being_sealed(topic: Topic) -> None:
+def test_a_reader_continues_while_its_ledgers_are_being_sealed(topic: Topic) -> None:
     append_ledgers(topic, FLOW)
     reader = topic.read()
     read = list(islice(reader, 1))

@@ -137,7 +137,7 @@ def test_a_sealer_with_the_former_store_in_hand_loses_nothing(
     assert times(sealed) == list(range(9))
 
 
-def test_what_is_sealed_while_files_are_copied_is_copied_too(
+def test_ledgers_sealed_while_files_are_copied_are_copied_too(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = again(sealed)
@@ -156,7 +156,7 @@ def test_what_is_sealed_while_files_are_copied_is_copied_too(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("step", ["_take_back", "_record_copy", "_copy", "_turn_over"])
-def test_a_relocation_killed_at_any_step_loses_nothing_and_goes_on(
+def test_a_relocation_killed_at_any_step_loses_nothing_and_continues(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, moment: str
 ) -> None:
     work: Callable[..., Any] = getattr(relocating, step)
@@ -183,7 +183,7 @@ def former_rows(topic: Topic) -> list[str]:
 
 
 @pytest.mark.parametrize("step", ["_record_copy", "_copy", "_turn_over"])
-def test_what_a_killed_relocation_has_written_is_swept(
+def test_files_of_a_killed_relocation_are_swept(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock, step: str
 ) -> None:
     monkeypatch.setattr(relocating, step, killing(getattr(relocating, step), "before" if step != "_copy" else "after"))

@@ -121,7 +121,7 @@ def test_retention_goes_by_the_time_that_no_producer_can_forge(clocked_topic: To
     assert topic.enforce_retention() == 2
 
 
-def test_a_reader_goes_on_after_ledgers_that_were_deleted_under_it(
+def test_a_reader_continues_after_ledgers_that_were_deleted_under_it(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealed_file, "ROW_GROUP_MESSAGES", 1)
@@ -188,7 +188,7 @@ def test_removing_a_topic_does_not_wait_for_the_lease_of_a_dead_sealer(
 
 
 @pytest.mark.parametrize("path", ["../victim.parquet", "file:///elsewhere/victim.parquet"])
-def test_a_topic_is_removed_though_a_file_to_delete_lies_outside_its_store(
+def test_a_topic_is_removed_although_a_file_to_delete_lies_outside_its_store(
     sqlite_topic: Topic, tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     topic = sqlite_topic

@@ -74,7 +74,7 @@ def test_a_topic_lives_on_s3(
         wc.connect(str(database.backend.url)).topic("t")
 
 
-def test_an_object_that_was_deleted_is_lost_and_no_more(
+def test_a_deleted_object_is_lost_and_nothing_else(
     database: wc.Database, s3_server: S3Server, clock: SettableClock
 ) -> None:
     topic = database.create_topic("t", retention="1h")
@@ -125,7 +125,7 @@ def _objects(server: S3Server, bucket: str) -> list[str]:
     return [info.path for info in listed if info.is_file]
 
 
-def test_a_server_that_stops_midway_loses_nothing_and_all_goes_on_after_it(
+def test_a_server_that_stops_midway_loses_nothing_and_all_continues_after_it(
     s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roots, "ATTEMPTS", 1)

@@ -111,7 +111,7 @@ def test_no_deletion_and_no_write_goes_through_a_store_that_is_not_the_topics(
     assert not (tmp_path / "wrong").exists()
 
 
-def test_after_a_store_is_back_all_goes_on(daily: Topic, clock: SettableClock, tmp_path: Path) -> None:
+def test_after_a_store_is_back_all_continues(daily: Topic, clock: SettableClock, tmp_path: Path) -> None:
     (tmp_path / "ledgers").rename(tmp_path / "elsewhere")
     clock.now = 35 * DAY
     with pytest.raises(StoreError):
@@ -163,7 +163,7 @@ def test_a_store_in_use_that_is_absent_is_not_made_a_second_time(tmp_path: Path)
             database.create_topic("t")
 
 
-def test_a_database_that_was_moved_with_the_folder_beside_it_finds_it(tmp_path: Path) -> None:
+def test_a_database_that_was_moved_with_the_folder_next_to_it_finds_it(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     with wc.connect(f"sqlite:///{tmp_path}/old/f.db") as database:
         topic = database.create_topic("t")
@@ -249,7 +249,7 @@ class Unreachable(CountingFiles):
         super().delete_file(path)
 
 
-def test_producers_go_on_while_the_store_cannot_be_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_producers_continue_while_the_store_cannot_be_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     handler = Unreachable(tmp_path)
     place = {"ledgers": "bucket", "filesystem": fs.PyFileSystem(handler)}
     with wc.connect(f"sqlite:///{tmp_path}/f.db", **place) as database:
@@ -436,7 +436,7 @@ def test_a_root_that_cannot_be_opened_is_one_clear_line(tmp_path: Path, root: st
         assert not any(secret in str(refused.value) for secret in ("sec/ret", "password", "key:"))
 
 
-def test_something_that_is_no_filesystem_is_refused(tmp_path: Path) -> None:
+def test_something_that_is_not_a_filesystem_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="got a str"):
         wc.connect(f"sqlite:///{tmp_path}/f.db", "x", "y")
     with pytest.raises(InvalidArgumentError, match="filesystem needs the path"):

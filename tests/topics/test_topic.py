@@ -128,7 +128,7 @@ def test_a_removed_topic_cannot_be_altered(sqlite_topic: Topic) -> None:
         sqlite_topic.alter(retention="1d")
 
 
-def test_a_renamed_topic_is_found_by_its_new_name_and_open_ones_go_on(make_topic: MakeTopic) -> None:
+def test_a_renamed_topic_is_found_by_its_new_name_and_open_ones_continue(make_topic: MakeTopic) -> None:
     topic, other = make_topic("telemetry"), make_topic("alarms")
     elsewhere = Topic.open(topic.storage.backend, None, "telemetry")
     reading = topic.subscribe("billing")

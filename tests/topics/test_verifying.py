@@ -153,7 +153,7 @@ def test_after_a_repair_everything_that_is_left_is_read_and_stands_where_it_stoo
     assert topic.repair().lost == 0
 
 
-def test_several_faults_are_mended_at_once(topic: Topic) -> None:
+def test_several_faults_are_fixed_at_once(topic: Topic) -> None:
     for harm in (flipped_chunk, flipped_entry, lost_row, stray_file):
         harm(topic)
     repaired = topic.repair()
@@ -203,7 +203,7 @@ def test_a_lost_catalogue_is_rebuilt_from_the_folder(make_topic: MakeTopic, tmp_
     assert [again.find(time).position for time, _ in placed] == [position for _, position in placed]
 
 
-def test_what_was_deleted_on_purpose_is_not_imported_again(topic: Topic) -> None:
+def test_deleted_ledgers_are_not_imported_again(topic: Topic) -> None:
     topic.truncate(3)
     assert [fault.kind for fault in topic.verify().faults] == []  # the file waits for its deletion
     assert topic.repair().imported == ()
@@ -302,7 +302,7 @@ def move_file_and_lose_checksums(topic: Topic) -> None:
         move_file_and_lose_checksums,
     ],
 )
-def test_what_a_file_of_the_store_holds_is_not_recorded_as_lost(topic: Topic, harm: Callable[[Topic], None]) -> None:
+def test_messages_in_a_file_of_the_store_are_not_recorded_as_lost(topic: Topic, harm: Callable[[Topic], None]) -> None:
     before = [(message.position, message.publish_time) for message in topic.read()]
     harm(topic)
     repaired = topic.repair()

@@ -57,7 +57,7 @@ def test_a_subscription_with_a_wild_clock_in_its_topic_seeks_by_a_time_that_is_n
         ("effective_time", [10, 40]),
     ],
 )
-def test_what_is_older_by_the_time_that_was_sought_is_left_out(
+def test_messages_older_by_the_sought_time_are_left_out(
     make_sqlite_topic: MakeTopic, by: str, expected: list[int]
 ) -> None:
     topic = make_sqlite_topic()

@@ -232,7 +232,7 @@ def test_a_worker_that_was_stopped_beyond_its_lease_sees_that_and_its_ack_is_ref
         ),
     ],
 )
-def test_a_module_that_is_no_good_is_said_in_a_line(
+def test_a_bad_module_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, said: str
 ) -> None:
     (tmp_path / "no_good.py").write_text(module)

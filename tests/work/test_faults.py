@@ -27,7 +27,7 @@ MakeTable = Callable[..., MessageTable]
 
 @pytest.mark.parametrize("kind", ["thread", "task"])
 @pytest.mark.parametrize("is_notified", [True, False], ids=["notified", "polling"])
-def test_a_cancel_reaches_a_handler_during_the_drain_also_where_only_polling_is_possible(
+def test_a_cancel_reaches_a_handler_during_the_drain_even_if_only_polling_is_possible(
     orders: MessageTable, kind: str, is_notified: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_notified:  # as where another process cancels
@@ -64,7 +64,7 @@ def test_a_cancel_reaches_a_handler_during_the_drain_also_where_only_polling_is_
     assert not orders.receive()
 
 
-def test_what_a_claim_under_way_brings_when_the_worker_stops_is_due_at_once(
+def test_messages_of_a_claim_in_progress_when_the_worker_stops_are_due_immediately(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claimed, answers = threading.Event(), threading.Event()
@@ -226,7 +226,7 @@ def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_atte
 
 
 @pytest.mark.parametrize("beside", ["nothing", "threads"])
-def test_what_waits_for_a_loop_that_is_blocked_goes_to_other_workers_uncounted(
+def test_messages_waiting_for_a_blocked_loop_go_to_other_workers_uncounted(
     make_table: MakeTable, beside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "_BLOCKED_FOR", 100_000_000)
@@ -299,7 +299,7 @@ def test_an_exception_that_cannot_say_what_it_is_ends_no_slot(
     assert [one["dead_reason"] for one in orders.dead_letters()] == ["sent 1 times without an ack"] * 2
 
 
-def test_what_a_handler_raises_is_one_line_of_the_log_and_a_reason_may_be_an_exception(
+def test_a_handlers_exception_is_one_line_of_the_log_and_a_reason_may_be_an_exception(
     make_table: MakeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders = make_table(dead_letter="dead", max_attempts=1)

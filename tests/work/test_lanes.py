@@ -25,7 +25,7 @@ def claimed(lanes: Lanes, *handlings: Handling) -> list[Handling]:
     return lanes.add(INTAKE, handlings, 0, moments.monotonic_ns())
 
 
-def test_what_follows_one_that_failed_waits_though_one_before_it_is_recorded_late() -> None:
+def test_messages_behind_a_failed_one_wait_although_an_earlier_one_is_recorded_late() -> None:
     lanes = Lanes(2)
     first, fails, behind, late, after = map(message, range(5))
     assert claimed(lanes, first, fails, behind) == []
@@ -39,7 +39,7 @@ def test_what_follows_one_that_failed_waits_though_one_before_it_is_recorded_lat
     assert claimed(lanes, after) == []
 
 
-def test_what_follows_one_that_waited_too_long_waits_until_that_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_behind_one_that_waited_too_long_wait_until_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = Lanes(1)
     waits, late, after = map(message, range(3))
     assert claimed(lanes, waits) == []
@@ -52,7 +52,7 @@ def test_what_follows_one_that_waited_too_long_waits_until_that_is_given_back(mo
     assert claimed(lanes, after) == []
 
 
-def test_what_follows_one_that_could_not_be_given_back_waits_until_it_is() -> None:
+def test_messages_behind_one_that_could_not_be_given_back_wait_until_it_is() -> None:
     lanes = Lanes(1)
     fails, behind, late, after = map(message, range(4))
     assert claimed(lanes, fails, behind) == []
@@ -65,7 +65,7 @@ def test_what_follows_one_that_could_not_be_given_back_waits_until_it_is() -> No
     assert claimed(lanes, after) == []
 
 
-def test_what_follows_one_that_failed_waits_for_its_record_though_a_later_one_was_given_back() -> None:
+def test_messages_behind_a_failed_one_wait_for_its_record_although_a_later_one_was_given_back() -> None:
     lanes = Lanes(1)
     fails, late, later, after = map(message, range(4))
     assert claimed(lanes, fails) == []
@@ -87,7 +87,7 @@ def test_only_a_caller_that_may_claim_ahead_gets_room_beyond_the_free_slots() ->
     assert lanes.reserve(100) == 100
 
 
-def test_where_attempts_count_the_next_message_of_a_group_keeps_the_slot_of_the_one_before_it() -> None:
+def test_with_max_attempts_the_next_message_of_a_group_keeps_the_slot_of_the_one_before_it() -> None:
     lanes = Lanes(2)
     first, second = (message(position, max_attempts=2) for position in range(2))
     assert claimed(lanes, first, second) == []
@@ -100,7 +100,7 @@ def test_where_attempts_count_the_next_message_of_a_group_keeps_the_slot_of_the_
     assert lanes.reserve(100, ahead=False) == 1
 
 
-def test_where_attempts_count_a_message_begins_once_the_one_before_it_in_its_group_is_recorded() -> None:
+def test_with_max_attempts_a_message_starts_once_the_one_before_it_in_its_group_is_recorded() -> None:
     lanes = Lanes(2)
     first, second, third = (message(position, max_attempts=2) for position in range(3))
     assert claimed(lanes, first, second, third) == []

@@ -198,7 +198,7 @@ def one_batch() -> wc.Batch:
 
 @pytest.mark.one_database
 @pytest.mark.parametrize("payload", ["json", "text", "bytes"])
-def test_what_is_put_is_what_the_handler_gets_and_what_does_not_fit_is_a_dead_letter(
+def test_a_handler_gets_the_object_that_was_put_and_a_misfit_is_a_dead_letter(
     make_table: MakeTable, payload: str
 ) -> None:
     orders, invoices = (
@@ -268,12 +268,12 @@ def test_a_batch_is_put_as_it_is_and_handled_as_one(make_table: MakeTable) -> No
         (Tree, nested(2_000), "the payload is nested too deeply for Tree"),
     ],
 )
-def test_what_does_not_fit_says_where_and_why(kind: Any, value: Any, why: str) -> None:
+def test_a_misfit_says_where_and_why(kind: Any, value: Any, why: str) -> None:
     with pytest.raises(MisfitError, match=why):
         read_payload(kind, value)
 
 
-def test_what_newer_programs_put_beside_what_is_known_is_no_misfit() -> None:
+def test_unknown_fields_of_newer_programs_are_not_a_misfit() -> None:
     assert read_payload(Line, {"article": "bolt", "colour": "red"}) == Line("bolt")
     assert read_payload(Mail, {"to": "a", "lines": [], "cc": "b"}) == {"to": "a", "lines": [], "cc": "b"}
     assert read_payload(Mostly, {"a": 1}) == {"a": 1}

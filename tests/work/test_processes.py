@@ -246,7 +246,7 @@ def test_sigterm_while_processes_start_leaves_none(orders: MessageTable) -> None
         ({"processes": 1, "recycle_above": 0}, "recycle_above"),
     ],
 )
-def test_what_processes_cannot_be_is_refused(orders: MessageTable, arguments: dict[str, int], error: str) -> None:
+def test_invalid_options_of_processes_are_refused(orders: MessageTable, arguments: dict[str, int], error: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=error):
         wc.Worker(orders, shop.handle, **arguments)
 

@@ -54,7 +54,7 @@ def idle_connections(service: Service) -> Generator[None]:
 
 
 @pytest.mark.slow
-def test_a_worker_is_as_quick_as_a_new_one_after_a_restart_and_ended_connections_beside_300_idle_ones(
+def test_a_worker_is_as_quick_as_a_new_one_after_a_restart_and_ended_connections_next_to_300_idle_ones(
     server: tuple[Service, str],
 ) -> None:
     service, url = server

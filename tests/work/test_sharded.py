@@ -91,7 +91,7 @@ def test_a_shard_that_is_away_when_a_worker_begins_is_taken_in_when_it_is_back(
     assert sorted(seen) == list(range(40))
 
 
-def test_what_one_shard_does_not_record_keeps_no_other_from_recording(
+def test_a_shard_that_fails_to_record_does_not_keep_others_from_recording(
     orders: ShardedTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(orders, *range(40))

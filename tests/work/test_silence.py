@@ -29,7 +29,7 @@ def make_a_tick_due(database: wc.Database) -> None:
         )
 
 
-def test_claims_heartbeats_and_schedules_go_on_after_a_silence_and_a_worker_stops_in_one(
+def test_claims_heartbeats_and_schedules_continue_after_a_silence_and_a_worker_stops_in_one(
     wire: StallingWire,
 ) -> None:
     # The other way to the server is open before, since the silence is to be short next to the lease.

@@ -71,7 +71,7 @@ def noted(database: Database) -> set[tuple[str, str, str]]:
         return {tuple(row) for row in connection.execute(sa.text("SELECT kind, name, task FROM waterclock_upkeep"))}
 
 
-def test_the_upkeep_of_a_renamed_topic_goes_on_under_its_new_name(database: Database, clock: MovableClock) -> None:
+def test_the_upkeep_of_a_renamed_topic_continues_under_its_new_name(database: Database, clock: MovableClock) -> None:
     database.create_topic("telemetry")
     database.create_table("telemetry")  # of another kind
     runner = Upkeep(database)
@@ -112,7 +112,7 @@ def test_nothing_of_the_upkeep_is_left_of_what_is_removed(database: Database) ->
     assert noted(database) == set()
 
 
-def test_a_damaged_topic_stops_no_other_and_its_fault_stays_until_it_is_mended(
+def test_a_damaged_topic_stops_no_other_and_its_fault_stays_until_it_is_fixed(
     database: Database, clock: MovableClock
 ) -> None:
     for name in ("damaged", "whole"):
@@ -151,7 +151,7 @@ def test_one_runner_at_a_time_does_a_task_and_one_that_died_holds_it_up_for_its_
     assert (another.status()[0].owner, purge.owner) == (None, None)
 
 
-def test_a_fault_of_ours_in_one_task_stops_no_other(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_in_one_task_does_not_stop_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> int:
         raise ZeroDivisionError("by zero")
 
@@ -162,7 +162,7 @@ def test_a_fault_of_ours_in_one_task_stops_no_other(database: Database, monkeypa
     assert found["purge"].did == 0
 
 
-def test_upkeep_goes_on_until_it_is_stopped_also_where_the_database_is_away_for_a_while(
+def test_upkeep_continues_until_it_is_stopped_even_if_the_database_is_away_for_a_while(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.create_table("orders")

@@ -56,7 +56,7 @@ def test_asynchronous_handlers_run_in_one_loop_as_many_at_a_time_as_there_are_sl
     assert orders.stats().acked == 20
 
 
-def test_a_handler_says_what_becomes_of_its_message(make_table: MakeTable) -> None:
+def test_a_handler_chooses_the_outcome_of_its_message(make_table: MakeTable) -> None:
     orders = make_table(dead_letter="dead", ack_wait="10m", min_backoff="20m")
     says: dict[str, Callable[[], Exception]] = {
         "retry": lambda: wc.Retry("5m"),
@@ -107,7 +107,7 @@ def test_a_failure_is_one_line_with_the_id_the_attempt_and_the_next_try(
     assert re.fullmatch(r"KeyError: 'customer' \(work/test_worker.py:\d+ in handle\)", dead["last_error"])
 
 
-def test_a_dead_letter_where_there_is_no_table_for_it_backs_off(orders: MessageTable) -> None:
+def test_a_dead_letter_without_a_table_for_it_backs_off(orders: MessageTable) -> None:
     put(orders, "x")
 
     def handle(delivery: wc.Delivery) -> None:
@@ -146,7 +146,7 @@ def test_the_messages_of_a_group_are_handled_in_order_and_one_at_a_time(make_tab
     assert orders.stats().sent == 61  # those behind the one that failed went back uncounted
 
 
-def test_what_runs_ends_within_the_grace_and_is_sent_once_though_it_takes_three_times_its_lease(
+def test_a_running_handler_ends_within_the_grace_and_its_message_is_sent_once_although_it_takes_three_leases(
     make_table: MakeTable,
 ) -> None:
     orders = make_table(ack_wait="1500ms")
@@ -166,7 +166,7 @@ def test_what_runs_ends_within_the_grace_and_is_sent_once_though_it_takes_three_
 
 
 @pytest.mark.parametrize("max_attempts", [1, None])
-def test_what_does_not_end_within_the_grace_is_due_at_once_and_counts_no_attempt(
+def test_messages_not_done_within_the_grace_are_due_immediately_without_an_attempt(
     make_table: MakeTable, max_attempts: int | None
 ) -> None:
     orders = make_table(max_attempts=max_attempts)

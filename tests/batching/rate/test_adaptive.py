@@ -169,7 +169,7 @@ def test_lengths_stay_between_their_bounds() -> None:
         AdaptiveBatchLength("1s", longest="900ms")
 
 
-def test_what_is_written_down_goes_on_alike() -> None:
+def test_a_saved_state_continues_identically() -> None:
     adaptive = AdaptiveBatchLength("1s", rate=14, longest="4s")
     for took in ("3s", "3s", "100ms", "100ms"):
         adaptive.processed(took)

@@ -88,7 +88,7 @@ def test_a_silent_source_with_nothing_buffered_is_forgotten() -> None:
     assert [b.reason for b in many.add(of("x", 50_400, 50_415))] == ["start"]
 
 
-def test_a_window_set_anew_begins_at_what_comes_next_and_repeats_no_identity() -> None:
+def test_a_window_set_again_begins_at_what_comes_next_and_repeats_no_identity() -> None:
     many = BySource(lambda: RateAwareBatcher("1s"))
     batches = [b for k in range(0, 140, 10) for b in many.add(of("x", k, k + 10))]
     batches += many.reset("x")

@@ -204,7 +204,7 @@ def test_the_newest_pulse_that_waits_says_how_far_ahead_is_held_whosever_it_is(a
 
 
 @pytest.mark.parametrize("length", ["2s", "530ms"])
-def test_a_new_length_measures_every_stream_anew(length: str) -> None:
+def test_a_new_length_measures_every_stream_again(length: str) -> None:
     start = by_time(pulses("a", 14, -1, 0), pulses("b", 5, -1, 0), [message("a", T0)])
     first = by_time(pulses("a", 14, 0, 1), pulses("b", 5, 0, 1))
     then = [[message("b", at(8.8))], *([m] for m in pulses("a", 14, 1, 5))]

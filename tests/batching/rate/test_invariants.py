@@ -60,7 +60,7 @@ def test_the_high_water_mark_keeps_below_its_cap(arrivals: list[list[Message]], 
 
 
 @given(calls(), options, st.data())
-def test_a_batcher_restored_anywhere_goes_on_as_if_never_stopped(
+def test_a_batcher_restored_anywhere_continues_as_if_never_stopped(
     arrivals: list[list[Message]], chosen: dict[str, Any], data: st.DataObject
 ) -> None:
     never_stopped = RateAwareBatcher(**chosen, clock=frozen)
@@ -162,7 +162,7 @@ def test_catching_up_is_linear() -> None:
 
 
 @given(calls(), st.sampled_from(["1s", "300ms"]))
-def test_what_is_buffered_in_steady_traffic_stays_bounded(arrivals: list[list[Message]], batch_length: str) -> None:
+def test_the_buffer_in_steady_traffic_stays_bounded(arrivals: list[list[Message]], batch_length: str) -> None:
     batcher = RateAwareBatcher(batch_length, clock=frozen)
     for call in arrivals:
         batcher.add(call)

@@ -94,7 +94,7 @@ def test_after_a_clock_was_set_back_differences_count_again() -> None:
     assert estimator.rate == 14
 
 
-def test_what_was_forgotten_counts_no_more() -> None:
+def test_forgotten_messages_no_longer_count() -> None:
     estimator = StreamPeriodEstimator()
     numbers = count()
     for _ in range(10):

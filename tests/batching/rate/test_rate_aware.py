@@ -93,7 +93,7 @@ def test_a_new_length_waits_for_the_next_window() -> None:
 
 
 @pytest.mark.parametrize("wrong", [message("det", T0), [message("det", T0), None], ["det"], 3, None])
-def test_what_is_no_list_of_messages_is_refused_and_changes_nothing(wrong: Any) -> None:
+def test_a_value_that_is_not_a_list_of_messages_is_refused_and_changes_nothing(wrong: Any) -> None:
     batcher = RateAwareBatcher(clock=frozen)
     before = batcher.state()
     with pytest.raises(InvalidArgumentError, match="messages must be a list of messages"):
@@ -156,7 +156,7 @@ def test_closed_at_is_the_high_water_mark_at_closing() -> None:
     assert batch.closed_at == batch.messages[-1].event_time
 
 
-def test_a_stream_that_slows_down_below_a_pulse_a_batch_gates_no_more() -> None:
+def test_a_stream_that_slows_down_below_a_pulse_a_batch_no_longer_gates() -> None:
     batcher = RateAwareBatcher(clock=frozen)
     feed(batcher, by_time(pulses("det", 14, -2, 90), pulses("mon", 5, -2, 1), pulses("mon", 1, 1, 5)))
     assert "mon" not in batcher.gating_streams
@@ -192,7 +192,7 @@ def test_a_function_that_chooses_has_to_be_given_again() -> None:
         RateAwareBatcher.restore(RateAwareBatcher().state(), gated=lambda _: True)
 
 
-def test_the_wait_for_a_stall_goes_on_after_a_restore() -> None:
+def test_the_wait_for_a_stall_continues_after_a_restore() -> None:
     now = 0.0
     batcher = RateAwareBatcher(clock=lambda: now)
     batcher.add(pulses("det", 14, -1, 0))

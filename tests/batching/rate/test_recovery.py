@@ -87,7 +87,7 @@ def test_a_broken_stream_that_was_alone_in_the_silence_gives_the_window_back(
     st.integers(1, 6),
     st.floats(0, 1),
 )
-def test_the_window_is_given_back_for_any_calls_and_any_rate_of_the_broken_stream(
+def test_the_window_returns_for_any_calls_and_any_rate_of_the_broken_stream(
     offset: int, length: int | None, rate: int, phase: float
 ) -> None:
     arrivals = a_broken_stream_alone_in_the_silence(offset, length, rate, phase)
@@ -216,7 +216,7 @@ def test_a_clock_that_stands_still_hides_nothing_however_much_it_sends(offset: i
 
 
 @pytest.mark.parametrize("event_time", [at(0), at(0) + 43 * YEAR, at(0) - 43 * YEAR])
-def test_what_is_buffered_is_bounded_where_every_clock_stands_still(event_time: int) -> None:
+def test_the_buffer_is_bounded_if_every_clock_stands_still(event_time: int) -> None:
     with patch("waterclock.batching.rate.by_message.stall.MOST_UNMOVED", 100):
         batcher = RateAwareBatcher(clock=frozen)
         batcher.add(pulses("det", 14, -1, 0))
@@ -244,7 +244,7 @@ def _batches(batcher: RateAwareBatcher, arrivals: list[list[Message]]) -> list[B
     return [b for call in arrivals for b in batcher.add(call)]
 
 
-def test_a_broken_stream_does_not_draw_the_window_away_from_what_waits_where_there_is_no_timeout() -> None:
+def test_a_broken_stream_does_not_draw_the_window_away_from_what_waits_without_a_timeout() -> None:
     arrivals = in_calls(arriving(on_time(pulses("det", 14, 0, 40)), wild((0, 40), -43 * YEAR)), None)
     batches = _batches(RateAwareBatcher(timeout=math.inf, clock=frozen), arrivals)
     assert all(abs(b.start - at(0)) < YEAR for b in batches)
@@ -273,7 +273,7 @@ def test_of_too_many_runs_the_earliest_become_one_in_which_nothing_is_free() -> 
     assert starts.free(200) == 201
 
 
-def test_where_steps_are_so_short_that_nothing_is_free_a_window_begins_behind_all() -> None:
+def test_if_no_step_is_free_a_window_begins_behind_all() -> None:
     starts = Starts(10**9, [StartRun(0, 10**9, 2), StartRun(1, 10**9, 2)])
     assert starts.free(5) == 10**9 + 1
 

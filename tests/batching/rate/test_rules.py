@@ -95,7 +95,7 @@ def test_a_stream_that_is_only_slow_is_waited_for_before_a_gap_is_seen() -> None
     assert batcher.window == (at(6), at(7))
 
 
-def test_what_waits_implausibly_far_ahead_is_given_out_by_a_stall() -> None:
+def test_a_stall_emits_messages_that_wait_implausibly_far_ahead() -> None:
     now = 0.0
     batcher = RateAwareBatcher(timeout=math.inf, clock=lambda: now)
     batcher.add(by_time(pulses("det", 14, -1, 0), pulses("mon", 5, -1, 0), [message("det", T0)]))
@@ -145,20 +145,20 @@ def test_each_era_moves_on_by_itself() -> None:
     assert stuck(watch, 10 * SECOND)
 
 
-def test_a_gap_counts_as_three_lengths_and_one_of_an_era_begins_anew() -> None:
+def test_a_gap_counts_as_three_lengths_and_one_of_an_era_starts_again() -> None:
     watch = StallWatch(frozen)
     assert [stuck(watch, k * 900 * SECOND) for k in range(5)] == [False] * 4 + [True]
     watch = StallWatch(frozen)
     assert not any(stuck(watch, k * 1001 * SECOND) for k in range(30))
 
 
-def test_a_backlog_in_one_call_is_no_stall_and_one_that_goes_on_is() -> None:
+def test_a_backlog_in_one_call_is_not_a_stall_and_one_that_continues_is() -> None:
     watch = StallWatch(frozen)
     assert not stuck(watch, *(k * SECOND for k in range(100)))
     assert stuck(watch, 100 * SECOND)
 
 
-def test_more_eras_than_are_distinguished_do_not_hide_the_one_that_goes_on() -> None:
+def test_more_eras_than_are_distinguished_do_not_hide_the_one_that_continues() -> None:
     watch = StallWatch(frozen)
     for k in range(10):
         assert not stuck(watch, k * SECOND)
@@ -167,20 +167,20 @@ def test_more_eras_than_are_distinguished_do_not_hide_the_one_that_goes_on() -> 
     assert stuck(watch, 10 * SECOND)
 
 
-def test_what_stands_still_closes_when_the_window_holds_all_that_it_should_have_to_hold() -> None:
+def test_a_stalled_window_closes_when_it_holds_all_expected_messages() -> None:
     watch = StallWatch(frozen)
     assert not watch.is_stuck([], MOST_UNMOVED - 1, 0, SECOND)
     assert watch.is_stuck([], 1, 0, SECOND)
 
 
-def test_where_a_window_is_placed_anew_what_moves_comes_before_what_is_only_numerous() -> None:
+def test_when_a_window_is_moved_streams_that_move_come_before_numerous_ones() -> None:
     times = [0] * 100 + [(1000 + k) * SECOND for k in range(6)]
     assert plausible_range(times, SECOND) == (0, 0)
     assert plausible_range(times, SECOND, moving=True) == (1000 * SECOND, 1005 * SECOND)
     assert plausible_range(times[:-1], SECOND, moving=True) == (0, 0)
 
 
-def test_a_plausible_call_between_implausible_ones_begins_the_count_anew() -> None:
+def test_a_plausible_call_between_implausible_ones_begins_the_count_again() -> None:
     batcher = RateAwareBatcher(clock=frozen)
     batcher.add(pulses("det", 14, -1, 0))
     for k in range(9):
@@ -213,14 +213,14 @@ def test_another_era_begins_more_than_1000_lengths_from_the_window(event_time: i
     assert assembly.strays == strays
 
 
-def test_no_batch_is_empty_when_windows_are_passed_over() -> None:
+def test_no_batch_is_empty_when_windows_are_skipped() -> None:
     batcher = RateAwareBatcher(gated=("det",), clock=frozen)
     batcher.add([*pulses("det", 14, -1, 0), message("det", T0)])
     assert batcher.add([message("log", at(2.9))]) == []
     assert batcher.window == (at(2), at(3))
 
 
-def test_where_a_window_begins_for_a_stream_does_not_depend_on_the_windows_before() -> None:
+def test_a_windows_start_for_a_stream_does_not_depend_on_earlier_windows() -> None:
     for rule in (RULE, RateRule.checked("530ms", None), RateRule.checked("500ms", None)):
         stepped, fresh = learned(14), learned(14)
         stepped.grid = fresh.grid = PulseGrid(T0 + 11, 14)
@@ -254,7 +254,7 @@ def test_up_to_three_lengths_after_the_end_a_log_message_is_held(event_time: int
     assert (log not in batch.messages) == waits
 
 
-def test_no_window_placed_anew_begins_where_one_began_before() -> None:
+def test_no_window_placed_again_begins_where_one_began_before() -> None:
     assembly = Assembly("s", RULE, T0, lambda _: False)
     starts: list[int] = []
     for anchor in (0, -5, -5, -4, 2, 2):
@@ -264,7 +264,7 @@ def test_no_window_placed_anew_begins_where_one_began_before() -> None:
     assert starts == [1, 2, 3, 4, 0, 5]
 
 
-def test_what_waits_three_lengths_after_a_window_placed_anew_stays_and_what_is_later_goes() -> None:
+def test_messages_within_three_lengths_of_a_moved_window_stay_and_later_ones_go() -> None:
     assembly = Assembly("s", RULE, T0, lambda _: False)
     stays, goes = message("log", at(-6)), message("log", at(-6) + 1)
     assembly.window = RateWindow.at(at(-30), RULE)
@@ -285,7 +285,7 @@ def test_an_overflow_counts_up_to_the_last_pulse_of_the_third_further_window(off
     assert (batcher.add([message("mon", at(3.9) + off)]) != []) == closes
 
 
-def test_a_silence_in_which_nothing_waited_is_no_stall() -> None:
+def test_a_silence_in_which_nothing_waited_is_not_a_stall() -> None:
     now = 0.0
     batcher = RateAwareBatcher(gated=("det",), clock=lambda: now)
     batcher.add(pulses("det", 14, -1, 0))
@@ -347,7 +347,7 @@ def test_the_high_water_mark_follows_what_is_let_in_while_catching_up() -> None:
     assert all(batch.closed_at >= batch.messages[-1].event_time for batch in batches)
 
 
-def test_a_batch_that_closed_begins_the_count_of_implausible_times_anew() -> None:
+def test_a_batch_that_closed_begins_the_count_of_implausible_times_again() -> None:
     watch = StallWatch(frozen)
     assert not any(stuck(watch, k * SECOND) for k in range(10))
     watch.rearm()
@@ -381,7 +381,7 @@ def test_a_stall_with_nothing_in_the_window_goes_to_what_waits() -> None:
     assert batcher.window == (at(20), at(21))
 
 
-def test_what_was_taken_from_a_pile_takes_no_memory() -> None:
+def test_messages_taken_from_a_pile_take_no_memory() -> None:
     pile = Pile()
     pile.push(message("log", at(10_000)))
     for k in range(1000):

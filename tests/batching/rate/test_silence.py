@@ -41,7 +41,7 @@ def anew(*parts: list[Message]) -> list[Batch]:
     return found
 
 
-def test_what_comes_after_a_silence_begins_anew():
+def test_messages_after_a_silence_begin_again():
     batcher = RateAwareBatcher("1s", forget_after="10s")
     before, after = before_and_after(silence=10.001)
     assert one_by_one(batcher, before + after) + batcher.flush() == anew(before, after)

@@ -135,7 +135,7 @@ def test_a_truncated_file_is_read_from_its_beginning(
     assert names(events) == ["truncated", "truncated"]
 
 
-def test_a_file_written_anew_with_the_same_beginning_is_another_one(
+def test_a_file_written_again_with_the_same_beginning_is_another_one(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -180,7 +180,7 @@ def test_a_second_ingest_of_a_file_stops_the_first(topic: wc.Topic, ingest: Make
     assert numbers(topic) == [0, 1]
 
 
-def test_a_database_that_is_away_loses_and_doubles_nothing(
+def test_a_database_that_is_away_loses_and_duplicates_nothing(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(tmp_path / "a.jsonl", lines(0, 4))

@@ -45,7 +45,7 @@ def test_numbers_of_each_unit(text: str, unit: TimeUnit, ns: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nan", "1e999999999", "1" * 5000, "0x10", "1_000", "٣", "1,5", " 1"])
-def test_what_is_not_a_decimal_number_is_refused(text: str) -> None:
+def test_an_invalid_decimal_number_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="time must be"):
         parse_unix_time(text)
 

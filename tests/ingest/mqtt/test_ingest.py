@@ -32,7 +32,7 @@ def test_published_messages_are_appended_in_order(database: Database, place: Pla
 
 
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
-def test_what_is_published_after_a_stop_is_kept_by_the_broker(
+def test_the_broker_keeps_messages_published_after_a_stop(
     database: Database, place: Place, publisher: Publisher, version: str
 ) -> None:
     plan = place.plan(version=version)

@@ -159,7 +159,7 @@ def test_a_stop_while_the_database_is_away_leaves_messages_to_the_broker(
 
 @pytest.mark.slow
 @pytest.mark.one_database
-def test_pings_go_on_while_the_database_is_away(
+def test_pings_continue_while_the_database_is_away(
     connect: Callable[..., Database], place: Place, publisher: Publisher, gate: threading.Event
 ) -> None:
     database = connect()

@@ -53,7 +53,7 @@ def test_messages_that_the_broker_dropped_while_nothing_ran_are_reported() -> No
     assert parts.noted[-1] == ("me@gateway", 3)
 
 
-def test_a_first_count_of_dropped_messages_is_no_loss_of_ours() -> None:
+def test_a_first_count_of_dropped_messages_is_not_our_loss() -> None:
     parts = Parts()
     parts.session()._tell_dropped(1_000)
     assert parts.events == []

@@ -94,7 +94,7 @@ def test_a_lost_session_ends_what_is_known(database: Database) -> None:
     assert store.append([received(1, line=Line(3), repeat=True)]).appended == 1
 
 
-def test_a_failed_append_is_no_evidence(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_is_not_evidence(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(database)
 
     def fail(*_: object) -> None:
@@ -170,7 +170,7 @@ def test_a_session_that_was_taken_over_appends_nothing(database: Database) -> No
         ("plant//b", b"1", "is empty"),
     ],
 )
-def test_what_cannot_be_mapped_becomes_one_dead_letter(
+def test_a_message_that_cannot_be_mapped_becomes_one_dead_letter(
     database: Database, topic: str | bytes, payload: bytes, reason: str
 ) -> None:
     store = make_store(database)

@@ -303,7 +303,7 @@ def test_a_connection_to_another_database_is_refused(orders: ShardedTable, tmp_p
         orders.put("a", connection=7)
 
 
-def test_what_needs_one_database_is_refused_with_the_reason(keyspace: ShardedDatabase) -> None:
+def test_operations_that_need_one_database_are_refused_with_the_reason(keyspace: ShardedDatabase) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=r"^groups must be omitted in a sharded table"):
         keyspace.create_table("orders", groups="sequenced")
     for make in (keyspace.create_topic, keyspace.topic):
