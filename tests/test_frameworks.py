@@ -291,3 +291,65 @@ def test_the_page_on_fastapi_runs_as_a_project(database_url: str, driver: str, t
         "acked": 3,
         "rows": [["ada", True], ["ada", True], ["cem", True]],
     }
+
+
+FLASK = """
+import json, os
+import sqlalchemy as sa
+import waterclock as wc
+from waterclock.testing import drain
+from shop.app import create_app
+from shop.invoices import send
+from shop.models import Sale
+
+client = create_app().test_client()
+answers = [client.post("/orders", data=data).status_code for data in ({"customer": "ada"}, {}, {"customer": "ben"})]
+with wc.connect(os.environ["DATABASE_URL"]) as database:
+    invoices = database.table("invoices")
+    ready = invoices.stats().ready
+    drain(invoices, send)
+    with database.backend.engine.connect() as connection:
+        rows = [list(row) for row in connection.execute(sa.select(Sale.customer, Sale.invoiced).order_by(Sale.id))]
+    acked = invoices.stats().acked
+print(json.dumps({"answers": answers, "ready": ready, "acked": acked, "rows": rows}))
+"""
+
+
+@pytest.mark.one_database
+def test_the_page_on_flask_runs_as_a_project(sqlite_url: str, tmp_path: Path) -> None:
+    write_project("use-with-flask.md", tmp_path)
+    assert run(tmp_path, FLASK, DATABASE_URL=sqlite_url) == {
+        "answers": [200, 400, 200],
+        "ready": 2,
+        "acked": 2,
+        "rows": [["ada", True], ["ben", True]],
+    }
+
+
+PSYCOPG = """
+import json, os
+import psycopg
+import waterclock as wc
+from shop.sales import order, send
+
+url = os.environ["DATABASE_URL"]
+with wc.connect(url) as database, psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+    connection.execute("CREATE TABLE sales (id serial PRIMARY KEY, customer text, invoiced boolean DEFAULT false)")
+    invoices = database.create_table("invoices", payload="json")
+    order(connection, invoices, "ada")
+    try:
+        with connection.transaction():
+            order(connection, invoices, "ben")
+            raise RuntimeError
+    except RuntimeError:
+        ready = invoices.stats().ready
+    send(connection, invoices)
+    rows = connection.execute("SELECT customer, invoiced FROM sales").fetchall()
+    print(json.dumps({"ready": ready, "acked": invoices.stats().acked, "rows": rows}))
+"""
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_the_page_on_psycopg_runs_as_a_project(database_url: str, tmp_path: Path) -> None:
+    write_project("use-your-own-connection.md", tmp_path)
+    assert run(tmp_path, PSYCOPG, DATABASE_URL=database_url) == {"ready": 1, "acked": 1, "rows": [["ada", True]]}
