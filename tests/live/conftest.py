@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.clocks import MovableClock
 
 import waterclock as wc
 from waterclock.live.follower import Follower
@@ -49,23 +50,13 @@ def landed(table: wc.MessageTable) -> dict[str, bytes]:
     return found
 
 
-class Clock:
-    """The database's clock, as a test sets it."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> int:
-        return self.now
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock(START)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def database(connect: Callable[..., wc.Database], clock: Clock) -> wc.Database:
+def database(connect: Callable[..., wc.Database], clock: MovableClock) -> wc.Database:
     return connect(clock=clock)
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 import pytest
 import sqlalchemy as sa
 from tests.killed import Killed, killed_after_each_change, killing
-from tests.live.conftest import RULE, SECOND, START, Clock, MakeFollower, expected, landed, traffic
+from tests.live.conftest import RULE, SECOND, START, MakeFollower, MovableClock, expected, landed, traffic
 
 import waterclock as wc
 from waterclock.batching.adaptive import AdaptiveBatchLength
@@ -24,7 +24,7 @@ def drain(follower: Follower, limit: int = 20_000) -> None:
 
 
 def test_the_batches_are_those_of_the_batcher_byte_for_byte(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     messages = traffic()
     for first in range(0, len(messages), 7):
@@ -44,7 +44,7 @@ def test_the_batches_are_those_of_the_batcher_byte_for_byte(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_and_restarts_of_any_size_give_the_same_batches(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock, seed: int
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock, seed: int
 ) -> None:
     random_ = random.Random(seed)  # noqa: S311  # a schedule
     messages = traffic()
@@ -66,7 +66,7 @@ def test_steps_and_restarts_of_any_size_give_the_same_batches(
 
 
 def test_a_second_follower_fences_the_first(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     topic.append(traffic(20))
     topic.append(traffic(40)[60:])
@@ -83,7 +83,7 @@ def test_a_second_follower_fences_the_first(
 
 
 def test_a_step_that_fails_takes_nothing_and_is_made_again(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.append(traffic())
     follower = follow()
@@ -103,7 +103,7 @@ def test_a_step_that_fails_takes_nothing_and_is_made_again(
 
 
 def test_silence_closes_batches_once_the_clock_is_max_skew_further(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     topic.append([wc.Message("a", "x", START, receive_time=START)])
     follower = follow()
@@ -117,7 +117,7 @@ def test_silence_closes_batches_once_the_clock_is_max_skew_further(
 
 
 def test_a_clock_that_goes_back_rejects_nothing_and_loses_nothing(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     messages = traffic()
     half = len(messages) // 2
@@ -134,7 +134,7 @@ def test_a_clock_that_goes_back_rejects_nothing_and_loses_nothing(
 
 
 def test_a_follower_killed_at_each_statement_puts_each_batch_once(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     messages = traffic(14)
     half = len(messages) // 2
@@ -157,7 +157,7 @@ def test_a_follower_killed_at_its_commits_puts_each_batch_once(
     topic: wc.Topic,
     table: wc.MessageTable,
     follow: MakeFollower,
-    clock: Clock,
+    clock: MovableClock,
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
 ) -> None:
@@ -183,7 +183,7 @@ def test_other_options_for_the_same_table_are_refused_with_both(follow: MakeFoll
 
 
 def test_chosen_sources_alone_are_batched(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     topic.append(traffic())
     follower = follow(sources=["s1"])
@@ -316,7 +316,7 @@ def test_an_adaptive_length_shrinks_when_nothing_comes_and_stays_between_its_bou
 
 
 def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: Clock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
     rule = ByEventTime.checked("1h", "1500ms", gap="900ms")
     sent = [message for message in traffic() if message.event_time % (7 * SECOND) < 5 * SECOND]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.clocks import MovableClock
 from tests.statements import statements_of
 
 from waterclock.connection import Database
@@ -35,21 +36,13 @@ LONG = 6_000
 READ = max(COUNTED + 1, WINDOWS * WINDOW)
 
 
-class SetClock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000 * SECOND
-
-    def __call__(self) -> int:
-        return self.now
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock(1_800_000_000 * SECOND)
 
 
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
-
-
-@pytest.fixture
-def database(connect: Connect, clock: SetClock) -> Database:
+def database(connect: Connect, clock: MovableClock) -> Database:
     return connect(clock=clock)
 
 
@@ -64,7 +57,7 @@ def groups_of(table: MessageTable) -> GroupsEstimate:
         return estimate_groups(table.context, connection)
 
 
-def test_a_short_queue_is_counted_as_stats_count_it(database: Database, clock: SetClock) -> None:
+def test_a_short_queue_is_counted_as_stats_count_it(database: Database, clock: MovableClock) -> None:
     orders = database.create_table("orders", payload="text", min_backoff="1h", ack_wait="5m")
     orders.put_many([{"payload": "a", "priority": number % 3} for number in range(20)])
     orders.put("later", delay="1h")
@@ -84,7 +77,7 @@ def test_a_short_queue_is_counted_as_stats_count_it(database: Database, clock: S
     assert (found.depth, found.oldest_age) == (16, stats.oldest_age)
 
 
-def test_a_long_queue_is_estimated_and_what_is_not_due_is_counted(database: Database, clock: SetClock) -> None:
+def test_a_long_queue_is_estimated_and_what_is_not_due_is_counted(database: Database, clock: MovableClock) -> None:
     orders = database.create_table("orders", payload="text", min_backoff="1h", cache_size=LONG)
     orders.put_many([{"payload": "a"} for _ in range(LONG)])
     clock.now += 30 * SECOND
@@ -103,7 +96,7 @@ def test_a_long_queue_is_estimated_and_what_is_not_due_is_counted(database: Data
     assert found.oldest_age == 30 * SECOND
 
 
-def test_groups_that_stand_still_are_counted_while_others_continue(database: Database, clock: SetClock) -> None:
+def test_groups_that_stand_still_are_counted_while_others_continue(database: Database, clock: MovableClock) -> None:
     orders = database.create_table(
         "orders", payload="text", groups="sequenced", max_attempts=1, on_exhausted="block", min_backoff="1s"
     )
@@ -119,7 +112,7 @@ def test_groups_that_stand_still_are_counted_while_others_continue(database: Dat
 
 
 def test_acks_a_second_are_those_of_the_last_minute_or_of_the_last_thousand(
-    database: Database, clock: SetClock
+    database: Database, clock: MovableClock
 ) -> None:
     orders = database.create_table("orders", payload="text", cache_size=LONG)
 
@@ -139,7 +132,7 @@ def test_acks_a_second_are_those_of_the_last_minute_or_of_the_last_thousand(
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
 @pytest.mark.parametrize("acked", [0, LONG - 10], ids=["unacked", "acked"])
-def test_few_rows_are_read_of_a_long_table(database: Database, clock: SetClock, groups: Any, acked: int) -> None:
+def test_few_rows_are_read_of_a_long_table(database: Database, clock: MovableClock, groups: Any, acked: int) -> None:
     orders = database.create_table("orders", payload="text", groups=groups, cache_size=LONG, batch_size=LONG)
     orders.put_many([{"payload": "a", "group": f"g{number}"} for number in range(LONG)])
     with database.backend.engine.begin() as connection:

@@ -8,27 +8,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.clocks import MovableClock
 
 from waterclock.connection import Database
 from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.message_table import MessageTable
-from waterclock.time import Duration, to_duration
 
 from .kinds import KINDS
-
-
-class MovableClock:
-    """Stands still until it is moved. Starts now, because plain SQL reads the real one."""
-
-    def __init__(self) -> None:
-        self.now = time.time_ns()
-
-    def __call__(self) -> int:
-        return self.now
-
-    def move(self, duration: Duration) -> None:
-        self.now += to_duration(duration)
-
 
 _CLOCK = MovableClock()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clocks import MovableClock
 
 from waterclock.database.backend import Backend
 from waterclock.topics.model.topic_options import TopicOptions
@@ -15,19 +16,9 @@ from waterclock.topics.topic import Topic
 MakeTopic = Callable[..., Topic]
 
 
-class SettableClock:
-    """A clock that stands still until it is set."""
-
-    def __init__(self, now: int) -> None:
-        self.now = now
-
-    def __call__(self) -> int:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock(1_000_000)
+def clock() -> MovableClock:
+    return MovableClock(1_000_000)
 
 
 @pytest.fixture
@@ -38,7 +29,7 @@ def backend(database_url: str) -> Generator[Backend]:
 
 
 @pytest.fixture
-def clocked_backend(database_url: str, clock: SettableClock) -> Generator[Backend]:
+def clocked_backend(database_url: str, clock: MovableClock) -> Generator[Backend]:
     backend = Backend(database_url, clock=clock)
     yield backend
     backend.close()

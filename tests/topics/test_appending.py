@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import published
 
 from waterclock import arrow
@@ -55,7 +55,7 @@ def test_a_table_is_appended_like_messages_and_may_lack_the_optional_columns(top
 
 
 def test_times_that_are_missing_are_filled_in_with_the_databases_clock(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     clock.now = 42
     clocked_topic.append(
@@ -133,7 +133,7 @@ def test_a_ledger_rolls_when_it_has_reached_its_size(make_topic: MakeTopic) -> N
     assert [info.state for info in topic.ledgers()] == ["closed", "closed", "open"]
 
 
-def test_a_ledger_rolls_when_it_is_old_enough(clocked_backend: Backend, clock: SettableClock, tmp_path: Any) -> None:
+def test_a_ledger_rolls_when_it_is_old_enough(clocked_backend: Backend, clock: MovableClock, tmp_path: Any) -> None:
     topic = Topic.create(
         clocked_backend, str(tmp_path), "t", TopicOptions.check(roll_after="1s", roll_size=1 << 30, retention=None)
     )

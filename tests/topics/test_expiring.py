@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from tests.killed import Killed
-from tests.topics.conftest import SettableClock
+from tests.topics.conftest import MovableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 
 from waterclock.errors import UnavailableError
@@ -20,7 +20,7 @@ def times(messages: list[Message]) -> list[int | None]:
 
 
 def test_strictly_older_messages_expire_and_those_exactly_as_old_do_not(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     for time in (10, 20, 30):
         clocked_topic.append(published([time]))
@@ -34,7 +34,7 @@ def test_strictly_older_messages_expire_and_those_exactly_as_old_do_not(
 
 
 def test_all_that_is_expired_is_passed_in_one_call_up_to_the_end_and_not_past_it(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     append_ledgers(clocked_topic, [[[1], [2]], [[3]], [[4], [5]]])
     subscription = clocked_topic.subscribe("s")
@@ -45,16 +45,14 @@ def test_all_that_is_expired_is_passed_in_one_call_up_to_the_end_and_not_past_it
     assert times(subscription.read()) == [clock.now]
 
 
-def test_expiry_goes_never_backwards(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_expiry_goes_never_backwards(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, [[[10, 20, 30, 40]]])
     subscription = clocked_topic.subscribe("s", start=Position(0, 0, 3))
     clock.now = 125
     assert subscription.expire(100) == Expired(Position(0, 0, 3), 0)
 
 
-def test_a_producer_with_a_clock_ten_days_ahead_does_not_stop_expiry(
-    clocked_topic: Topic, clock: SettableClock
-) -> None:
+def test_a_producer_with_a_clock_ten_days_ahead_does_not_stop_expiry(clocked_topic: Topic, clock: MovableClock) -> None:
     ahead = Message("a", "b", 0, publish_time=10 * DAY, receive_time=15)
     clocked_topic.append([*published([10]), ahead, *published([20])])
     clocked_topic.append(published([2 * DAY]))
@@ -64,7 +62,7 @@ def test_a_producer_with_a_clock_ten_days_ahead_does_not_stop_expiry(
 
 
 def test_expired_messages_behind_a_fresh_one_that_was_read_are_passed_too(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     # Disorder: the first message is fresh and read already; the search begins at the subscription, not at the start.
     clocked_topic.append(published([500, 10]))
@@ -88,7 +86,7 @@ def test_expired_messages_behind_a_fresh_one_that_was_read_are_passed_too(
 
 
 def test_expiry_passes_lost_files_that_are_expired_and_stops_at_those_of_which_it_cannot_be_known(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     append_ledgers(clocked_topic, [[[10 * i], [10 * i + 5]] for i in range(10)])
     clocked_topic.roll()
@@ -111,7 +109,7 @@ def test_expiry_passes_lost_files_that_are_expired_and_stops_at_those_of_which_i
 
 
 def test_expiring_a_topic_moves_every_subscription_and_deletes_the_ledgers_of_which_nothing_is_left(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     append_ledgers(clocked_topic, [[[10, 11]], [[20, 21]], [[30, 31]]])
     clocked_topic.seal()
@@ -148,7 +146,7 @@ def test_a_second_expiry_while_one_runs_says_so(topic: Topic, monkeypatch: pytes
 
 
 def test_an_expiry_that_died_does_not_keep_others_out_for_long(
-    clocked_topic: Topic, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    clocked_topic: Topic, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object) -> None:
         # Not even the clean-up runs.

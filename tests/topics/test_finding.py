@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import (
     CountedStatements,
     append_ledgers,
@@ -158,7 +158,7 @@ def test_by_must_name_a_time(sqlite_topic: Topic) -> None:
         sqlite_topic.find(1, by="ingest_time")
 
 
-def test_how_long_ago_is_counted_back_from_the_databases_clock(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_how_long_ago_is_counted_back_from_the_databases_clock(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, [[[1_000_000_000, 2_000_000_000, 3_000_000_000]]])
     clock.now = 4_000_000_000
     assert clocked_topic.find("2s").position == Position(0, 0, 1)

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from pyarrow import fs
 from tests.killed import Killed, killing
-from tests.topics.conftest import SettableClock
+from tests.topics.conftest import MovableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 
 import waterclock as wc
@@ -96,7 +96,7 @@ def test_a_copy_of_a_store_is_not_taken_for_it_while_the_original_is_there(seale
 
 
 def test_files_are_copied_and_the_former_ones_go_after_their_grace_time(
-    sealed: Topic, tmp_path: Path, clock: SettableClock
+    sealed: Topic, tmp_path: Path, clock: MovableClock
 ) -> None:
     stale, plan = again(sealed), sealed.plan()
     old = ledger_files_in(tmp_path / "ledgers")
@@ -184,7 +184,7 @@ def former_rows(topic: Topic) -> list[str]:
 
 @pytest.mark.parametrize("step", ["_record_copy", "_copy", "_turn_over"])
 def test_files_of_a_killed_relocation_are_swept(
-    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock, step: str
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock, step: str
 ) -> None:
     monkeypatch.setattr(relocating, step, killing(getattr(relocating, step), "before" if step != "_copy" else "after"))
     with pytest.raises(Killed):
@@ -204,7 +204,7 @@ def test_files_of_a_killed_relocation_are_swept(
 
 
 def test_a_copy_that_is_cut_off_is_swept(
-    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
     @contextmanager
     def create(store: LedgerFiles, path: str) -> Generator[Any]:
@@ -225,7 +225,7 @@ def test_a_copy_that_is_cut_off_is_swept(
 
 
 def test_a_relocation_that_fails_keeps_its_copies_for_the_next_one(
-    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
     def fail(*_: object) -> bool:
         raise UnavailableError("the database is away")
@@ -243,7 +243,7 @@ def test_a_relocation_that_fails_keeps_its_copies_for_the_next_one(
 
 
 def test_a_copy_that_was_there_before_is_not_removed_when_the_relocation_fails(
-    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
     shutil.copytree(tmp_path / "ledgers", tmp_path / "copy")
     (tmp_path / "copy" / MARKER).unlink()
@@ -257,7 +257,7 @@ def test_a_copy_that_was_there_before_is_not_removed_when_the_relocation_fails(
 
 @pytest.mark.parametrize("rival", ["sweep", "relocation"])
 def test_a_relocation_that_lost_its_copies_does_not_turn_the_topic_over(
-    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock, rival: str
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock, rival: str
 ) -> None:
     other = again(sealed)
     turn_over = relocating._turn_over
@@ -305,7 +305,7 @@ def test_a_copy_that_is_written_while_its_topic_is_removed_is_deleted(
 
 @pytest.mark.parametrize("work", ["compact", "truncate"])
 def test_files_that_are_gone_when_a_topic_moves_back_at_once_are_swept(
-    sealed: Topic, tmp_path: Path, clock: SettableClock, work: str
+    sealed: Topic, tmp_path: Path, clock: MovableClock, work: str
 ) -> None:
     sealed.relocate(tmp_path / "new")
     if work == "compact":
@@ -323,7 +323,7 @@ def test_files_that_are_gone_when_a_topic_moves_back_at_once_are_swept(
 
 
 def test_a_sweep_with_the_former_store_open_forgets_no_file_of_the_new_one(
-    sealed: Topic, tmp_path: Path, clock: SettableClock
+    sealed: Topic, tmp_path: Path, clock: MovableClock
 ) -> None:
     stale = again(sealed)
     sealed.relocate(tmp_path / "new")
@@ -335,7 +335,7 @@ def test_a_sweep_with_the_former_store_open_forgets_no_file_of_the_new_one(
 
 
 def test_the_probe_of_a_killed_relocation_is_swept(
-    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SettableClock
+    sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
     shutil.copytree(tmp_path / "ledgers", tmp_path / "copy")
     create = LedgerFiles.create
@@ -358,7 +358,7 @@ def test_the_probe_of_a_killed_relocation_is_swept(
     assert len(ledger_files_in(tmp_path / "copy")) == 2
 
 
-def test_a_topic_that_moves_back_at_once_keeps_its_files(sealed: Topic, tmp_path: Path, clock: SettableClock) -> None:
+def test_a_topic_that_moves_back_at_once_keeps_its_files(sealed: Topic, tmp_path: Path, clock: MovableClock) -> None:
     assert sealed.relocate(tmp_path / "new").copied == 2
     assert sealed.relocate(tmp_path / "ledgers") == (str(tmp_path / "ledgers"), 0, 2)
     clock.now += HOUR + 1

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 from tests.killed import Killed
-from tests.topics.conftest import SettableClock
+from tests.topics.conftest import MovableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 
 from waterclock.database.schema.topic_catalogue import entries, files
@@ -66,7 +66,7 @@ def test_a_subscription_that_has_read_a_closed_ledger_to_its_end_does_not_keep_i
     assert topic.truncate(topic.head) == 3
 
 
-def test_files_of_deleted_ledgers_stay_for_their_grace_time(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_files_of_deleted_ledgers_stay_for_their_grace_time(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     clocked_topic.seal()
     path = ledger_path(clocked_topic, 0)
@@ -82,9 +82,7 @@ def test_files_of_deleted_ledgers_stay_for_their_grace_time(clocked_topic: Topic
     assert rows(clocked_topic, files) == 0
 
 
-def test_retention_deletes_ledgers_of_which_every_message_is_too_old(
-    clocked_topic: Topic, clock: SettableClock
-) -> None:
+def test_retention_deletes_ledgers_of_which_every_message_is_too_old(clocked_topic: Topic, clock: MovableClock) -> None:
     storage = clocked_topic.storage
     topic = Topic.create(
         storage.backend,
@@ -105,7 +103,7 @@ def test_retention_deletes_ledgers_of_which_every_message_is_too_old(
     assert times(topic) == []
 
 
-def test_retention_goes_by_the_time_that_no_producer_can_forge(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_retention_goes_by_the_time_that_no_producer_can_forge(clocked_topic: Topic, clock: MovableClock) -> None:
     storage = clocked_topic.storage
     topic = Topic.create(
         storage.backend,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from tests.s3 import KEY, SECRET, S3Server
-from tests.topics.conftest import SettableClock
+from tests.topics.conftest import MovableClock
 from tests.topics.flows import append_ledgers, published
 
 import waterclock as wc
@@ -38,13 +38,13 @@ def bucket(s3_server: S3Server) -> str:
 
 
 @pytest.fixture
-def database(s3_server: S3Server, bucket: str, tmp_path: Path, clock: SettableClock) -> Generator[wc.Database]:
+def database(s3_server: S3Server, bucket: str, tmp_path: Path, clock: MovableClock) -> Generator[wc.Database]:
     with wc.connect(f"sqlite:///{tmp_path}/f.db", s3_server.url(f"{bucket}/data"), clock=clock) as database:
         yield database
 
 
 def test_a_topic_lives_on_s3(
-    database: wc.Database, s3_server: S3Server, bucket: str, clock: SettableClock, caplog: pytest.LogCaptureFixture
+    database: wc.Database, s3_server: S3Server, bucket: str, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     topic = database.create_topic("t")
@@ -75,7 +75,7 @@ def test_a_topic_lives_on_s3(
 
 
 def test_a_deleted_object_is_lost_and_nothing_else(
-    database: wc.Database, s3_server: S3Server, clock: SettableClock
+    database: wc.Database, s3_server: S3Server, clock: MovableClock
 ) -> None:
     topic = database.create_topic("t", retention="1h")
     append_ledgers(topic, FLOW)

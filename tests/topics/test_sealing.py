@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from tests.killed import Killed, killing
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 
 from waterclock._support.durable import durable_file
@@ -294,7 +294,7 @@ def test_an_object_store_is_written_straight_to_the_unique_name(topic: Topic, tm
 
 
 def test_a_ledger_that_is_old_enough_is_closed_and_sealed_without_further_appends(
-    clocked_topic: Topic, clock: SettableClock, make_topic: MakeTopic
+    clocked_topic: Topic, clock: MovableClock, make_topic: MakeTopic
 ) -> None:
     topic = Topic.create(
         clocked_topic.storage.backend,

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 import sqlalchemy as sa
 from pyarrow import fs
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 
 import waterclock as wc
@@ -48,7 +48,7 @@ def change(topic: Topic, statement: Any) -> None:
     topic.storage.backend.transact(lambda connection: connection.execute(statement))
 
 
-def ten_daily_ledgers(topic: Topic, clock: SettableClock) -> None:
+def ten_daily_ledgers(topic: Topic, clock: MovableClock) -> None:
     append_ledgers(topic, [[[day * DAY, day * DAY + 1]] for day in range(10)])
     topic.roll()
     clock.now = 10 * DAY
@@ -56,7 +56,7 @@ def ten_daily_ledgers(topic: Topic, clock: SettableClock) -> None:
 
 
 @pytest.fixture
-def daily(clocked_topic: Topic, clock: SettableClock) -> Topic:
+def daily(clocked_topic: Topic, clock: MovableClock) -> Topic:
     """Ten sealed ledgers of a day each, retention of 30 days; nothing is due."""
     ten_daily_ledgers(clocked_topic, clock)
     change(clocked_topic, sa.update(topics).values(retention=30 * DAY))
@@ -77,7 +77,7 @@ WRONG_ROOTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("fault", WRONG_ROOTS)
 def test_no_deletion_and_no_write_goes_through_a_store_that_is_not_the_topics(
-    daily: Topic, clock: SettableClock, tmp_path: Path, fault: str
+    daily: Topic, clock: MovableClock, tmp_path: Path, fault: str
 ) -> None:
     root = tmp_path / "ledgers"
     before = identity_in(root)
@@ -111,7 +111,7 @@ def test_no_deletion_and_no_write_goes_through_a_store_that_is_not_the_topics(
     assert not (tmp_path / "wrong").exists()
 
 
-def test_after_a_store_is_back_all_continues(daily: Topic, clock: SettableClock, tmp_path: Path) -> None:
+def test_after_a_store_is_back_all_continues(daily: Topic, clock: MovableClock, tmp_path: Path) -> None:
     (tmp_path / "ledgers").rename(tmp_path / "elsewhere")
     clock.now = 35 * DAY
     with pytest.raises(StoreError):
@@ -332,7 +332,7 @@ def test_a_folder_that_is_unmounted_while_a_file_is_written_gets_no_ledger(
 
 
 def test_a_ledger_that_cannot_be_measured_stays_and_stops_what_follows_it(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     ten_daily_ledgers(clocked_topic, clock)
     bounds = {column.name: None for column in ledgers.c if column.name.startswith(("begin_", "end_", "peak_"))}
@@ -353,7 +353,7 @@ def test_a_ledger_that_cannot_be_measured_stays_and_stops_what_follows_it(
 
 
 def test_expiry_leaves_a_subscription_where_the_rest_of_its_ledger_cannot_be_read(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     append_ledgers(clocked_topic, [[[10, 500]], [[20], [30, 510]]])
     clocked_topic.roll()
@@ -477,7 +477,7 @@ def test_a_store_that_does_not_answer_is_distinguished_from_one_that_is_not_ther
 
 
 def test_a_message_of_an_earlier_time_is_kept_by_a_later_one_in_its_ledger(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     clocked_topic.append([Message("a", "b", 0, publish_time=1, receive_time=1)])
     clocked_topic.append([Message("a", "b", 0, publish_time=500, receive_time=500)])

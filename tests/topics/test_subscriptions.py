@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import append_ledgers, published
 
 from waterclock.errors import InvalidArgumentError, LeaseLostError, NotFoundError, UnavailableError
@@ -60,7 +60,7 @@ def test_a_new_subscription_begins_where_the_caller_says(
     assert times(subscription.read()) == list(range(expected, 9))
 
 
-def test_the_backlog_is_counted_in_messages_and_in_age(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_the_backlog_is_counted_in_messages_and_in_age(clocked_topic: Topic, clock: MovableClock) -> None:
     subscription = clocked_topic.subscribe("billing")
     assert subscription.backlog == Backlog(0, 0)
     for clock.now in (100, 200, 300):
@@ -75,7 +75,7 @@ def test_the_backlog_is_counted_in_messages_and_in_age(clocked_topic: Topic, clo
     assert subscription.backlog == Backlog(0, 0)
 
 
-def test_the_second_reader_learns_who_holds_the_subscription(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_the_second_reader_learns_who_holds_the_subscription(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     first, second = clocked_topic.subscribe("billing", lease="10s"), clocked_topic.subscribe("billing", lease="10s")
     first.read(limit=1)
@@ -87,7 +87,7 @@ def test_the_second_reader_learns_who_holds_the_subscription(clocked_topic: Topi
     assert times(second.read(limit=1)) == [0]
 
 
-def test_a_reader_that_fell_silent_is_replaced_and_cannot_commit(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_reader_that_fell_silent_is_replaced_and_cannot_commit(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     first, second = clocked_topic.subscribe("billing", lease="10s"), clocked_topic.subscribe("billing", lease="10s")
     first.read(limit=4)
@@ -99,7 +99,7 @@ def test_a_reader_that_fell_silent_is_replaced_and_cannot_commit(clocked_topic: 
     assert second.position == Position(0, 1, 0)
 
 
-def test_a_silent_reader_that_was_not_replaced_can_still_commit(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_silent_reader_that_was_not_replaced_can_still_commit(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     subscription = clocked_topic.subscribe("billing", lease="10s")
     subscription.read(limit=4)

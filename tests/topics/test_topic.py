@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import published
 
 from waterclock.connection import connect
@@ -95,7 +95,7 @@ def test_two_topics_do_not_see_each_other(make_topic: MakeTopic) -> None:
     assert first.find(3).found is False
 
 
-def test_altered_options_are_in_force_and_the_others_stay(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_altered_options_are_in_force_and_the_others_stay(clocked_topic: Topic, clock: MovableClock) -> None:
     topic = clocked_topic
     topic.append(published([1]))
     topic.alter(roll_size=1, retention="1h", on_ahead="keep")

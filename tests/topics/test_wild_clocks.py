@@ -6,7 +6,7 @@ import logging
 
 import pyarrow as pa
 import pytest
-from tests.topics.conftest import MakeTopic, SettableClock
+from tests.topics.conftest import MakeTopic, MovableClock
 
 from waterclock._support import moments
 from waterclock.arrow import to_arrow
@@ -22,7 +22,7 @@ SECOND = 1_000_000_000
 
 
 def test_a_subscription_with_a_wild_clock_in_its_topic_seeks_by_a_time_that_is_not_forged(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     hour = 3_600_000_000_000
     for i in range(1, 6):
@@ -92,7 +92,7 @@ def held(topic: Topic) -> list[int]:
 
 
 def test_a_message_too_far_ahead_is_left_out_and_named_with_its_reason(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     topic = limited(clocked_topic)
     clock.now = 100 * SECOND
@@ -108,7 +108,7 @@ def test_a_message_too_far_ahead_is_left_out_and_named_with_its_reason(
     assert topic.append(sent(111)).rejected == ()
 
 
-def test_an_append_of_which_nothing_is_left_writes_nothing(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_an_append_of_which_nothing_is_left_writes_nothing(clocked_topic: Topic, clock: MovableClock) -> None:
     topic = limited(clocked_topic)
     appended = topic.append(sent(50, 60))
     assert (appended.first, appended.count, len(appended.rejected)) == (None, 0, 2)
@@ -117,7 +117,7 @@ def test_an_append_of_which_nothing_is_left_writes_nothing(clocked_topic: Topic,
 
 
 def test_a_message_kept_although_ahead_is_a_warning(
-    clocked_topic: Topic, clock: SettableClock, caplog: pytest.LogCaptureFixture
+    clocked_topic: Topic, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = limited(clocked_topic, on_ahead="keep")
     with caplog.at_level(logging.WARNING):
@@ -130,7 +130,7 @@ def test_a_message_kept_although_ahead_is_a_warning(
 
 
 def test_a_repeat_is_recognised_and_answered_as_the_first_time_although_the_clock_went_on(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     topic = limited(clocked_topic)
     first = topic.append(sent(0, 15, 99), producer="p", sequence=0)
@@ -142,7 +142,7 @@ def test_a_repeat_is_recognised_and_answered_as_the_first_time_although_the_cloc
     assert topic.info.messages == 2
 
 
-def test_a_repeat_of_a_rejected_append_is_recognised(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_repeat_of_a_rejected_append_is_recognised(clocked_topic: Topic, clock: MovableClock) -> None:
     topic = limited(clocked_topic)
     first = topic.append(sent(98, 99), producer="p", sequence=0)
     assert (first.first, first.count, first.duplicate) == (None, 0, False)
@@ -152,7 +152,7 @@ def test_a_repeat_of_a_rejected_append_is_recognised(clocked_topic: Topic, clock
     assert held(topic) == [0, 1]
 
 
-def test_a_repeat_of_an_accepted_append_rejects_nothing(clocked_topic: Topic, clock: SettableClock) -> None:
+def test_a_repeat_of_an_accepted_append_rejects_nothing(clocked_topic: Topic, clock: MovableClock) -> None:
     topic = limited(clocked_topic)
     clock.now = 20 * SECOND
     topic.append(sent(25), producer="p", sequence=0)
@@ -161,7 +161,7 @@ def test_a_repeat_of_an_accepted_append_rejects_nothing(clocked_topic: Topic, cl
 
 
 def test_a_batching_producer_counts_rejections_and_continues(
-    clocked_topic: Topic, clock: SettableClock, caplog: pytest.LogCaptureFixture
+    clocked_topic: Topic, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = limited(clocked_topic)
     with caplog.at_level(logging.WARNING), topic.producer("p") as producer:
@@ -180,7 +180,7 @@ def test_a_batching_producer_counts_rejections_and_continues(
 
 
 def test_an_altered_limit_reaches_topics_that_are_open_elsewhere_within_a_second(
-    clocked_topic: Topic, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+    clocked_topic: Topic, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(moments, "monotonic", lambda: now[0])
@@ -244,7 +244,7 @@ def test_a_limit_must_be_one(clocked_topic: Topic) -> None:
 
 
 def test_a_rejected_message_that_comes_again_with_another_publish_time_is_no_repeat(
-    clocked_topic: Topic, clock: SettableClock
+    clocked_topic: Topic, clock: MovableClock
 ) -> None:
     topic = limited(clocked_topic)
 
