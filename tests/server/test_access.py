@@ -16,7 +16,7 @@ from waterclock.server.access import Policy
 from waterclock.server.app import create_app
 from waterclock.server.limits import MAX_BODY
 from waterclock.server.rights import VERBS, Right
-from waterclock.server.tokens import add_token, remove_token
+from waterclock.server.tokens import add_token, find_token, remove_token
 
 pytestmark = pytest.mark.one_database
 
@@ -237,7 +237,51 @@ def test_a_removed_token_is_refused_within_a_second(
     assert client.get("/api/me", headers=headers).status_code == 401
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8040", "127.0.0.1.evil.example", "192.0.2.1", ""])
+@pytest.fixture
+def token_for_one_look(serve: Any, bearer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[TestClient, dict[str, str]]:
+    """A client, and the header of a token that is removed once its first request has begun."""
+    looks: list[str] = []
+
+    def find_once(backend: Any, text: str) -> Any:
+        looks.append(text)
+        return find_token(backend, text) if len(looks) == 1 else None
+
+    monkeypatch.setattr("waterclock.server.access.find_token", find_once)
+    monkeypatch.setattr("waterclock.server.access._CACHED_FOR", 0)
+    return serve(on_loopback=False), bearer("receive table:orders")
+
+
+def test_a_stream_ends_when_its_token_is_removed(
+    database: wc.Database, token_for_one_look: tuple[TestClient, dict[str, str]]
+) -> None:
+    table = database.create_table("orders")
+    table.put(b"x")
+    client, headers = token_for_one_look
+    streamed = client.get("/api/tables/orders/stream", params={"consumer": "c"}, headers=headers)
+    assert "event: delivery" not in streamed.text
+    assert '"signed_out"' in streamed.text
+    client.close()
+    assert [one.epoch for one in table.receive(wait="5s")] == [1]
+
+
+def test_a_request_that_waited_gets_nothing_once_its_token_is_removed(
+    database: wc.Database, token_for_one_look: tuple[TestClient, dict[str, str]]
+) -> None:
+    table = database.create_table("orders")
+    table.put(b"x")
+    client, headers = token_for_one_look
+    assert client.post("/api/tables/orders/receive", json={"consumer": "c"}, headers=headers).status_code == 401
+    assert [one.epoch for one in table.receive(wait="5s")] == [1]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8040", "127.0.0.1.evil.example", "192.0.2.1", "", "[::1", "[zz]"),
+        *("evil.example@localhost", "localhost@evil.example", "localhost/.evil.example", "localhost?.evil.example"),
+        "localhost:x",
+    ],
+)
 def test_a_name_of_another_host_is_refused_on_loopback(client: TestClient, host: str) -> None:
     assert client.get("/api/me", headers={"Host": host}).status_code == 403
     assert client.get("/livez", headers={"Host": host}).status_code == 403
@@ -253,6 +297,7 @@ def test_names_of_this_machine_are_taken_on_loopback(client: TestClient, host: s
     [
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
         {"Origin": "http://localhost:9999"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
@@ -263,6 +308,12 @@ def test_another_site_cannot_change_anything(client: TestClient, headers: dict[s
     assert client.put("/api/topics/t", json={}, headers=headers).status_code == 403
     assert client.put("/api/topics/t", content=b"{}", headers=headers).status_code == 403
     assert client.get("/api/topics").json() == []
+
+
+def test_another_site_cannot_take_messages_with_a_get(client: TestClient) -> None:
+    taken = client.get("/api/tables/t/stream", params={"consumer": "c"}, headers={"Sec-Fetch-Site": "cross-site"})
+    assert taken.status_code == 403
+    assert client.get("/api/topics", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
 
 
 def test_the_own_site_and_programs_may_change_something(client: TestClient) -> None:

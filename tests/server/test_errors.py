@@ -120,3 +120,21 @@ def test_names_are_not_suggested_to_callers_with_few_rights(database: wc.Databas
     assert "did you mean 'telemetry'?" in serve().get(path).json()["message"]
     asked = serve(on_loopback=False).get(path, headers=bearer("read topic:telemetri"))
     assert (asked.status_code, "telemetry" in asked.text) == (404, False)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json", "status"),
+    [
+        ("GET", "/api/tables/orders/messages/1_0", None, 400),
+        ("GET", "/api/tables/orders/messages/%D9%A1", None, 400),  # an Arabic digit
+        ("POST", "/api/tables/orders/messages/cancel", {"ids": [" 1"]}, 400),
+        ("PUT", "/api/topics/%FF", {}, 400),
+        ("PUT", "/api/tables/wide", {"columns": {f"c{n}": "text" for n in range(201)}}, 422),
+        ("PUT", "/api/tables/", {}, 404),
+    ],
+)
+def test_what_names_something_else_is_refused(
+    client: TestClient, method: str, path: str, json: Any, status: int
+) -> None:
+    client.put("/api/tables/orders", json={"payload": "text"})
+    assert client.request(method, path, json=json, follow_redirects=False).status_code == status

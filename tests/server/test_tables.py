@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 import waterclock as wc
+from waterclock.server.api.tables import OptionChangesBody, TableOptionsBody
+from waterclock.server.api.topics import TopicOptionsBody
+from waterclock.tables.model.options import OptionChanges
 
 ORDERS = "/api/tables/orders"
 
@@ -186,3 +190,21 @@ def test_more_streams_than_allowed_are_refused(client: TestClient) -> None:
     client.app.state.stream_limit._open = 500  # type: ignore[attr-defined]
     asked = client.post(f"{ORDERS}/receive", json={"consumer": "c", "wait": "10s"})
     assert (asked.status_code, asked.headers["retry-after"]) == (503, "5")
+
+
+def test_every_option_can_be_set(database: wc.Database) -> None:
+    for body, create in ((TableOptionsBody, database.create_table), (TopicOptionsBody, database.create_topic)):
+        given = {name: one.default for name, one in inspect.signature(create).parameters.items()}
+        for own in ("name", "exist_ok", "adopt", "key_range"):
+            given.pop(own, None)
+        assert {name: field.default for name, field in body.model_fields.items()} == given
+    assert set(OptionChangesBody.model_fields) == set(OptionChanges.__annotations__)
+
+
+def test_failed_attempts_are_explained(client: TestClient) -> None:
+    client.put("/api/tables/orders", json={"payload": "text"})
+    client.post("/api/tables/orders/messages", json={"messages": [{"payload": "x", "id": 1}]})
+    [delivery] = client.post("/api/tables/orders/receive", json={"consumer": "c"}).json()["deliveries"]
+    client.post("/api/tables/orders/nack", json={"deliveries": [delivery["delivery"]], "error": "no paper"})
+    [attempt] = client.get("/api/tables/orders/messages/1").json()["attempts"]
+    assert (attempt["epoch"], attempt["consumer"], attempt["error"]) == (1, "c", "no paper")

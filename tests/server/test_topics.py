@@ -12,7 +12,9 @@ from fastapi.testclient import TestClient
 
 import waterclock as wc
 from waterclock.arrow import MESSAGE_SCHEMA
+from waterclock.errors import LeaseLostError
 from waterclock.server.api.arrow_bodies import MEDIA_TYPE
+from waterclock.server.api.readers import Readers
 
 ARROW = {"Content-Type": MEDIA_TYPE}
 NAME = "a/b %2F?#é"
@@ -228,3 +230,29 @@ def test_wrong_queries_are_refused(client: TestClient, path: str, query: dict[st
     client.put("/api/topics/t", json={})
     asked = client.get(f"/api/topics/t/{path}", params=query)
     assert (asked.status_code, asked.json()["error"]) == (400, "invalid"), asked.text
+
+
+def test_a_repeat_of_a_read_that_still_runs_skips_nothing(database: wc.Database) -> None:
+    topic = database.create_topic("t")
+    topic.append([wc.Message("press", "load", "2026-07-01T12:00:00Z", payload=b"%d" % n) for n in range(3)])
+    topic.subscribe("s")
+    readers = Readers()
+    cursor, _ = readers.read(topic, "s", None, 1)
+    answered: list[str] = []
+
+    class LockOfTheFirst:
+        """Is only free after the first request has its answer, which its client no longer waits for."""
+
+        def __enter__(self) -> None:
+            if not answered:
+                answered.append("begun")
+                answered.append(readers.read(topic, "s", cursor, 1)[0])
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    [reader] = readers._readers.values()
+    reader.lock = LockOfTheFirst()  # type: ignore[assignment]
+    with pytest.raises(LeaseLostError, match="older one"):
+        readers.read(topic, "s", cursor, 1)
+    assert [one.payload for one in readers.read(topic, "s", None, 3)[1]] == [b"0", b"1", b"2"]

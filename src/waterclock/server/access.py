@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
@@ -40,6 +42,7 @@ COOKIE = "waterclock"
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z.-]+)(?::[0-9]*)?")
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _LOCAL = Client("local", None)
 NOBODY = Client("-", frozenset())
@@ -115,6 +118,8 @@ def _begin(request: Request, verb: Verb, kind: Kind, name: str) -> Act:
         request.state.act = act
         if state.policy.read_only:
             raise HTTPException(403, "this server is read-only")
+        if request.state.is_foreign:  # also a GET: a page that shows a stream as an image would take messages
+            raise _foreign()
     act.require(verb, kind, name)
     return act
 
@@ -183,7 +188,7 @@ class Access:
             return
         headers = Headers(scope=scope)
         try:
-            self._check_origin(scope, headers)
+            is_foreign = self._check_origin(scope, headers)
             caller, credential = await self._find_caller(scope["path"], headers)
         except HTTPException as error:
             await _refusal(error, scope, headers)(scope, receive, send)
@@ -191,7 +196,9 @@ class Access:
         except WaterclockError as error:
             await error_response(error, self._backend, suggests=False)(scope, receive, send)
             return
-        state: dict[str, Any] = {**scope.get("state", {}), "caller": caller, "credential": credential}
+        again = partial(self._find_caller, scope["path"], headers)
+        facts = {"caller": caller, "credential": credential, "is_foreign": is_foreign, "find_caller_again": again}
+        state: dict[str, Any] = {**scope.get("state", {}), **facts}
         status = 0
 
         async def send_noting(message: Message) -> None:
@@ -205,16 +212,17 @@ class Access:
             if "act" in state:
                 _note(state["act"], scope, status)
 
-    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+    def _check_origin(self, scope: Scope, headers: Headers) -> bool:
+        """Return whether another site sent it; refuse it then unless it only looks."""
         host = headers.get("host", "")
-        if self._policy.on_loopback and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        parts = _HOST.fullmatch(host)
+        if self._policy.on_loopback and not (parts and is_loopback(parts[1])):
             raise HTTPException(403, "the host must be localhost or a loopback address")
-        if scope["method"] in _SAFE:
-            return
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         is_foreign = site not in _OWN_SITE if site is not None else origin is not None and not _is_at(origin, host)
-        if is_foreign:
-            raise HTTPException(403, "requests of other sites are refused")
+        if is_foreign and scope["method"] not in _SAFE:
+            raise _foreign()
+        return is_foreign
 
     async def _find_caller(self, path: str, headers: Headers) -> tuple[Client, str | None]:
         """Return the sender, and the token of its cookie if that is how it signed in."""
@@ -243,8 +251,13 @@ def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
     return http_error(error)
 
 
+def _foreign() -> HTTPException:
+    return HTTPException(403, "requests of other sites are refused")
+
+
 def _is_at(origin: str, host: str) -> bool:
-    return urlsplit(origin).netloc.lower() == host.lower()
+    _, colon, place = origin.partition("://")
+    return bool(colon) and place.lower() == host.lower()
 
 
 def is_forwarded(headers: Headers) -> bool:

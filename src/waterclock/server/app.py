@@ -74,6 +74,7 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
         description="Topics and message tables over HTTP. Times are ISO 8601 with offset, or ints of nanoseconds.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the host that the request named
         lifespan=lifespan,
     )
     app.state.database = database

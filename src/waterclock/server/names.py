@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -19,8 +20,11 @@ class NameConvertor(Convertor[str]):
     regex = "[^/]+"
 
     def convert(self, value: str) -> str:
-        """Decode a name; bytes that are not UTF-8 become the replacement character, which names nothing."""
-        return unquote(value)
+        """Decode a name."""
+        try:
+            return unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            raise HTTPException(400, "names in the path must be UTF-8, percent-encoded") from None
 
     def to_string(self, value: str) -> str:
         """Encode a name."""

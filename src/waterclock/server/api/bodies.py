@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -12,6 +13,8 @@ from waterclock.errors import InvalidArgumentError
 
 MOST_ITEMS = 1_000
 """Messages, ids and deliveries in one request or answer in JSON."""
+
+_INT = re.compile(r"-?[0-9]{1,19}")
 
 TimeValue = Annotated[
     StrictInt | StrictStr, Field(description="ISO 8601 with offset, or an int of nanoseconds since 1970")
@@ -45,8 +48,7 @@ def time_of(text: str | None) -> int | str | None:
 def plain_id(id_type: str, value: int | str) -> Any:
     """Return an id as its table takes it; every type of id may be given as a text."""
     if id_type == "bigint" and isinstance(value, str):
-        try:
-            return int(value[:30])
-        except ValueError:
-            raise InvalidArgumentError(f"id must be a 64-bit int, got {quoted(value)}") from None
+        if not _INT.fullmatch(value):  # int() would take "1_0" for 10
+            raise InvalidArgumentError(f"id must be a 64-bit int, got {quoted(value)}")
+        return int(value)
     return str(value) if id_type == "text" else value

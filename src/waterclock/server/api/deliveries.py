@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -16,13 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, StreamingResponse
 
 from waterclock.aio.database import Database as AsyncDatabase
+from waterclock.aio.deliveries import Delivery as AsyncDelivery
 from waterclock.aio.tables import MessageTable as AsyncTable
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.server.access import Act, ReceiveTable
 from waterclock.server.api import shapes
 from waterclock.server.api.bodies import MOST_ITEMS, Body, DurationValue
 from waterclock.server.api.delivery_streams import DeliveryStream
-from waterclock.server.errors import error_response
+from waterclock.server.errors import error_response, http_error
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import to_duration
@@ -37,7 +40,6 @@ HEARTBEAT = 15.0
 
 _MOST_STREAMED = 100
 _SECOND = 1_000_000_000
-_T = TypeVar("_T")
 
 Consumer = Annotated[str, Query(min_length=1, max_length=255)]
 
@@ -93,7 +95,12 @@ async def receive(act: ReceiveTable, request: Request, body: ReceiveBody) -> Any
     with request.app.state.stream_limit.one():
         table = await _open(act, request)
         receiving = table.receive(body.limit, wait or None, body.consumer, max_groups=body.max_groups, **chosen)
-        found = await _unless_gone(request, receiving)
+        found = await _unless_gone(request, table, receiving)
+        try:
+            await request.state.find_caller_again()
+        except (WaterclockError, HTTPException):  # such as a token that was removed while the request waited
+            _give_back(table, found)
+            raise
     act.rows = len(found)
     kind = table.options.payload
     return JSONResponse({"deliveries": [shapes.delivery(kind, one.sync) for one in found]})
@@ -121,6 +128,7 @@ async def _events(act: Act, request: Request, table: AsyncTable, consumer: str, 
     state = request.app.state
     kind = table.options.payload
     act.rows = 0
+    found: list[AsyncDelivery] = []
     with state.stream_limit.one():
         sent = DeliveryStream(state.delivery_streams, limit)
         try:
@@ -129,24 +137,37 @@ async def _events(act: Act, request: Request, table: AsyncTable, consumer: str, 
                 room = await sent.room(HEARTBEAT)
                 try:
                     found = await table.receive(room, f"{HEARTBEAT:g}s", consumer) if room > 0 else []
-                except WaterclockError as error:
+                    await request.state.find_caller_again()
+                except (WaterclockError, HTTPException) as error:
                     yield _error_event(act, error)
                     return
                 if not found:
                     yield ": waiting\n\n"
                     continue
                 now = await table.threads.call(act.database.backend.now_about)
-                for one in found:
+                while found:
+                    one = found.pop(0)
                     sent.send(one.sync, (one.lease_until - now) / _SECOND)
                     act.rows += 1
                     yield f"event: delivery\ndata: {json.dumps(shapes.delivery(kind, one.sync))}\n\n"
         finally:
             sent.close()
+            _give_back(table, found)
 
 
-def _error_event(act: Act, error: WaterclockError) -> str:
-    body = bytes(error_response(error, act.database.backend, suggests=False).body)
-    return f"event: error\ndata: {body.decode()}\n\n"
+def _error_event(act: Act, error: WaterclockError | HTTPException) -> str:
+    if isinstance(error, HTTPException):
+        response = http_error(error)
+    else:
+        response = error_response(error, act.database.backend, suggests=False)
+    return f"event: error\ndata: {bytes(response.body).decode()}\n\n"
+
+
+def _give_back(table: AsyncTable, deliveries: list[AsyncDelivery]) -> None:
+    """Return deliveries that were not sent. Does not wait: the request may be cancelled."""
+    if deliveries:
+        with suppress(WaterclockError):  # the server ends, and soon the leases
+            table.threads.submit(partial(table.sync.give_back, [one.sync for one in deliveries]))
 
 
 @router.post("/ack")
@@ -224,8 +245,10 @@ def _ended(request: Request, act: Act, body: DeliveriesBody, deliveries: list[De
     return JSONResponse({"error": "lease_lost", "message": text, "lost": lost, "ended": act.rows}, 409)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """Await something, unless the client closes its connection first: its messages go back then."""
+async def _unless_gone(
+    request: Request, table: AsyncTable, work: Coroutine[Any, Any, list[AsyncDelivery]]
+) -> list[AsyncDelivery]:
+    """Await messages, unless the client closes its connection first: they go back then."""
 
     async def wait_until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -234,7 +257,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_gone())
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        if gone.done():
+            if working.done() and working.exception() is None:
+                _give_back(table, working.result())
             raise HTTPException(499, "the client closed the connection")
         return working.result()
     finally:

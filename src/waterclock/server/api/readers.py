@@ -33,6 +33,7 @@ class _Reader:
     subscription: Subscription
     used_at: float
     cursor: str = ""
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -50,31 +51,42 @@ class Readers:
         """Read on, or with ``cursor`` None from the committed position; return the next cursor and the messages."""
         reader = self._open(topic, name) if cursor is None else self._find(topic, name, cursor)
         with reader.lock:
+            if cursor is not None:
+                self._check(reader, cursor)
             messages = reader.subscription.read(limit)
-            reader.cursor = f"{reader.cursor.partition('.')[0] or secrets.token_hex(16)}.{secrets.token_hex(8)}"
-        with self._lock:
-            self._readers[reader.cursor.partition(".")[0]] = reader
-        return reader.cursor, messages
+            reader.cursor = following = f"{reader.key}.{secrets.token_hex(8)}"
+            reader.used_at = moments.monotonic()
+            if cursor is None:
+                with self._lock:
+                    self._readers[reader.key] = reader
+        return following, messages
 
     def commit(self, topic: Topic, name: str, cursor: str) -> None:
         """Commit all messages up to the answer with this cursor, the last one."""
         reader = self._find(topic, name, cursor)
         with reader.lock:
+            self._check(reader, cursor)
             reader.subscription.commit()
 
     def release(self, topic: Topic, name: str, cursor: str) -> None:
         """Release the subscription to other readers."""
         reader = self._find(topic, name, cursor)
-        self._forget(reader)
+        with reader.lock:
+            self._check(reader, cursor)
+            self._forget(reader)
 
     def close(self) -> None:
         """Release all."""
-        for reader in [*self._readers.values()]:
+        for reader in self._all():
             self._forget(reader)
+
+    def _all(self) -> list[_Reader]:
+        with self._lock:
+            return [*self._readers.values()]
 
     def _open(self, topic: Topic, name: str) -> _Reader:
         now = moments.monotonic()
-        for reader in [one for one in self._readers.values() if now - one.used_at > LEASE]:
+        for reader in [one for one in self._all() if now - one.used_at > LEASE]:
             self._forget(reader)
         if len(self._readers) >= _MOST:
             raise HTTPException(503, "too many subscriptions are being read; try again later", {"Retry-After": "30"})
@@ -88,19 +100,23 @@ class Readers:
         return _Reader((topic.name, name), topic.subscribe(name, lease=f"{LEASE:g}s"), now)
 
     def _find(self, topic: Topic, name: str, cursor: str) -> _Reader:
-        reader = self._readers.get(cursor.partition(".")[0])
+        with self._lock:
+            reader = self._readers.get(cursor.partition(".")[0])
         if reader is None or reader.place != (topic.name, name):
             raise LeaseLostError(
                 "cursor must be the one in the last response, got an unknown one. Read without a cursor"
             )
+        return reader
+
+    def _check(self, reader: _Reader, cursor: str) -> None:
+        """Check a cursor. The reader is locked: a repeat of a request that still runs must not read on behind it."""
         if reader.cursor != cursor:
             self._forget(reader)
             raise LeaseLostError("cursor must be the one in the last response, got an older one. Read without a cursor")
         reader.used_at = moments.monotonic()
-        return reader
 
     def _forget(self, reader: _Reader) -> None:
         with self._lock:
-            self._readers.pop(reader.cursor.partition(".")[0], None)
+            self._readers.pop(reader.key, None)
         with suppress(WaterclockError):  # else its lease ends
             reader.subscription.close()

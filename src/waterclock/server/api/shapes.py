@@ -16,6 +16,7 @@ from waterclock.tables.messages.inspecting.explaining import Explanation
 from waterclock.tables.messages.inspecting.peeking import Peeked
 from waterclock.tables.messages.inspecting.stats import TableStats
 from waterclock.tables.messages.putting.scheduling import Schedule
+from waterclock.tables.model.attempts import Attempt
 from waterclock.tables.model.options import DURATIONS as TABLE_DURATIONS
 from waterclock.time import MAX_NS, format_duration, format_time
 from waterclock.topics.catalogue.ledgers import LedgerInfo
@@ -136,7 +137,12 @@ def explanation(found: Explanation) -> dict[str, Any]:
         "due_at": time(found.due_at),
         "consumer": found.consumer,
         "blocking_id": None if found.blocking_id is None else str(found.blocking_id),
+        "attempts": [attempt(one) for one in found.attempts],
     }
+
+
+def attempt(one: Attempt) -> dict[str, Any]:
+    return {**asdict(one), "claimed_at": time(one.claimed_at), "duration": duration(one.duration)}
 
 
 def dead_letter(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:

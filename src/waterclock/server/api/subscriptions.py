@@ -115,6 +115,7 @@ def seek(act: ManageTopic, subscription: str, body: SeekBody) -> dict[str, Any]:
     if body.dry_run:
         if not isinstance(to, Position):
             to = topic.find(to, body.by).position if to not in ("earliest", "latest") else _end(act, str(to))
+        to = min(to, topic.head)
         unread = topic.index(topic.head) - topic.index(to)
         return {"position": str(to), "unread": unread, "unread_now": info.unread, "moved": False}
     position = topic.subscribe(subscription).seek(to, by=body.by, filter_older=body.filter_older)

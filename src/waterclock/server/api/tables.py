@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
 from waterclock.errors import NotFoundError, SchemaError
 from waterclock.server.access import Act, AnyClient, ManageTable, ReadTable
@@ -17,6 +17,9 @@ from waterclock.tables.model.options import OptionChanges
 from waterclock.time import to_time
 
 router = APIRouter(tags=["tables"])
+
+MOST_COLUMNS = 200
+"""Additional columns of a table. Databases refuse tables of some 1,000 columns, or of fewer whose rows are long."""
 
 
 class OptionChangesBody(Body):
@@ -31,6 +34,7 @@ class OptionChangesBody(Body):
     max_backoff: DurationValue | None = None
     jitter: StrictFloat | StrictInt = 0.33
     max_attempts: StrictInt | None = None
+    attempts_kept: StrictInt = 5
     dead_letter: StrictStr | None = None
     rate_limit: StrictFloat | StrictInt | None = None
     on_exhausted: StrictStr = "dead_letter"
@@ -45,7 +49,7 @@ class TableOptionsBody(OptionChangesBody):
     group_header: StrictStr = "waterclock.group"
     ungrouped: StrictStr = "default"
     ack_order: StrictStr = "strict"
-    columns: dict[str, StrictStr] | None = None
+    columns: dict[str, StrictStr] | None = Field(None, max_length=MOST_COLUMNS)
     id_type: StrictStr = "bigint"
     payload: StrictStr = "bytes"
     purge_by: StrictStr = "rows"

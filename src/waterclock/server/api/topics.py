@@ -19,7 +19,7 @@ router = APIRouter(tags=["topics"])
 class TopicOptionsBody(Body):
     """Options of a topic, as in `Database.create_topic`."""
 
-    roll_after: DurationValue | None = None
+    roll_after: DurationValue | None = "1h"
     roll_size: int = 64 << 20
     retention: DurationValue | None = None
     max_ahead: DurationValue | None = None
