@@ -290,7 +290,7 @@ def test_rejected_messages_count_and_a_file_continues_behind_them(
     file.write_text("".join(lines))
     assert run(words) == FAILED
     said = capsys.readouterr().err
-    assert "appended 1 messages, skipped 1000 that were already appended" in said
+    assert "appended 1 message, skipped 1000 that were already appended" in said
     assert "rejected 1 of 1002 messages" in said
     assert "message 1002: publish_time" in said
     assert run(words) == DONE

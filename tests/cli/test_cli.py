@@ -185,10 +185,10 @@ def test_the_files_of_a_topic_are_listed_and_its_store_is_relocated(shell: Shell
     shell("topic", "read", "telemetry", expect=FAILED)
     assert f"the ledger store {root}: waterclock-store.json is missing" in shell.said
     shell("topic", "relocate", "telemetry", "renamed")
-    assert f"found 1 files; topic telemetry is now at {shell.folder}/renamed" in shell.said
+    assert f"found 1 file; topic telemetry is now at {shell.folder}/renamed" in shell.said
     assert len(shell.json("topic", "read", "telemetry")) == 1
     shell("topic", "relocate", "telemetry", str(shell.folder / "copied"))
-    assert "copied 1 files" in shell.said
+    assert "copied 1 file" in shell.said
     assert shell("topic", "files", "telemetry").splitlines()[1].startswith(f"{shell.folder}/copied/")
 
 
@@ -236,7 +236,7 @@ def test_the_files_of_a_topic_are_compacted(shell: Shell) -> None:
         shell("topic", "roll", "telemetry")
     shell("topic", "seal", "telemetry")
     shell("topic", "compact", "telemetry")
-    assert "saved 1 files" in shell.said
+    assert "saved 1 file" in shell.said
     assert len(shell.json("topic", "read", "telemetry")) == 2
 
 
@@ -268,7 +268,7 @@ def test_a_single_hyphen_is_standard_input(shell: Shell) -> None:
     for words in (["topic", "append", "telemetry", "-"], ["batch", "-", "--window", "500ms", "--max-delay", "400ms"]):
         command = [sys.executable, "-m", "waterclock", *words]
         done = subprocess.run(command, input=line, capture_output=True, check=True)
-        assert b"1 messages" in done.stderr
+        assert b"1 message" in done.stderr
 
 
 def test_invalid_arguments_are_refused_before_the_caller_is_asked(shell: Shell) -> None:
@@ -456,7 +456,7 @@ def test_old_ledgers_are_truncated_and_expired_and_a_topic_is_removed_only_with_
     shell("topic", "truncate", "telemetry", "2026-07-01T12:00:03Z", expect=WRONG_USAGE)
     assert "--yes" in shell.said
     shell("topic", "truncate", "telemetry", "2026-07-01T12:00:03Z", "--yes")
-    assert "deleted 1 ledgers" in shell.said
+    assert "deleted 1 ledger" in shell.said
     assert [row["payload"] for row in shell.json("topic", "read", "telemetry")] == ["5"]
     (expired,) = shell.json("topic", "expire", "telemetry", "1s", "--yes")
     assert expired["ledgers"] == 1

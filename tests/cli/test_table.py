@@ -54,7 +54,7 @@ def test_a_message_that_expires_is_put_and_shown_and_counted(orders: Shell) -> N
     assert [row["expires_at"] for row in orders.json("table", "peek", "orders")] == ["2100-01-01T00:00:00Z", None]
     late = ("--at", "2100-01-01T00:00:00Z", "--expires", "2099-01-01T00:00:00Z")
     orders("table", "put", "orders", "stale", *late, expect=WRONG_USAGE)
-    assert "expires_at must be after" in orders.said
+    assert "expires_at must be later than" in orders.said
     (info,) = orders.json("table", "info", "orders")
     assert (info["on_expired"], info["ready"], info["expired"]) == ("drop", 2, 0)
     orders("table", "alter", "orders", "--on-expired", "dead_letter", expect=WRONG_USAGE)

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
+from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
 from waterclock.figures.glyphs import beyond, box, dots, window
 from waterclock.figures.legend import LegendLine, draw_legend, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
-from waterclock.figures.svg import add, counted, number, path, shorten
+from waterclock.figures.svg import add, number, path, shorten
 from waterclock.message import Message
 
 _GUTTER = 84

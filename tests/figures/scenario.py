@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.glyphs import GLYPHS, dots, window
@@ -13,7 +13,7 @@ from waterclock.figures.lanes import check_reason
 from waterclock.figures.legend import draw_legend, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_step
-from waterclock.figures.svg import add, counted, number, path, text_width
+from waterclock.figures.svg import add, number, path, text_width
 from waterclock.message import Message
 
 _GUTTER = 104

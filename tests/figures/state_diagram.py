@@ -8,11 +8,11 @@ from itertools import pairwise
 from math import hypot
 from xml.etree.ElementTree import Element
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.glyphs import Point
 from waterclock.figures.panel import HEADER, MARGIN, panel
-from waterclock.figures.svg import add, counted, number, path, text_width
+from waterclock.figures.svg import add, number, path, text_width
 
 _COLUMN, _ROW = 176, 104
 _WIDE, _TALL = 112, 38

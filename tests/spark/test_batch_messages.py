@@ -186,7 +186,7 @@ def test_invalid_arguments_are_refused(spark: SparkSession, topic: Topic) -> Non
     url = str(topic.storage.backend.url)
     with pytest.raises(wc.InvalidArgumentError, match="url must be given with payloads='telemetry'"):
         messages_of(batches, "telemetry")
-    with pytest.raises(wc.InvalidArgumentError, match="url and ledgers need payloads"):
+    with pytest.raises(wc.InvalidArgumentError, match="payloads is missing: url and ledgers need it"):
         messages_of(batches, url=url)
     with pytest.raises(wc.NotFoundError, match="'other'"):
         messages_of(batches, "other", url=url)

@@ -244,9 +244,9 @@ def test_times_are_understood_in_all_their_forms(make_table: MakeTable, clock: M
     for wrong in ("tomorrow", "2h", 1.5, datetime(2100, 1, 1)):  # noqa: DTZ001  # that is what is wrong with it
         with pytest.raises(InvalidArgumentError, match="expires_at"):
             table.put("a", expires_at=wrong)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidArgumentError, match=r"^expires_at must be after"):
+    with pytest.raises(InvalidArgumentError, match=r"^expires_at must be later than"):
         table.put("a", at=at, expires_at=at)
-    with pytest.raises(InvalidArgumentError, match=r"^expires_at must be after"):
+    with pytest.raises(InvalidArgumentError, match=r"^expires_at must be later than"):
         table.put("a", delay="1h", expires_at=clock.now + 1)
 
 

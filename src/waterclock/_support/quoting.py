@@ -94,3 +94,8 @@ def in_a_line(text: str | None) -> str:
     """Return a text for one line of a log: truncated, and with control characters escaped."""
     shown = cut(text or "")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in shown)
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Write how many there are: ``1 batch``, ``1,024 batches``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
@@ -179,4 +179,4 @@ def _summary(batches: list[Batch], rejected: list[Rejection]) -> str:
     messages = sum(len(closed.messages) for closed in batches)
     reasons = Counter(rejection.reason for rejection in rejected)
     refused = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "none"
-    return f"{messages} messages in {len(batches)} batches; rejected: {refused}"
+    return f"{counted(messages, 'message')} in {counted(len(batches), 'batch', 'batches')}; rejected: {refused}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from waterclock._support import moments
 from waterclock._support.log_events import event
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.log_format import LoggedOutput
@@ -155,8 +155,9 @@ class _Reporter:
             "lag_messages": counts.behind,
         }
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.rejected.items())) or "none"
-        text = f"{counts.messages:,} messages in {counts.batches:,} batches, {counts.open:,} open; rejected: {rejected}"
-        self._tell(event, f"{text}; {counts.behind:,} behind", facts)
+        batched = f"{counted(counts.messages, 'message')} in {counted(counts.batches, 'batch', 'batches')}"
+        text = f"{batched}, {counts.open:,} open; rejected: {rejected}; {counts.behind:,} behind"
+        self._tell(event, text, facts)
 
     def _tell(self, event: str, text: str, facts: dict[str, Any]) -> None:
         text, facts = f"{self._names['topic']} → {self._names['table']}: {text}", self._names | facts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from waterclock._support.blocked_imports import block_import
-from waterclock._support.quoting import in_a_line, quoted
+from waterclock._support.quoting import counted, in_a_line, quoted
 from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
@@ -166,9 +166,9 @@ def check(
     if broker is not None:
         output.talk(f"the broker is {broker.version or 'of an unknown version'}, and grants all requested options")
         if broker.dropped:
-            output.talk(f"the broker dropped {broker.dropped:,} messages for its clients since it was started")
+            output.talk(f"the broker dropped {counted(broker.dropped, 'message')} for its clients since it was started")
     _warn_of_broker(output, broker_config)
-    output.talk(f"{seen} messages, {bad} of them would be dead letters")
+    output.talk(f"{counted(seen, 'message')}, {bad} of them would be dead letters")
     if bad:
         raise WaterclockError(f"cannot map {bad} of {seen} messages for the reasons above. Correct the mapping")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from waterclock._support.quoting import in_a_line, quoted, said_of
+from waterclock._support.quoting import counted, in_a_line, quoted, said_of
 from waterclock.cli.terminal.common import Common, log_to_stderr
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.cli.terminal.log_format import LoggedOutput, LogOptions
@@ -113,9 +113,8 @@ def work(
         ):
             # Within, since the line of a terminal that changes takes over stderr.
             log_to_stderr(as_json=as_json, warnings_only=common.quiet if as_json else not common.verbose)
-            output.talk(
-                f"working on {', '.join(each.name for each in found)}, {processes or concurrency} messages at a time"
-            )
+            at_a_time = f"{counted(processes or concurrency, 'message')} at a time"
+            output.talk(f"working on {', '.join(each.name for each in found)}, {at_a_time}")
             _run(worker)
         _report(output, worker)
         if worker.unfinished:  # Python would wait for threads of theirs

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch, Rejection, RejectReason
 from waterclock.connection import Database, connect
 from waterclock.demo.crew import CrewReport, run_crew
@@ -122,7 +123,9 @@ def _make_fresh(folder: Path) -> None:
 
 def _append_recording(topic: Topic, report: Report) -> int:
     recording = read_recording()
-    with report.step(f"append {recording.num_rows:,} messages to topic {topic.name}", recording.num_rows) as progress:
+    with report.step(
+        f"append {counted(recording.num_rows, 'message')} to topic {topic.name}", recording.num_rows
+    ) as progress:
         for first in range(0, recording.num_rows, ENTRY):
             topic.append(recording.slice(first, ENTRY))
             if (first + ENTRY) % LEDGER == 0:
@@ -131,7 +134,7 @@ def _append_recording(topic: Topic, report: Report) -> int:
         topic.roll()
     with report.step("seal its ledgers to Parquet"):
         sealed = topic.seal()
-    report.say(f"{sealed} ledgers sealed")
+    report.say(f"{counted(sealed, 'ledger')} sealed")
     return recording.num_rows
 
 
@@ -167,7 +170,7 @@ def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
         ).save()
         count = batches.count()
         spark.stop()
-    report.say(f"{count:,} batches in message table batches")
+    report.say(f"{counted(count, 'batch', 'batches')} in message table batches")
     return count
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
 from waterclock.message import Message, Position
 from waterclock.spark.writing.message_writer import POSITION_HEADER
@@ -71,9 +72,11 @@ class Reconciliation:
         text.insert(1, "-" * (width + 11))
         text += [
             "",
-            f"{self.batches:,} batches, {self.acked:,} acked; the killed worker held {self.held_when_killed},"
-            f" {self.delivered_again} were delivered again",
-            "It balances to the message." if self.balances else f"IT DOES NOT BALANCE: {self.astray} messages astray",
+            f"{counted(self.batches, 'batch', 'batches')}, {self.acked:,} acked; the killed worker held"
+            f" {self.held_when_killed}, {self.delivered_again} were delivered again",
+            "It balances to the message."
+            if self.balances
+            else f"IT DOES NOT BALANCE: {counted(self.astray, 'message')} astray",
         ]
         return text
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from enum import Enum
 from xml.etree.ElementTree import Element
 
+from waterclock._support.quoting import counted
 from waterclock.figures.glyphs import GLYPHS, Point, bars, box, dots, window
 from waterclock.figures.lanes import Lane
 from waterclock.figures.scale import Scale
-from waterclock.figures.svg import add, counted, path, shorten, text_width
+from waterclock.figures.svg import add, path, shorten, text_width
 from waterclock.figures.theme import REJECTED
 from waterclock.message import Message
 

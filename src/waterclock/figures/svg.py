@@ -90,11 +90,6 @@ def shorten(text: str, size: float, width: float) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def counted(count: int, one: str, many: str = "") -> str:
-    """Write how many there are: ``1 batch``, ``1,024 batches``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def _set(element: Element, attributes: dict[str, Value]) -> None:
     for key, value in attributes.items():
         element.set(key, _printable(value) if isinstance(value, str) else number(value))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from xml.etree.ElementTree import Element
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.lane_picture import LANE_HEIGHT, Detail, draw_lane
@@ -14,7 +14,7 @@ from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
 from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
-from waterclock.figures.svg import Svg, add, counted, number, path, shorten
+from waterclock.figures.svg import Svg, add, number, path, shorten
 from waterclock.time import MAX_NS, MIN_NS, Time, format_time, to_time
 
 _GUTTER = 132

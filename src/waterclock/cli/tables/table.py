@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.cli.tables.payloads import columns_of, headers_of, pairs, payload_of, put_lines
 from waterclock.cli.tables.table_options import ChangingOptions, shown
 from waterclock.cli.terminal.common import Common
@@ -350,7 +350,7 @@ def retry(
         if not ids:
             if at is not None:
                 raise InvalidArgumentError(f"ids are missing: at needs the ids of messages, got only {quoted(at)}")
-            common.output.talk(f"retrying {table.retry()} messages now")
+            common.output.talk(f"retrying {counted(table.retry(), 'message')} now")
             return 0
         when = database.backend.now() if at is None else to_time(at, "at")
         count = table.reschedule([message_id(table, text) for text in ids], when, epoch=0)
@@ -362,7 +362,7 @@ def retry(
 def purge(name: str, /, *, common: Common = Common()) -> None:
     """Delete messages that were acked longer ago than the table's purge_after."""
     with common.connect() as database:
-        common.output.talk(f"purged {database.table(name).purge()} messages")
+        common.output.talk(f"purged {counted(database.table(name).purge(), 'message')}")
 
 
 @app.command
@@ -387,7 +387,7 @@ def archive(
     """
     with common.connect() as database:
         count = database.archive(name, topic, older_than)
-        common.output.talk(f"archived {count} messages in topic {topic}")
+        common.output.talk(f"archived {counted(count, 'message')} in topic {topic}")
 
 
 @app.command

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.cli.terminal.common import Common
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
 from waterclock.message import Position
@@ -91,7 +91,7 @@ def export(
         most = topic.info.messages if limit is None else min(limit, topic.info.messages)
         with common.output.progress(f"exporting {name}") as progress:
             count = _write(to, writer, _Batches(batches, most, progress))
-        common.output.talk(f"exported {count} messages of {name} to {to}")
+        common.output.talk(f"exported {counted(count, 'message')} of {name} to {to}")
 
 
 def _writer(to: Path) -> Callable[[Path, Iterable[pa.RecordBatch]], None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from waterclock._support import moments
+from waterclock._support.quoting import counted
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import span
 from waterclock.cli.topics import exporting, upkeep
@@ -236,7 +237,7 @@ def append(
         with common.output.progress(f"appending to {name}") as progress:
             done = append_file(topic, messages, producer, progress)
         before = f", skipped {done.before} that were already appended" if done.before else ""
-        common.output.talk(f"appended {done.appended} messages{before}; the topic now ends at {topic.head}")
+        common.output.talk(f"appended {counted(done.appended, 'message')}{before}; the topic now ends at {topic.head}")
         if done.rejected:
             reasons = [f"message {each.index + 1}: {each.reason}" for each in done.rejected[:_REASONS]]
             more = [f"and {len(done.rejected) - _REASONS} more"] if len(done.rejected) > _REASONS else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from waterclock._support.quoting import counted
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.topics.positions import position_or_time
 from waterclock.errors import UnavailableError
@@ -38,7 +39,7 @@ def seal(name: str, /, *, master: str | None = None, common: Common = Common()) 
             from waterclock.spark import seal_topic, session
 
             sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
-    common.output.talk(f"sealed {sealed} ledgers")
+    common.output.talk(f"sealed {counted(sealed, 'ledger')}")
 
 
 def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
@@ -59,7 +60,7 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
             from waterclock.spark import compact_topic, session
 
             saved = compact_topic(session(f"waterclock compact {name}", master), topic)
-    common.output.talk(f"saved {saved} files")
+    common.output.talk(f"saved {counted(saved, 'file')}")
 
 
 def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
@@ -98,7 +99,7 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
         place = position_or_time(before)
         common.confirm(f"delete the ledgers of topic {name} before {before}")
         count = topic.truncate(place, force=force)
-        common.output.talk(f"deleted {count} ledgers")
+        common.output.talk(f"deleted {counted(count, 'ledger')}")
 
 
 def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
@@ -159,7 +160,9 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
                 f"warning: topic {name} is refused while --ledgers or WATERCLOCK_LEDGERS names another place. Unset it"
             )
     verb = "copied" if relocated.copied else "found"
-    common.output.talk(f"{verb} {relocated.copied or relocated.found} files; topic {name} is now at {relocated.root}")
+    common.output.talk(
+        f"{verb} {counted(relocated.copied or relocated.found, 'file')}; topic {name} is now at {relocated.root}"
+    )
 
 
 def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
@@ -176,8 +179,8 @@ def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> in
         verified = database.topic(name).verify(deep=deep, progress=progress)
     common.output.rows((asdict(fault) for fault in verified.faults), _FAULT_COLUMNS)
     common.output.talk(
-        f"verified {verified.messages} messages in {verified.ledgers} ledgers and {verified.files} files:"
-        f" {len(verified.faults)} faults{_recorded(verified.lost)}"
+        f"verified {counted(verified.messages, 'message')} in {counted(verified.ledgers, 'ledger')}"
+        f" and {counted(verified.files, 'file')}: {counted(len(verified.faults), 'fault')}{_recorded(verified.lost)}"
     )
     return 0 if verified.is_whole else 1
 
@@ -199,8 +202,8 @@ def repair(name: str, /, *, common: Common = Common()) -> int:
             repaired = topic.repair(progress=progress)
     common.output.rows((asdict(fault) for fault in repaired.left), _FAULT_COLUMNS)
     common.output.talk(
-        f"imported {len(repaired.imported)} ledgers, found the moved files of {len(repaired.moved)},"
-        f" remeasured {len(repaired.measured)}, recorded {repaired.lost} messages as lost;"
+        f"imported {counted(len(repaired.imported), 'ledger')}, found the moved files of {len(repaired.moved)},"
+        f" remeasured {len(repaired.measured)}, recorded {counted(repaired.lost, 'message')} as lost;"
         f" {len(repaired.left)} faults remain"
     )
     return 0 if repaired.is_whole else 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from waterclock._support import moments
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.connection import Database
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError, UnavailableError
@@ -370,7 +370,7 @@ class FileIngest:
             facts = {"path": file.path, "lines": len(piece.bad)}
             self._tell(Event("dead_letter", text, facts, is_warning=True))
         if rejected:
-            text = f"{file.path}: the topic rejected {rejected} messages whose times are too far ahead"
+            text = f"{file.path}: the topic rejected {counted(rejected, 'message')} whose times are too far ahead"
             self._tell(Event("rejected", text, {"path": file.path, "messages": rejected}, is_warning=True))
 
     def _tell_away(self, error: UnavailableError) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from waterclock._support.quoting import counted
 from waterclock.errors import DamagedError
 from waterclock.topics.catalogue.damage_policy import located
 from waterclock.topics.catalogue.storage import Storage
@@ -98,7 +99,9 @@ class SealedLedger:
             raise located(error, self._topic, ledger=self.number, entry=piece.entry) from error
         rows = piece.row + piece.messages
         if table.num_rows < rows or (piece.number is None and table.num_rows != rows):
-            error = DamagedError(f"row group {number} holds {table.num_rows} messages, the catalogue says {rows}")
+            error = DamagedError(
+                f"row group {number} holds {counted(table.num_rows, 'message')}, the catalogue says {rows}"
+            )
             raise located(error, self._topic, ledger=self.number, entry=piece.entry)
         return table if piece.number is None else table.slice(piece.row, piece.messages)
 

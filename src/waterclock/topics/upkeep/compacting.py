@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import sqlalchemy as sa
 
+from waterclock._support.quoting import counted
 from waterclock.database.schema.topic_catalogue import ledgers
 from waterclock.errors import DamagedError, LeaseLostError
 from waterclock.topics.catalogue.damage_policy import located
@@ -243,7 +244,7 @@ def _of_ledger(storage: Storage, row: sa.RowMapping) -> Iterator[tuple[int, pa.T
     ledger = SealedLedger(storage, row)
     written = sum(group.messages + group.skipped for group in ledger.groups)
     if written > row["messages"]:
-        error = DamagedError(f"its row groups hold {written} messages, the catalogue says {row['messages']}")
+        error = DamagedError(f"its row groups hold {counted(written, 'message')}, the catalogue says {row['messages']}")
         raise located(error, storage.name, ledger=ledger.number)
     for number, group in enumerate(ledger.groups):
         table = ledger.read(number, _COLUMNS)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
+from waterclock._support.quoting import counted
 from waterclock.database.schema.topic_catalogue import files as file_rows
 from waterclock.database.schema.topic_catalogue import ledgers, topics
 from waterclock.errors import DamagedError
@@ -184,7 +185,9 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
     chunks: dict[int, list[int]] = {}
     for facts in wanted:
         if sum(group.messages + group.skipped for group in facts.row_groups) > facts.messages:
-            raise DamagedError(f"it lists {facts.messages} messages for ledger {facts.ledger}, but holds more")
+            raise DamagedError(
+                f"it lists {counted(facts.messages, 'message')} for ledger {facts.ledger}, but holds more"
+            )
     pieces = [(facts, at, group) for facts in wanted for at, group in enumerate(facts.row_groups)]
     table, read = None, -1
     for facts, at, group in pieces:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import counted
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.database.schema.topic_catalogue import BOUNDED, entries, ledgers
 from waterclock.errors import DamagedError
@@ -107,7 +108,7 @@ def check_succession(rows: Sequence[Mapping[Any, Any]], topic: Mapping[Any, Any]
             which = (
                 f"ledger {ledger} is" if row["ledger"] == ledger + 1 else f"ledgers {ledger}-{row['ledger'] - 1} are"
             )
-            text = f"{which} missing in the catalogue, with {max(missing, 0)} messages"
+            text = f"{which} missing in the catalogue, with {counted(max(missing, 0), 'message')}"
             yield Fault("missing ledger", text, ledger, messages=max(missing, 0))
         elif missing:
             text = f"ledger {row['ledger']} begins with message {row['first_ordinal']}, not with {ordinal}"
@@ -218,7 +219,7 @@ def _check_entries(
 def _gap(ledger: int, expected: int, found: int, messages: int) -> Iterator[Fault]:
     if found > expected:
         which = f"entry {expected} is" if found == expected + 1 else f"entries {expected}-{found - 1} are"
-        text = f"{which} missing in ledger {ledger}, with {max(messages, 0)} messages"
+        text = f"{which} missing in ledger {ledger}, with {counted(max(messages, 0), 'message')}"
         yield Fault("missing entries", text, ledger, expected, max(messages, 0))
     elif messages or found < expected:
         text = f"entry {found} of ledger {ledger} does not follow the entry before it: {messages} messages between"
@@ -232,7 +233,9 @@ def _check_entry(ledger: int, row: Mapping[Any, Any], known: Bounds | None) -> I
         yield Fault("damaged", str(error), ledger, row["entry"], row["messages"])
         return
     if batch.num_rows != row["messages"]:
-        text = f"entry {row['entry']} of ledger {ledger} holds {batch.num_rows} messages, not {row['messages']}"
+        text = (
+            f"entry {row['entry']} of ledger {ledger} holds {counted(batch.num_rows, 'message')}, not {row['messages']}"
+        )
         yield Fault("damaged", text, ledger, row["entry"], row["messages"])
     elif Bounds.of_messages(batch) != known:
         text = f"the bounds of entry {row['entry']} of ledger {ledger} do not match its messages"
