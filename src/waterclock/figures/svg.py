@@ -25,7 +25,10 @@ class Svg(str):
 
 
 def picture(width: float, height: float, title: str, description: str, style: str) -> Element:
-    """Begin an SVG picture of ``width`` by ``height`` pixels with a style sheet and its texts for screen readers."""
+    """Begin an SVG picture of ``width`` by ``height`` pixels with its texts for screen readers.
+
+    Without a ``style`` sheet, the page that holds the picture has it.
+    """
     root = Element("svg")
     _set(
         root,
@@ -40,7 +43,8 @@ def picture(width: float, height: float, title: str, description: str, style: st
     )
     add(root, "title", content=title)
     add(root, "desc", content=description)
-    add(root, "style", content=style)
+    if style:
+        add(root, "style", content=style)
     return root
 
 

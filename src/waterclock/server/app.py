@@ -38,7 +38,7 @@ from waterclock.server.errors import error_response, http_error, validation_erro
 from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
 from waterclock.server.names import RawPaths
 from waterclock.server.opened_tables import OpenedTables
-from waterclock.server.pages import live, sign_in, static_files, table_list
+from waterclock.server.pages import live, sign_in, static_files, table_list, topic
 from waterclock.server.pages.frame import error_page
 from waterclock.server.security_headers import SecurityHeaders
 
@@ -46,7 +46,7 @@ _RECEIVING_THREADS = 3
 _READY_WITHIN = 2.0  # s
 
 _ROUTERS = (account, topics, topic_messages, subscriptions, tables, messages, deliveries, groups, schedules)
-_PAGES = (static_files, sign_in, live, table_list)
+_PAGES = (static_files, sign_in, live, table_list, topic)
 
 
 class _Application(FastAPI):

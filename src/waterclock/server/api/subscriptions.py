@@ -16,6 +16,7 @@ from waterclock.server.api import shapes
 from waterclock.server.api.bodies import MOST_ITEMS, Body, TimeValue
 from waterclock.server.api.topics import ExpiryBody
 from waterclock.topics.reading.subscription_rows import SubscriptionInfo
+from waterclock.topics.topic import Topic
 
 router = APIRouter(tags=["subscriptions"], prefix="/topics/{topic:name}/subscriptions")
 
@@ -74,7 +75,7 @@ def create_subscription(act: ManageTopic, subscription: str, body: PlaceBody) ->
 @router.get("/{subscription:name}")
 def show_subscription(act: ReadTopic, subscription: str) -> dict[str, Any]:
     """Describe a subscription."""
-    return shapes.subscription(_info(act, subscription))
+    return shapes.subscription(subscription_info(act.topic(), subscription))
 
 
 @router.delete("/{subscription:name}")
@@ -111,7 +112,7 @@ def release(act: ReceiveTopic, request: Request, subscription: str, body: Commit
 def seek(act: ManageTopic, subscription: str, body: SeekBody) -> dict[str, Any]:
     """Move a subscription to a place."""
     act.details = {"subscription": subscription, **body.given()}
-    topic, info, to = act.topic(), _info(act, subscription), body.start()
+    topic, info, to = act.topic(), subscription_info(act.topic(), subscription), body.start()
     if body.dry_run:
         if not isinstance(to, Position):
             to = topic.find(to, body.by).position if to not in ("earliest", "latest") else _end(act, str(to))
@@ -119,7 +120,7 @@ def seek(act: ManageTopic, subscription: str, body: SeekBody) -> dict[str, Any]:
         unread = topic.index(topic.head) - topic.index(to)
         return {"position": str(to), "unread": unread, "unread_now": info.unread, "moved": False}
     position = topic.subscribe(subscription).seek(to, by=body.by, filter_older=body.filter_older)
-    after = _info(act, subscription)
+    after = subscription_info(act.topic(), subscription)
     act.rows = abs(after.unread - info.unread)
     return {"position": str(position), "unread": after.unread, "unread_now": after.unread, "moved": True}
 
@@ -128,7 +129,7 @@ def seek(act: ManageTopic, subscription: str, body: SeekBody) -> dict[str, Any]:
 def expire(act: ManageTopic, subscription: str, body: ExpiryBody) -> dict[str, Any]:
     """Move a subscription past messages older than ``ttl``."""
     act.details = {"subscription": subscription, **body.given()}
-    _info(act, subscription)
+    subscription_info(act.topic(), subscription)
     expired = act.topic().subscribe(subscription).expire(body.ttl)
     act.rows = expired.messages
     return {"position": str(expired.position), "messages": expired.messages}
@@ -139,8 +140,9 @@ def _end(act: Act, which: str) -> Position:
     return topic.head if which == "latest" else topic.at(0)
 
 
-def _info(act: Act, name: str) -> SubscriptionInfo:
-    found = {info.name: info for info in act.topic().subscriptions()}
+def subscription_info(topic: Topic, name: str) -> SubscriptionInfo:
+    """Describe a subscription; NotFoundError if missing."""
+    found = {info.name: info for info in topic.subscriptions()}
     if name not in found:
-        raise NotFoundError(unknown_name("subscription", name, found, "create it first", f"topic {act.name!r}"))
+        raise NotFoundError(unknown_name("subscription", name, found, "create it first", f"topic {topic.name!r}"))
     return found[name]

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from waterclock.server.access import NOBODY, asks_for_page
 from waterclock.server.pages.form_tokens import form_token
+from waterclock.server.pages.pictures import topic_figure
 from waterclock.server.pages.static_files import static_url
 from waterclock.server.rights import Client, Kind, Verb
 from waterclock.time import to_time
@@ -25,6 +26,7 @@ from waterclock.time import to_time
 NAVIGATION = (
     ("/", "Overview"),
     ("/tables", "Tables"),
+    ("/topics", "Topics"),
 )
 
 _SIZES = (("d", 86_400), ("h", 3_600), ("min", 60))
@@ -40,6 +42,7 @@ class PageFrame:
         self.navigation = NAVIGATION
         self.path = request.url.path
         self.read_only: bool = request.app.state.policy.read_only
+        self.query = request.query_params
         self.signed_in = getattr(request.state, "credential", None) is not None
 
     @property
@@ -80,7 +83,7 @@ def page(request: Request, template: str, data: Mapping[str, Any], status: int =
     accepted = request.headers.get("accept", "")
     if _asks_for_json(request) or ("application/json" in accepted and "text/html" not in accepted):
         return JSONResponse(data, status)
-    return HTMLResponse(_templates.get_template(template).render(data, frame=PageFrame(request)), status)
+    return HTMLResponse(_templates.get_template(template).render(data, data=data, frame=PageFrame(request)), status)
 
 
 def see_other(path: str, **query: str | int) -> Response:
@@ -165,6 +168,7 @@ def _made() -> Environment:
     )
     filters: dict[str, Any] = made.filters
     filters.update(time=_time, age=_age, number=_number, counted=_counted, name=name_url)
+    filters.update(topic_figure=topic_figure)
     names: dict[str, Any] = made.globals
     names["static"] = static_url
     return made

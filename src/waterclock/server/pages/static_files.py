@@ -9,9 +9,12 @@ from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from waterclock.figures.theme import style_sheet
+
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _KEPT = "public, max-age=31536000, immutable"
 _FILES = {one.name: one.read_bytes() for one in files("waterclock.server.pages").joinpath("static").iterdir()}
+_FILES["pictures.css"] = style_sheet().encode() + _FILES["pictures.css"]
 _DIGESTS = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in _FILES.items()}
 
 router = APIRouter(include_in_schema=False)

@@ -17,7 +17,19 @@ document.addEventListener("DOMContentLoaded", () => {
   showTimes(document);
   document.body.addEventListener("htmx:load", (event) => showTimes(event.detail.elt));
   if (document.body.hasAttribute("data-live")) keepFresh();
+  document.addEventListener("keydown", followKey);
 });
+
+// Links that name a key are followed by it, unless the reader types or selects something.
+function followKey(event) {
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input, select, textarea")) return;
+  const arrows = {ArrowLeft: "\u2190", ArrowRight: "\u2192"};
+  const link = document.querySelector(`[data-key="${CSS.escape(arrows[event.key] || event.key)}"]`);
+  if (link !== null) {
+    event.preventDefault();
+    link.click();
+  }
+}
 
 function keepFresh() {
   const button = document.getElementById("pause");

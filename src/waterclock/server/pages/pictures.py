@@ -1,0 +1,57 @@
+"""Draws the pictures of pages from the pages' data. They are inline, and their style sheet is a static file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from waterclock.figures.svg import Svg
+from waterclock.figures.topic_picture import Flag, TopicBlock, TopicView, topic_picture
+from waterclock.time import to_time
+
+_NARROW = 380
+"""px of the picture for screens up to 40 rem: the page shows the one that fits."""
+
+
+def both_widths(wide: Svg, narrow: Svg) -> Markup:
+    """Put two pictures, whose texts are escaped already, into a page that shows one of them."""
+    pictures = (Markup(str(each)) for each in (wide, narrow))  # noqa: S704  # `to_text` has escaped every text
+    return Markup('<div class="for-wide">{}</div><div class="for-narrow">{}</div>').format(*pictures)
+
+
+def _ns(time: str | None) -> int | None:
+    return None if time is None else to_time(time)
+
+
+def topic_figure(data: Mapping[str, Any]) -> Markup:
+    """Draw the data of a topic's page."""
+    axis, trimmed, preview = data["axis"], data["trimmed"], data["preview"]
+    flags = [
+        Flag(one["name"], f"subscription {one['name']} at {one['position']}, {one['unread']:,} unread", one["ordinal"])
+        for one in data["subscriptions"]
+    ]
+    if preview is not None and not preview["problem"]:
+        time = _ns(preview["time"])
+        flags.insert(0, Flag("preview", f"{preview['to']} leads to {preview['position']}", preview["ordinal"], time))
+    blocks = [
+        TopicBlock(
+            _label(one), one["state"], _ns(one["begin"]), _ns(one["end"]), _ns(one["peak"]),
+            one["first_ordinal"], one["first_ordinal"] + one["messages"],
+        )
+        for one in data["ledgers"]
+    ]  # fmt: skip
+    deleted = f"{trimmed['messages']:,} messages in {trimmed['ledgers']:,} ledgers were deleted before"
+    view = TopicView(
+        to_time(axis["since"]), to_time(axis["until"]), blocks, flags, deleted if trimmed["ledgers"] else ""
+    )
+    title = f"Ledgers of {data['topic']['name']} over {data['by'].replace('_', ' ')}"
+    text = f"{len(blocks)} blocks and {len(data['subscriptions'])} subscriptions; the tables of this page list them"
+    return both_widths(topic_picture(view, title, text), topic_picture(view, title, text, _NARROW))
+
+
+def _label(block: Mapping[str, Any]) -> str:
+    last = block["ledger"] + block["stands_for"] - 1
+    name = f"ledger {block['ledger']}" if block["stands_for"] == 1 else f"ledgers {block['ledger']} to {last}"
+    return f"{name}, {block['state']}: {block['messages']:,} messages, {block['begin'] or '?'} to {block['end'] or '?'}"
