@@ -129,39 +129,38 @@ def page() -> str:
     """Write the reference page of states."""
     return f"""# States
 
-This page is written from `waterclock.tables.model.states` and `tests/tables/steps.py`
-by `python -m tests.tables.drawings`. A test walks every
-verb, and fails where a verb makes a step that is not here, and where a step that is here is never made.
+`python -m tests.tables.drawings` generates this page from `waterclock.tables.model.states` and
+`tests/tables/steps.py`. A test calls every verb, and compares the transitions that occur with those listed here.
 
 A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the
-database's clock. The first row of a table that fits is the state.
+database's clock. In each table, the first row that matches is the state.
 
-A step is made by a verb: a method of the message table, of a delivery or a subscription, or of the table's `groups`.
-It may be done to the message itself, or to another one of its group: when a message is acked, the next one that was
-`blocked` becomes `ready`. `close` closes a subscription. `time` is the clock alone. `route` gives new messages their
-places in their groups: each claim and each command of groups does it first, so a verb also makes its
-step from an `unrouted` group, as if `route` had come before it. Plain SQL may write what it likes; the documented
-statements make the steps of `put`, `ack` and `reschedule`.
+A transition is caused by a verb: a method of the message table, of a delivery or a subscription, or of the table's
+`groups`. The verb may be called on the message or on another message of its group: when a message is acked, the next
+one changes from `blocked` to `ready`. `close` closes a subscription. `time` is the passing of time. `route` places new
+messages in their groups. Each claim and each command on groups routes first, so a verb may also change an `unrouted`
+group, as if `route` had been called before. Plain SQL may cause any transition; the documented statements cause those
+of `put`, `ack` and `reschedule`.
 
 ## Messages
 
-![The usual life of a message](images/states/message.svg)
+![The usual states of a message](images/states/message.svg)
 
 {_meanings(MESSAGES)}
 A message that is `ready` may still have to wait. `explain` says so instead:
 
-{_meanings(HOLDS).replace("| State |", "| What keeps it |", 1)}
+{_meanings(HOLDS).replace("| State |", "| Reason |", 1)}
 {_steps(MESSAGE_STEPS)}
 ## Groups
 
-![The usual life of a group](images/states/group.svg)
+![The usual states of a group](images/states/group.svg)
 
 {_meanings(GROUPS)}
 {_steps(GROUP_STEPS)}"""
 
 
 def files() -> dict[Path, str]:
-    """Give all that is kept in the documentation."""
+    """Return the generated files of the documentation by path."""
     return {**pictures(), PAGE: page()}
 
 

@@ -96,7 +96,7 @@ def batch(
     max_payload
         Bytes that a payload in a file may have.
     time_unit
-        What times in a file that are ints count since 1970.
+        Unit of integer times in a file, since 1970.
     """
     output = log.output(common)
     if by == "event_time":

@@ -23,7 +23,7 @@ def init(*, common: Common = Common()) -> None:
 
 @app.command
 def migrate(*, common: Common = Common()) -> None:
-    """Migrate the catalogue of an older Waterclock to this version, which the older one can no longer open."""
+    """Migrate the catalogue to this version of Waterclock; older versions can no longer open it."""
     with suppress(SchemaError):  # another version is expected here; a missing catalogue is an error
         common.connect().close()
     with common.connect(create=True) as database:

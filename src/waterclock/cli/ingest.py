@@ -182,7 +182,7 @@ def replay(
     mapping: MappingOptions = _NO_MAPPING,
     common: Common = Common(),
 ) -> None:
-    """Map dead letters again, after the mapping was corrected, and append those that can be mapped.
+    """Map dead letters again after the mapping was corrected, and append those that can now be mapped.
 
     Continues after the last replay. A message that still cannot be mapped is a dead letter again, with the new reason.
 

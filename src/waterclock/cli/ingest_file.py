@@ -60,7 +60,7 @@ def file(
     delimiter
         CSV: what separates columns.
     time_unit
-        What times that are numbers count since 1970.
+        Unit of numeric times, since 1970.
     complete
         Take a last line without a line end; otherwise it is left, as it may be half written.
     dead_letters

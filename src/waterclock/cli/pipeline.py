@@ -42,19 +42,19 @@ def run(
 ) -> None:
     """Batch a topic as it grows, and write the batches; continue from the checkpoint.
 
-    Says every 30 seconds on stderr how far it is, with --json as an object a line; every 10 until the first micro-batch
-    has ended.
+    Reports progress on stderr every 30 seconds, and every 10 until the first micro-batch has ended; with --json as one
+    object per line.
 
     Parameters
     ----------
     file
         The pipelines: a TOML file.
     once
-        Read what there is now, and end.
+        Read the existing messages, and end.
     master
-        Spark's cluster; an embedded Spark on every core unless the file or this says otherwise.
+        Spark's cluster; an embedded Spark on every core unless set here or in the file.
     conf
-        A setting of Spark, NAME=VALUE; it wins over the file's.
+        A setting of Spark, NAME=VALUE; overrides the file's.
     spark_log
         File for Spark's log; without it, Spark's errors go to stderr, each as a line.
     """
@@ -99,7 +99,7 @@ def replay(
 ) -> None:
     """Write again the batches of the archive that start in a range, and the messages rejected in it.
 
-    Ranges that adjoin give each batch once.
+    Adjoining ranges return each batch once.
 
     Parameters
     ----------
@@ -112,9 +112,9 @@ def replay(
     pipeline
         Which of the file's pipelines, if it has several.
     master
-        Spark's cluster; an embedded Spark on every core unless the file or this says otherwise.
+        Spark's cluster; an embedded Spark on every core unless set here or in the file.
     conf
-        A setting of Spark, NAME=VALUE; it wins over the file's.
+        A setting of Spark, NAME=VALUE; overrides the file's.
     spark_log
         File for Spark's log; without it, Spark's errors go to stderr, each as a line.
     """

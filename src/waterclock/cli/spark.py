@@ -14,7 +14,7 @@ app = App(name="spark")
 
 @app.command
 def prepare(*, common: Common = Common()) -> None:
-    """Halve the time that Spark takes to start on this machine, with an archive of the classes that it loads.
+    """Halve Spark's start-up time on this machine, with an archive of the classes that it loads.
 
     Takes about a minute, and some 200 MB in the cache folder. Needed once for each Java and Spark; does nothing if the
     archive exists. WATERCLOCK_CLASS_ARCHIVE=off starts sessions without it.

@@ -46,7 +46,7 @@ def add(
     manage
         Create, change and remove: options, pauses, retries, groups, schedules, seeks.
     expires
-        When it expires, for example 90d or 2027-01-01T00:00:00Z; it never does unless given.
+        When it expires, for example 90d or 2027-01-01T00:00:00Z; never unless given.
     """
     with common.connect() as database:
         from waterclock.server.rights import Right

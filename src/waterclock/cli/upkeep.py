@@ -33,15 +33,15 @@ def run(
     log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> int:
-    """Do the upkeep of all topics and message tables of the database, once or again and again.
+    """Do the upkeep of all topics and message tables of the database, once or repeatedly.
 
-    SIGTERM and SIGINT end it after the task under way, a second one at once. Exit code 1 if a task failed, after all
-    others are done.
+    SIGTERM and SIGINT end it after the current task, a second signal immediately. Exit code 1 if a task failed, after
+    all others are done.
 
     Parameters
     ----------
     every
-        Do all due tasks again and again, with this pause, for example 1m; without it, run every task once.
+        Run all due tasks repeatedly, with this pause, for example 1m; without it, run every task once.
     """
     from waterclock.work.running.signals import stopping_at_signals
     from waterclock.work.upkeep import Upkeep

@@ -27,7 +27,7 @@ _COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "he
 
 @app.command
 def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) -> None:
-    """List a table's groups: owner, messages, the first one, and what holds them up.
+    """List a table's groups: owner, number of messages, first message, and the reason if it is blocked.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) ->
 
 @app.command
 def info(table: str, group: str, /, *, common: Common = Common()) -> None:
-    """Show one group. "" is that of the messages that name none."""
+    """Show one group; "" is the group of messages without one."""
     with common.connect() as database:
         common.output.facts(_row(database.table(table).groups.info(group)))
 
@@ -58,7 +58,7 @@ def purge(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Delete a group's messages, the first COUNT of them."""
+    """Delete a group's messages, or the first COUNT of them."""
     if not dry_run:
         common.confirm(f"delete messages of group {group!r} of {table!r}")
     _change(common, table, group, "deleted", lambda of: of.purge(group, count=count, force=force, dry_run=dry_run))
@@ -108,7 +108,7 @@ def pause(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Hand out no message of a group until a time, or until it is resumed; also of one without messages yet."""
+    """Pause a group until a time, or until it is resumed, even if it has no messages yet."""
     note = "The pause applies to messages that come later. 'waterclock group resume' ends it"
     _mark(common, table, group, "paused", lambda of: of.pause(group, until, dry_run=dry_run), note)
 
@@ -162,13 +162,13 @@ def skip_head(
     dry_run: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Ack a group's first message although no consumer handled it, so that the group goes on."""
+    """Ack a group's first message although no consumer handled it, so that the group continues."""
     _change(common, table, group, "skipped", lambda of: of.skip_head(group, force=force, dry_run=dry_run))
 
 
 @app.command
 def rebalance(table: str, /, *, dry_run: bool = False, common: Common = Common()) -> None:
-    """Share exclusive groups evenly among the consumers that live."""
+    """Share exclusive groups evenly among live consumers."""
     with common.connect() as database:
         _say(common.output, "moved", database.table(table).groups.rebalance(dry_run=dry_run), "group")
 

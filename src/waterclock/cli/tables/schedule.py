@@ -50,7 +50,7 @@ def add(
     priority: int = 0,
     common: Common = Common(),
 ) -> None:
-    """Create a schedule, or change the one of this name; it begins with the next tick.
+    """Create or change a schedule; it begins with the next tick.
 
     Parameters
     ----------
@@ -67,9 +67,9 @@ def add(
     catch_up
         Which missed ticks are put later: none, the last one, or all.
     within
-        Those that were missed longer ago are not, for example 2d.
+        Skip ticks missed longer ago than this, for example 2d.
     overlap
-        skip: nothing is put while the message before is not acked.
+        skip: nothing is put while the previous message is not acked.
     group
         The messages' group.
     header
@@ -119,7 +119,7 @@ def pause(table: str, name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
-    """Go on with the next tick."""
+    """Resume a schedule with its next tick."""
     with common.connect() as database:
         database.table(table).schedules.resume(name)
         common.output.talk(f"schedule {name} is resumed")
@@ -127,7 +127,7 @@ def resume(table: str, name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def reset(table: str, name: str, /, *, common: Common = Common()) -> None:
-    """Begin again with the next tick, after the database's clock was ahead and has been set back."""
+    """Restart with the next tick, after the database's clock was ahead and was set back."""
     with common.connect() as database:
         database.table(table).schedules.reset(name)
         common.output.talk(f"schedule {name} starts with its next tick")
@@ -142,7 +142,7 @@ def run(table: str, name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def rm(table: str, name: str, /, *, common: Common = Common()) -> None:
-    """Remove a schedule; messages it has put stay. Exit code 1 if it does not exist."""
+    """Remove a schedule; its messages stay. Exit code 1 if it does not exist."""
     with common.connect() as database:
         from waterclock.tables.messages.putting.scheduling import unknown_schedule
 

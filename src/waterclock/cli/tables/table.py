@@ -80,8 +80,8 @@ def add(
     ungrouped
         Messages without a group form one group (default), have no order (free) or are refused (reject).
     ack_order
-        An ack that passes over an earlier message of its group is refused (strict), kept until its turn comes (hold)
-        or taken (lenient).
+        An ack that skips an earlier message of its group is refused (strict), held until its turn (hold) or accepted
+        (lenient).
     purge_by
         partition: acked messages are dropped by whole days, on PostgreSQL and MariaDB.
     column
@@ -179,9 +179,9 @@ def put(
     payload
         The message, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
     jsonl
-        A file of messages, an object a line; - is standard input. A line has "payload" or "payload_base64", and may
-        have id, at, delay, group, priority, headers, expires_at, unique, unique_until, on_conflict and further
-        columns, which win over the options given here.
+        A file of messages, one JSON object per line; - is standard input. A line has "payload" or "payload_base64", and
+        may have id, at, delay, group, priority, headers, expires_at, unique, unique_until, on_conflict and further
+        columns, which override the options given here.
     id
         Its id. Putting the same id again changes nothing.
     at
@@ -195,17 +195,17 @@ def put(
     header
         name=text; may be given several times.
     expires
-        From when on it is not sent any more: a time with offset.
+        The time after which it is not sent any more, with offset.
     unique
-        A key of which one message waits at a time; while one does, its id is printed.
+        A key for which only one message may wait; if one does, its id is printed.
     unique_until
-        claimed: it has the key until a consumer gets it, unless given; done: until it is acked or dead.
+        claimed (default): it keeps the key until a consumer gets it; done: until it is acked or dead.
     on_conflict
-        existing: the one that waits stays as it is, unless given; replace: it gets this payload and time.
+        existing (default): the waiting message is not changed; replace: it gets this payload and time.
     column
         A value of a further column of the table, name=value; may be given several times.
     time_unit
-        Unit of the times at and expires_at of a line if they are ints, since 1970.
+        Unit of at and expires_at in a line if they are integers, since 1970.
     """
     if (payload is None) == (jsonl is None):
         raise InvalidArgumentError("the message must be either the argument payload or the option --jsonl")
@@ -256,11 +256,11 @@ def receive(
     wait
         How long to wait for the first one, for example 30s.
     where
-        Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
+        An SQL condition, for example "region = 'eu' AND amount > 3".
     order
-        In which order, for example "priority DESC, amount".
+        The order, for example "priority DESC, amount".
     ack
-        Ack them once they are printed; without this they are sent again when the lease ends.
+        Ack the messages once they are printed; otherwise they are sent again when the lease ends.
     """
     with common.connect() as database:
         deliveries = database.table(name).receive(limit=limit, wait=wait, where=where, order=order)
@@ -283,7 +283,7 @@ def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Com
     limit
         At most this many.
     group
-        Of this group alone; an empty text names the messages without one.
+        Only messages of this group; an empty string selects messages without one.
     """
     with common.connect() as database:
         found = database.table(name).peek(limit, group)
@@ -293,7 +293,7 @@ def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Com
 
 @app.command
 def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> int:
-    """Ack messages by id: they are never sent again. Exit code 1 if one of them is unknown, or was acked before."""
+    """Ack messages by id: they are never sent again. Exit code 1 if a message is unknown, or was acked before."""
     with common.connect() as database:
         table = database.table(name)
         count = table.ack([message_id(table, text) for text in ids])
@@ -303,9 +303,9 @@ def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> int:
 
 @app.command
 def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> int:
-    """Cancel messages by id: waiting ones are dropped; of those in flight, consumers see that they are cancelled.
+    """Cancel messages by id: waiting ones are dropped, and consumers of leased ones are notified.
 
-    Exit code 1 if one of them is unknown, or was acked or cancelled before.
+    Exit code 1 if a message is unknown, or was acked or cancelled before.
 
     Parameters
     ----------
@@ -332,9 +332,9 @@ def retry(
     at: str | None = None,
     common: Common = Common(),
 ) -> int:
-    """Send messages again now, or at a time, with the back-off started again.
+    """Send messages again, now or at a time, and reset their back-off.
 
-    Exit code 1 if one of those that are named is unknown, acked or cancelled.
+    Exit code 1 if a named message is unknown, acked or cancelled.
 
     Parameters
     ----------
@@ -381,9 +381,9 @@ def archive(
     name
         The table.
     topic
-        The topic that takes them, in the same database.
+        The topic to move them to, in the same database.
     older_than
-        How long ago they must have been acked, for example 1d.
+        The minimum time since the ack, for example 1d.
     """
     with common.connect() as database:
         count = database.archive(name, topic, older_than)

@@ -45,14 +45,14 @@ def alter(
     unset: list[str] | None = None,
     common: Common = Common(),
 ) -> None:
-    """Change options; those that are not given stay. Consumers carry on under them within a second.
+    """Change options; others keep their values. Consumers use them within a second.
 
     Parameters
     ----------
     name
         The table.
     unset
-        An option to take back, for example rate_limit; may be given several times.
+        An option to remove, for example rate_limit; may be given several times.
     """
     changes = options.given()
     for option in unset or []:
@@ -66,7 +66,7 @@ def alter(
 
 @app.command
 def rm(name: str, /, *, common: Common = Common()) -> None:
-    """Remove a table with all its messages; dead letters stay in theirs."""
+    """Remove a table with all its messages; the dead-letter table stays."""
     with common.connect() as database:
         table = database.table(name)
         common.confirm(f"remove message table {name} with all its messages")
@@ -76,7 +76,7 @@ def rm(name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def dead(name: str, /, *, limit: int = 100, common: Common = Common()) -> None:
-    """List a table's dead letters, those that died last first.
+    """List a table's dead letters, the latest first.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def redrive(
     limit: int | None = None,
     common: Common = Common(),
 ) -> int:
-    """Bring dead letters back to their table, in their order, as never sent.
+    """Move dead letters back to their table, in their order, as if never sent.
 
     Exit code 1 if a named message is not a dead letter of this table.
 

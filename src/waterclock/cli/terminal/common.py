@@ -28,10 +28,10 @@ class Common:
     ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
         default=None, repr=False
     )
-    """Folder or URL of sealed ledgers: for new topics, and for existing ones whose store was moved there. New topics on
+    """Folder or URL of sealed ledgers, for new topics and for topics whose store was moved there. New topics on
     SQLite have FILE-ledgers unless given."""
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
-    """Write JSON: one object a line."""
+    """Write JSON: one object per line."""
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False
     """Do not ask before something is deleted."""
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", group=_GROUP)] = False

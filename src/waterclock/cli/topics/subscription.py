@@ -60,7 +60,7 @@ def ls(topic: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def info(topic: str, name: str, /, *, common: Common = Common()) -> None:
-    """Show a subscription's position, and how much it has still to read."""
+    """Show a subscription's position and backlog."""
     with common.connect() as database:
         subscription = _existing(database.topic(topic), name)
         backlog = subscription.backlog
@@ -89,7 +89,7 @@ def read(
     limit
         At most this many messages.
     commit
-        With --no-commit the same messages come again next time.
+        With --no-commit, the next read returns the same messages.
     """
     with common.connect() as database, _existing(database.topic(topic), name) as subscription:
         messages = subscription.read(limit)
@@ -129,13 +129,13 @@ def seek(
     since
         How long ago, for example 2h.
     start
-        To the first message that is left.
+        To the first remaining message.
     end
         To the next message to be written.
     by
         Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
     filter_older
-        Leave out messages behind that place whose own time is before it.
+        Skip messages after that position whose own time is earlier.
     dry_run
         Only show the new position.
     """
@@ -159,7 +159,7 @@ def seek(
 
 @app.command
 def expire(topic: str, name: str, ttl: str, /, *, common: Common = Common()) -> None:
-    """Pass over a subscription's messages that are older than a duration, such as 7d."""
+    """Skip a subscription's messages that are older than a duration, such as 7d."""
     with common.connect() as database:
         common.output.facts(_existing(database.topic(topic), name).expire(ttl)._asdict())
 

@@ -109,7 +109,7 @@ def alter(
     unset: list[str] | None = None,
     common: Common = Common(),
 ) -> None:
-    """Change options; those that are not given stay. Appends and upkeep follow within a second.
+    """Change options; others keep their values. Appends and upkeep follow within a second.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def alter(
 
 @app.command
 def rename(name: str, new_name: str, /, *, common: Common = Common()) -> None:
-    """Rename a topic. Processes that have it open go on; its former name is unknown.
+    """Rename a topic. Processes that have it open continue; the old name no longer works.
 
     Parameters
     ----------
@@ -211,22 +211,22 @@ def append(
 ) -> None:
     """Append the messages of a file: JSON lines, .csv or .parquet; - is standard input.
 
-    A file that was appended before, or a part of it, is not appended twice: it goes on after its last message. Exit
-    code 1 if the topic rejected some of its messages.
+    A file or part of a file is not appended twice: the command continues after the last appended message. Exit code 1
+    if the topic rejected some of its messages.
 
     Parameters
     ----------
     name
         The topic.
     file
-        The messages, a line each: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
+        The messages, one per line: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
     producer
-        The producer's name; messages that it appended before, counted from the first of the file, are skipped. Unless
-        given, a file is known by the messages with which it begins, and standard input is appended whole.
+        The producer's name; messages that it appended before, counted from the first of the file, are skipped. If
+        omitted, a file is recognised by its first messages, and standard input is appended in full.
     max_payload
-        Bytes that a payload may have; 64 MiB unless given.
+        Maximum size of a payload in bytes; 64 MiB unless given.
     time_unit
-        What times that are ints count since 1970.
+        Unit of integer times, since 1970.
     """
     from waterclock.cli.topics.appending import append_file
     from waterclock.ingest.files import MAX_PAYLOAD, MessageFile
@@ -260,11 +260,11 @@ def read(
     follow: bool = False,
     common: Common = Common(),
 ) -> None:
-    """Print messages, one a line.
+    """Print messages, one per line.
 
-    --since and --until are places in the topic: it begins at the first message at or after --since, and stops before
-    the first one at or after --until. If times are disordered, messages between them may lie outside the range of
-    time, and others outside may lie in it; --where-time filters by each message's own time instead.
+    --since and --until are positions in the topic: it begins at the first message at or after --since, and stops before
+    the first one at or after --until. If times are out of order, some messages between them are outside the time range,
+    and others in the range are not between them; --where-time filters by each message's own time instead.
 
     Parameters
     ----------
@@ -281,7 +281,7 @@ def read(
     by
         Which of a message's times those are; effective_time is the smaller of its publish and receive time.
     where_time
-        Print the messages whose own time is in the range from --since to before --until, wherever they stand.
+        Print the messages whose own time is in the range from --since to before --until, wherever they are.
     limit
         At most this many messages.
     follow
@@ -335,7 +335,7 @@ def find(
     by: By = "publish_time",
     common: Common = Common(),
 ) -> int:
-    """Find the first message at or after a time, and print the times that it has. Exit code 1 if none is found.
+    """Find the first message at or after a time, and print its times. Exit code 1 if none is found.
 
     Parameters
     ----------
@@ -369,7 +369,7 @@ def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: C
     start
         Number of the ledger to begin at.
     limit
-        At most this many; the others are not read.
+        At most this many; others are not read.
     """
     from waterclock.topics.model.names import check_integer
     from waterclock.topics.reading.reading import check_limit
