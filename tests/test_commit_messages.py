@@ -39,7 +39,7 @@ def test_a_message_of_the_form_is_taken(message: str, tmp_path: Path) -> None:
         ("", "imperative"),
     ],
 )
-def test_another_message_is_refused_with_what_is_wrong(message: str, says: str, tmp_path: Path) -> None:
+def test_an_invalid_message_is_refused_with_the_reason(message: str, says: str, tmp_path: Path) -> None:
     ran = check(message, tmp_path)
     assert ran.returncode == 1
     assert says in ran.stderr

@@ -151,6 +151,6 @@ def test_a_table_that_holds_no_messages_is_refused(columns: dict[str, Any], erro
         as_message_columns(pa.table(columns))
 
 
-def test_bytes_that_are_no_arrow_are_refused() -> None:
+def test_bytes_that_are_not_arrow_are_refused() -> None:
     with pytest.raises(SchemaError, match="7 bytes"):
         from_ipc(b"garbage")

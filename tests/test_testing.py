@@ -39,7 +39,7 @@ def orders(request: pytest.FixtureRequest, database: Database) -> MessageTable:
     return database.create_table("orders", **options)
 
 
-def test_all_that_is_due_is_handled_in_order_and_what_the_handler_puts_as_well(
+def test_all_due_messages_are_handled_in_order_including_those_that_the_handler_puts(
     orders: MessageTable, clock: Clock
 ) -> None:
     seen: list[str] = []
@@ -82,7 +82,7 @@ def test_exceptions_of_a_handler_mean_the_same_as_in_a_worker(orders: MessageTab
     assert orders.stats().delayed == 1
 
 
-def test_handlers_by_kind_leave_what_they_do_not_know(orders: MessageTable) -> None:
+def test_handlers_by_kind_leave_unknown_kinds(orders: MessageTable) -> None:
     for number, kind in enumerate(("welcome", "invoice", "refund", "invoice")):
         orders.put(str(number), headers={"kind": kind}, group=f"g{number % 2}")
     seen: list[str] = []
@@ -135,7 +135,7 @@ class Order:
     press: int
 
 
-def test_a_handler_gets_what_a_worker_gives_it(database: Database) -> None:
+def test_a_handler_gets_the_arguments_of_a_worker(database: Database) -> None:
     table = database.create_table("typed", payload="json")
     seen: list[Order] = []
 

@@ -46,7 +46,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("url", SHAPES)
-def test_a_url_is_shown_without_what_is_secret(url: str) -> None:
+def test_a_url_is_shown_without_its_secrets(url: str) -> None:
     assert without_secrets(url) == SHAPES[url]
     assert without_secrets(SHAPES[url]) == SHAPES[url]
 

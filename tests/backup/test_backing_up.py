@@ -75,7 +75,7 @@ def test_nothing_at_the_source_changes(source: wc.Database, folder: Path, tmp_pa
     assert (rows(source.backend.engine), files_of(tmp_path / "ledgers")) == before
 
 
-def test_a_second_backup_copies_what_is_new_and_forgets_what_is_gone(
+def test_a_second_backup_copies_new_files_and_removes_old_ones(
     source: wc.Database, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "GRACE", -1)

@@ -56,7 +56,7 @@ def test_a_batch_that_was_cut_is_damaged(length: int) -> None:
         Batch.from_bytes(DATA[:length])
 
 
-def test_a_batch_whose_checksum_is_missing_is_damaged() -> None:
+def test_a_batch_without_its_checksum_is_damaged() -> None:
     for data in (DATA[:-8], DATA[:-8] + bytes(8), DATA + b"x"):
         with pytest.raises(DamagedError):
             Batch.from_bytes(data)

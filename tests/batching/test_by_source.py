@@ -99,7 +99,7 @@ def test_an_advance_holds_for_sources_that_come_later() -> None:
     assert [rejection.reason for rejection in sources.take_rejected()] == ["late"]
 
 
-def test_an_advance_closes_what_is_due_in_order_of_closing_then_source() -> None:
+def test_an_advance_closes_due_batches_in_order_of_closing_then_source() -> None:
     sources = BySource(batcher_of_five)
     sources.add([message("b", 1), message("a", 1), message("c", 0), message("d", 30)])
     batches = sources.advance(8)

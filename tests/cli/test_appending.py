@@ -104,7 +104,7 @@ def write(lines: Iterable[str], name: str = "log.jsonl") -> None:
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 3), (700, 2_300), (1_000, 1_000, 1_001), (700, 900, 8_200, 8_201)])
-def test_a_file_that_grows_continues_after_what_is_in(topic: Topic, counts: tuple[int, ...]) -> None:
+def test_a_file_that_grows_continues_after_its_appended_part(topic: Topic, counts: tuple[int, ...]) -> None:
     for count in counts:
         write(map(line, range(count)))
         assert append("log.jsonl") == DONE
@@ -140,7 +140,7 @@ def test_files_that_begin_with_the_same_message_are_appended_each_and_each_conti
         (7_500, 6_001, "line 6002"),
     ],
 )
-def test_a_file_that_was_changed_where_it_is_in_is_refused_with_the_line(
+def test_a_file_changed_in_its_appended_part_is_refused_with_the_line(
     topic: Topic, capsys: pytest.CaptureFixture[str], count: int, changed: int, says: str
 ) -> None:
     lines = [line(number) for number in range(count)]
@@ -159,7 +159,7 @@ def test_a_file_that_was_changed_where_it_is_in_is_refused_with_the_line(
 
 
 @pytest.mark.parametrize(("left", "says"), [(1_200, "has fewer messages now"), (700, "or is shorter"), (1, "shorter")])
-def test_a_file_that_became_shorter_than_what_is_in_is_refused(
+def test_a_file_shorter_than_its_appended_part_is_refused(
     topic: Topic, capsys: pytest.CaptureFixture[str], left: int, says: str
 ) -> None:
     for count in (1_200, 1_500):
@@ -171,7 +171,7 @@ def test_a_file_that_became_shorter_than_what_is_in_is_refused(
     assert numbers(topic) == list(range(1_500))
 
 
-def test_a_line_that_is_in_and_is_not_a_message_any_more_is_an_error_that_says_so(
+def test_an_appended_line_that_is_not_a_message_any_more_is_an_error(
     topic: Topic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [line(number) for number in range(30)]

@@ -88,7 +88,7 @@ def test_names_above_the_limit_share_a_label_and_hostile_ones_are_escaped(connec
     assert sum(1 for key in found if key[0] == "waterclock_subscription_backlog_messages") == 3
 
 
-def test_a_table_that_cannot_be_read_stops_no_other(connect: Connect, scrape: Scrape) -> None:
+def test_a_table_that_cannot_be_read_does_not_stop_others(connect: Connect, scrape: Scrape) -> None:
     database = connect()
     for name in ("broken", "orders"):
         database.create_table(name).put(b"")

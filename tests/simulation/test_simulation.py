@@ -59,7 +59,7 @@ def test_a_schedule_holds(stage: Stage, scenario: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SEARCHED)
-def test_many_schedules_hold_and_meet_what_they_are_there_for(stage: Stage, scenario: str) -> None:
+def test_many_schedules_pass_and_reach_their_target(stage: Stage, scenario: str) -> None:
     seen = search(stage, scenario, 100 if scenario in TOPICS else 400)
     for sometimes in SCENARIOS[scenario].sometimes:
         takes_a_server = sometimes in ("blocked", "frozen", "others' locks")

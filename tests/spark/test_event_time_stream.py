@@ -53,7 +53,7 @@ def many(messages: list[Message], record: np.dtype, chance: random.Random) -> Ma
     cuts=st.lists(st.integers(0, 60), max_size=6),
     chance=st.randoms(use_true_random=False),
 )
-def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
+def test_a_stream_returns_the_batchers_results_wherever_it_is_cut_and_restored(
     messages: list[Message],
     rule: Rule,
     positions: bool,

@@ -103,7 +103,7 @@ def test_a_null_is_an_error_that_names_its_column(name: str):
 
 
 @pytest.mark.parametrize("name", ["source", "stream"])
-def test_a_text_that_is_no_utf8_is_an_error_that_shows_its_bytes(name: str):
+def test_a_text_that_is_not_utf8_is_an_error_that_shows_its_bytes(name: str):
     number = pa.array([b"ok", b"\0\0\0\x81"])  # a key as Kafka's serializer of whole numbers writes it
     rows = to_arrow([Message("x", "s", 1, receive_time=1)] * 2, positions=True).select(METADATA)
     text = pa.Array.from_buffers(pa.string(), 2, number.buffers())

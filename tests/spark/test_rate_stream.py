@@ -77,7 +77,7 @@ def one_by_one(arrivals: list[list[Message]], chosen: dict[str, Any]) -> Results
     st.lists(st.integers(0, 60), max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_a_stream_gives_what_the_batcher_gives_wherever_it_is_cut_and_restored(
+def test_a_stream_returns_the_batchers_results_wherever_it_is_cut_and_restored(
     arrivals: list[list[Message]],
     chosen: dict[str, Any],
     forget_after: int | None,

@@ -77,7 +77,7 @@ def test_the_messages_of_a_group_meet_in_one_task_in_their_order(database: wc.Da
     assert table.stats().acked == 40
 
 
-def test_available_now_claims_what_is_due_at_the_start(database: wc.Database) -> None:
+def test_available_now_claims_messages_due_at_the_start(database: wc.Database) -> None:
     table = database.create_table("orders")
     table.put(b"early")
     stream = reader(database)

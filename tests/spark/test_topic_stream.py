@@ -95,7 +95,7 @@ def test_a_stream_continues_where_its_checkpoint_says_and_tells_how_far_it_is_be
     assert source["latestOffset"] == {"position": "1:0:0", "ordinal": 30, "topic": topic.storage.origin}
 
 
-def test_a_stream_ends_with_a_clear_error_where_what_it_has_not_read_was_deleted(
+def test_a_stream_ends_with_a_clear_error_if_unread_messages_were_deleted(
     spark: SparkSession, database: wc.Database, tmp_path: Path
 ) -> None:
     topic = database.create_topic("t")

@@ -269,7 +269,7 @@ def test_a_subscription_continues_while_transactions_ack_what_it_handed_out(
     assert table.stats().acked == 6
 
 
-def test_a_subscription_that_closes_gives_back_what_a_rollback_left_unacked(
+def test_a_closing_subscription_gives_back_messages_whose_ack_was_rolled_back(
     sequenced: MessageTable, database: Database
 ) -> None:
     sequenced.put_many([{"payload": name, "group": name} for name in "ab"])

@@ -25,7 +25,7 @@ def set_epochs(database: Database, epoch: int, name: str = "orders", where: str 
 
 @pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("epoch", [LARGEST, LARGEST - 1, SMALLEST])
-def test_messages_of_any_epoch_are_claimed_and_keep_no_other(
+def test_messages_of_any_epoch_are_claimed_and_do_not_block_others(
     database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, groups: Any, epoch: int
 ) -> None:
     table = make_table(groups=groups, purge_after="1h")

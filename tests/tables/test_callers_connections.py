@@ -426,7 +426,7 @@ def test_a_lease_that_was_lost_before_the_transaction_began_is_lost_to_it(
             delivery.ack(connection=connection)
 
 
-def test_callers_who_hold_all_connections_of_the_databases_engine_keep_no_call_waiting(
+def test_callers_that_hold_all_connections_of_the_engine_do_not_block_calls(
     database: Database, orders: MessageTable
 ) -> None:
     with ExitStack() as stack:

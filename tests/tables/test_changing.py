@@ -187,7 +187,7 @@ def test_a_table_that_is_fixed_works_again(orders: MessageTable, database: Datab
     assert payloads(orders) == ["a", "b"]
 
 
-def test_a_statement_that_fails_before_the_next_look_names_what_the_table_lacks(
+def test_a_failed_statement_names_the_column_that_the_table_lacks(
     orders: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_row, "LOOK_EVERY", 3600)
@@ -293,7 +293,7 @@ def test_a_column_that_is_added_under_a_subscriber_is_seen_at_the_next_look(
 
 
 @pytest.mark.parametrize(("change", "next_id"), [({"max_attempts": 2}, 1), ({"on_exhausted": "dead_letter"}, 2)])
-def test_a_group_continues_whose_first_message_may_be_sent_again_or_die_by_other_options(
+def test_a_group_continues_if_new_options_let_its_first_message_be_sent_or_die(
     make_table: Callable[..., MessageTable], change: dict[str, Any], next_id: int
 ) -> None:
     table = make_table(groups="sequenced", max_attempts=1, on_exhausted="block")

@@ -144,7 +144,7 @@ def test_new_messages_locked_during_a_claim_come_before_later_ones(
 
 @POLICIES
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_a_message_that_was_committed_late_comes_before_what_was_put_behind_it_afterwards(
+def test_a_message_committed_late_comes_before_messages_put_afterwards(
     make_table: Callable[..., MessageTable], database: Database, policy: str
 ) -> None:
     table = make_table(groups=policy)

@@ -61,7 +61,7 @@ def test_a_value_of_the_columns_type_is_kept_and_comes_back_as_that_type(table: 
             delivery.ack()
 
 
-def test_columns_of_sqlalchemys_types_are_checked_by_what_they_are(database: Database) -> None:
+def test_columns_of_sqlalchemys_types_are_checked_by_their_type(database: Database) -> None:
     columns = {"small": sa.SmallInteger, "name": sa.String(20), "weight": sa.Float, "price": sa.Numeric(10, 2)}
     table = database.create_table("orders", payload="text", columns=columns)
     wrong: dict[str, Any] = {"small": "17", "name": 17, "weight": "1.5"}

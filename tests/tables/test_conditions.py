@@ -267,7 +267,7 @@ def test_a_consumer_receives_in_its_own_order_with_nothing_last(sales: MessageTa
     assert [one.payload for one in sales.receive(order="price DESC")] == ["b", "a", "d"]
 
 
-def test_ids_are_compared_as_what_they_are(make_table: MakeTable) -> None:
+def test_ids_are_compared_by_their_type(make_table: MakeTable) -> None:
     table = make_table(id_type="uuid")
     first, second = table.put_many([{"payload": "a"}, {"payload": "b"}])
     [one] = table.receive(where="id = :wanted", parameters={"wanted": second})

@@ -63,7 +63,7 @@ def test_one_statement_renews_all_consumers_of_a_process(
         assert set(names) == {"x", "y"}
 
 
-def test_a_consumer_whose_row_is_locked_keeps_no_other_from_being_renewed(
+def test_a_consumer_whose_row_is_locked_does_not_keep_others_from_being_renewed(
     exclusive: MessageTable, later: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed: list[str] = []
@@ -90,7 +90,7 @@ def test_exclusive_subscriptions_start_no_thread_of_their_own(connect: Callable[
 
 
 @with_locks_of_rows
-def test_a_locked_group_holds_up_no_other_consumer(
+def test_a_locked_group_does_not_block_other_consumers(
     exclusive: MessageTable, database: Database, clock: MovableClock, later: Heartbeat
 ) -> None:
     exclusive.alter(ack_wait="3s")
@@ -218,7 +218,7 @@ def test_a_fault_in_one_beat_does_not_end_others(
     assert "a heartbeat failed" in caplog.text
 
 
-def test_a_table_whose_leases_cannot_be_extended_holds_up_no_other(
+def test_a_table_whose_leases_cannot_be_extended_does_not_block_others(
     make_table: Callable[..., MessageTable], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faulty, sound = make_table("faulty"), make_table("sound")

@@ -75,7 +75,9 @@ def test_a_consumer_can_dead_letter_a_message_immediately(fragile: MessageTable,
     assert "the pot is broken" in fragile.explain(1).reason
 
 
-def test_a_stale_delivery_cannot_bury_what_another_consumer_has(fragile: MessageTable, clock: MovableClock) -> None:
+def test_a_stale_delivery_cannot_dead_letter_a_message_of_another_consumer(
+    fragile: MessageTable, clock: MovableClock
+) -> None:
     fragile.put("tea")
     [stale] = fragile.receive()
     clock.move("1h")

@@ -22,7 +22,7 @@ def test_only_the_first_messages_of_a_group_are_out_until_all_are_acked(sequence
     assert names(sequenced.receive(2)) == ["a3", "a4"]
 
 
-def test_a_group_that_is_out_blocks_no_other(sequenced: MessageTable) -> None:
+def test_a_group_that_is_out_does_not_block_others(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "a2", "b1", "a3", "b2", "c1")
     assert names(sequenced.receive(2)) == ["a1", "a2"]
     assert names(sequenced.receive(2)) == ["b1", "b2"]

@@ -135,7 +135,7 @@ def test_a_group_that_is_pinned_to_another_consumer_goes_there_when_its_owner_di
     assert names(exclusive.receive(consumer="y")) == ["a1", "a2"]
 
 
-def test_a_pinned_consumer_that_comes_again_gets_what_it_had_out_first(
+def test_a_pinned_consumer_that_returns_gets_its_leased_messages_first(
     exclusive: MessageTable, elsewhere: MessageTable, clock: MovableClock
 ) -> None:
     put(exclusive, "a1")
@@ -197,7 +197,7 @@ def test_a_heartbeat_holds_on_to_the_rest_of_a_group_for_any_end_of_its_last_mes
     assert table.receive(consumer="y") == []
 
 
-def test_an_unreadable_message_of_no_group_holds_up_no_other_of_its_claim(
+def test_an_unreadable_message_of_no_group_does_not_block_the_rest_of_its_claim(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="sequenced", ungrouped="free")
@@ -409,7 +409,7 @@ def test_a_message_that_plain_sql_keeps_holds_up_its_group_alone(
 
 @with_locks_of_rows
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
-def test_a_group_whose_lease_ended_waits_where_plain_sql_keeps_what_was_out(
+def test_a_group_whose_lease_ended_waits_for_rows_locked_by_plain_sql(
     request: pytest.FixtureRequest, database: Database, clock: MovableClock, policy: str
 ) -> None:
     table: MessageTable = request.getfixturevalue(policy)
@@ -426,7 +426,7 @@ def test_a_group_whose_lease_ended_waits_where_plain_sql_keeps_what_was_out(
 @with_locks_of_rows
 @pytest.mark.parametrize("end", ["closes", "dies"])
 @pytest.mark.parametrize("kept", [11, 12, 13])
-def test_a_group_of_a_consumer_that_is_gone_waits_for_what_plain_sql_keeps_of_it_and_no_other_group_does(
+def test_only_a_group_of_a_dead_consumer_waits_for_its_rows_locked_by_plain_sql(
     exclusive: MessageTable,
     database: Database,
     clock: MovableClock,
@@ -457,7 +457,7 @@ def test_a_group_of_a_consumer_that_is_gone_waits_for_what_plain_sql_keeps_of_it
 
 @pytest.mark.usefixtures("looking_often")
 @with_locks_of_rows
-def test_a_group_of_an_owner_whose_row_is_gone_waits_for_what_plain_sql_keeps_of_it(
+def test_a_group_without_its_owners_row_waits_for_rows_locked_by_plain_sql(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="exclusive", poll_interval="1ns")
@@ -473,7 +473,7 @@ def test_a_group_of_an_owner_whose_row_is_gone_waits_for_what_plain_sql_keeps_of
 
 @with_locks_of_rows
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
-def test_a_heartbeat_holds_on_to_what_plain_sql_does_not_keep(
+def test_a_heartbeat_extends_leases_that_plain_sql_has_not_locked(
     request: pytest.FixtureRequest, database: Database, policy: str
 ) -> None:
     table: MessageTable = request.getfixturevalue(policy)
@@ -506,7 +506,7 @@ def test_an_ack_waits_for_no_ack_behind_it_that_plain_sql_keeps(
 
 
 @with_locks_of_rows
-def test_a_claim_that_removes_what_it_met_waits_for_no_message_that_plain_sql_keeps(
+def test_a_claim_that_removes_messages_does_not_wait_for_rows_locked_by_plain_sql(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table()

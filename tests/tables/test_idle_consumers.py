@@ -264,7 +264,7 @@ def test_of_idle_consumers_one_purges_for_all(
         purge.assert_called_once()
 
 
-def test_all_who_have_a_table_open_share_one_look_a_second_at_it(
+def test_all_that_have_a_table_open_share_one_look_a_second_at_it(
     database: Database, make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = make_table().name

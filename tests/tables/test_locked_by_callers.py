@@ -94,7 +94,7 @@ def test_an_expired_message_behind_an_uncommitted_ack_does_not_stop_other_groups
     assert (table.stats().acked, table.stats().ready) == (3, 0)
 
 
-def test_giving_back_what_the_threads_own_transaction_has_locked_ends(
+def test_giving_back_a_message_locked_by_the_threads_own_transaction_ends(
     make_table: Callable[..., MessageTable],
     connect: Callable[..., Database],
     monkeypatch: pytest.MonkeyPatch,
@@ -162,7 +162,7 @@ def waiting(database: Database, command: Callable[[], object]) -> Generator[None
     [("its group", name) for name in COMMANDS]
     + [("a message", name) for name in COMMANDS if name not in ("pause", "pin")],
 )
-def test_a_command_that_waits_for_what_a_caller_keeps_keeps_no_new_messages_waiting(
+def test_a_command_that_waits_for_a_callers_lock_does_not_block_new_messages(
     make_table: Callable[..., MessageTable], database: Database, groups: str, keeps: str, command: str
 ) -> None:
     table = make_table(groups=groups, ack_wait="1h")

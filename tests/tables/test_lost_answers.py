@@ -81,7 +81,9 @@ def test_an_ack_with_a_lost_answer_keeps_the_lease(orders: MessageTable, databas
     assert orders.stats().acked == 1
 
 
-def test_an_ack_of_many_claims_whose_answer_was_lost_is_no_lost_lease(orders: MessageTable, database: Database) -> None:
+def test_an_ack_of_many_claims_whose_answer_was_lost_is_not_a_lost_lease(
+    orders: MessageTable, database: Database
+) -> None:
     orders.put_many([{"payload": str(number)} for number in range(4)])
     deliveries = orders.receive(2) + orders.receive(2)
     with losing_the_answer_to(database, "UPDATE") as lost:

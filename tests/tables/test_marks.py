@@ -107,7 +107,7 @@ def walks_after(*walks: float) -> Walks:
     return made
 
 
-def test_a_claim_asks_first_where_the_last_one_walked_for_long_without_success() -> None:
+def test_a_claim_asks_first_if_the_last_one_searched_long_without_success() -> None:
     assert not walks_after().should_ask()
     assert not walks_after(LONG_WALK / 2).should_ask()
     assert walks_after(LONG_WALK * 2).should_ask()

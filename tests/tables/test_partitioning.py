@@ -104,7 +104,7 @@ def test_purging_drops_exactly_the_old_days(by_day: MessageTable, clock: Movable
     assert payloads(by_day) == ["99"]
 
 
-def test_a_put_of_an_id_that_was_acked_is_no_new_message_until_it_is_purged(
+def test_a_put_of_an_acked_id_is_not_a_new_message_until_it_is_purged(
     by_day: MessageTable, database: Database, clock: MovableClock
 ) -> None:
     put_numbers(by_day, 7, 8)

@@ -98,7 +98,7 @@ def test_a_group_that_waits_comes_behind_those_that_do_not(sequenced: MessageTab
 @pytest.mark.parametrize("policy", [None, "sequenced", "exclusive"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_look_shows_what_a_consumer_then_gets(
+def test_a_peek_shows_the_messages_that_a_consumer_then_gets(
     make_table: Callable[..., MessageTable], clock: MovableClock, policy: str | None, data: st.DataObject
 ) -> None:
     table = make_table("looked_at", groups=policy, exist_ok=True)

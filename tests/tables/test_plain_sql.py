@@ -161,7 +161,7 @@ def test_places_with_which_claims_cannot_compute_are_refused(
 @pytest.mark.parametrize("groups", [None, "exclusive"])
 @pytest.mark.parametrize("seq", [2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("names", ["b", "abc"])
-def test_a_message_of_any_seq_is_handled_and_keeps_no_other(
+def test_a_message_of_any_seq_is_handled_and_does_not_block_others(
     make_table: Callable[..., MessageTable],
     database: Database,
     clock: MovableClock,

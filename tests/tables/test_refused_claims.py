@@ -104,7 +104,7 @@ def test_a_message_at_the_head_that_is_refused_is_passed_by_and_reported(
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("what", [CLAIMED, ROUTED])
-def test_a_group_whose_first_message_is_refused_keeps_no_other(
+def test_a_group_whose_first_message_is_refused_does_not_block_others(
     database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, groups: Any, what: str
 ) -> None:
     table = make_table(groups=groups)
@@ -163,7 +163,7 @@ def test_messages_no_longer_refused_come_after_a_while(
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("what", [CLAIMED, ROUTED])
-def test_dozens_of_groups_that_are_refused_keep_no_other(
+def test_dozens_of_groups_that_are_refused_do_not_block_others(
     database: Database, make_table: Callable[..., MessageTable], clock: MovableClock, groups: Any, what: str
 ) -> None:
     table = make_table(groups=groups)

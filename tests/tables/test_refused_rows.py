@@ -68,7 +68,7 @@ def test_a_purge_continues_behind_rows_that_are_refused(
 
 
 @SQLITE
-def test_a_row_that_cannot_expire_keeps_no_other(
+def test_a_row_that_cannot_expire_does_not_block_others(
     database: Database, make_table: Callable[..., MessageTable], clock: MovableClock
 ) -> None:
     table = make_table()

@@ -126,7 +126,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", ["a zone that this machine lacks", "a constraint"])
-def test_a_schedule_that_cannot_put_its_message_stops_no_other(
+def test_a_schedule_that_cannot_put_its_message_does_not_stop_others(
     jobs: MessageTable, database: Database, clock: MovableClock, fault: str
 ) -> None:
     jobs.schedule("a bad one", cron="* * * * *", payload="bad", priority=5)

@@ -85,7 +85,7 @@ def test_a_group_is_free_when_the_callers_ack_is_committed_and_not_when_it_is_ro
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("acks", [False, True])
 @pytest.mark.parametrize("end", range(4))
-def test_a_rollback_of_what_a_caller_put_into_a_group_strands_nothing_whenever_it_comes(
+def test_a_rollback_of_a_put_into_a_group_strands_nothing_whenever_it_comes(
     request: pytest.FixtureRequest, database: Database, policy: str, acks: bool, end: int
 ) -> None:
     table: MessageTable = request.getfixturevalue(policy)

@@ -39,7 +39,7 @@ def _holds(choice: dict[str, Any], message: Message) -> bool:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_choice_reads_what_a_filter_would_leave(topic: Topic, choice: dict[str, Any]) -> None:
+def test_a_selection_reads_the_rows_that_a_filter_would_keep(topic: Topic, choice: dict[str, Any]) -> None:
     _fill(topic)
     wanted = [message.event_time for message in topic.read() if _holds(choice, message)]
     assert [message.event_time for message in topic.read(**choice)] == wanted

@@ -146,7 +146,7 @@ def test_when_any_bit_of_a_file_flips_it_is_read_as_it_was_or_not_at_all(
 
 
 @pytest.mark.parametrize("name", ["row_groups", "checksums"])
-def test_any_bit_that_flips_of_what_the_catalogue_says_of_a_file_is_found(sealed: Topic, name: str) -> None:
+def test_any_flipped_bit_in_the_catalogues_facts_of_a_file_is_found(sealed: Topic, name: str) -> None:
     whole = by_position(sealed)
     data = column(sealed, 0, name)
     assert data is not None
@@ -270,7 +270,7 @@ def test_find_says_where_it_is_damaged(make_sqlite_topic: MakeTopic) -> None:
 
 @pytest.mark.parametrize("missing", ["row", "file"])
 @pytest.mark.parametrize("ledger", [0, 1])
-def test_a_reader_that_begins_at_a_time_does_not_begin_behind_what_is_missing_there(
+def test_a_reader_that_begins_at_a_time_does_not_skip_missing_messages_there(
     make_sqlite_topic: MakeTopic, missing: str, ledger: int
 ) -> None:
     topic = make_sqlite_topic()
@@ -368,7 +368,7 @@ def test_messages_are_looked_up_around_damage_that_is_skipped(damaged: tuple[Top
         topic.messages_at(places)
 
 
-def test_a_subscription_gives_what_is_before_damage_and_then_says_so(damaged: tuple[Topic, set[int], str]) -> None:
+def test_a_subscription_returns_messages_before_damage_and_then_raises(damaged: tuple[Topic, set[int], str]) -> None:
     topic, gone, _ = damaged
     before = list(range(min(gone)))
     with topic.subscribe("strict") as subscription:
@@ -412,7 +412,7 @@ def test_damage_at_the_end_is_skipped_once(sqlite_topic: Topic, caplog: pytest.L
         assert [message.publish_time for message in subscription.read()] == [2]
 
 
-def test_a_subscription_that_can_read_nothing_of_what_is_left_stands_at_the_end(sqlite_topic: Topic) -> None:
+def test_a_subscription_with_nothing_readable_left_stands_at_the_end(sqlite_topic: Topic) -> None:
     topic = sqlite_topic
     append_ledgers(topic, [[[0], [1, 2]], [[3]]])
     write(topic, sa.update(entries).values(data=b"?"))

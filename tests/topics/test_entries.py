@@ -92,7 +92,7 @@ def test_bounds_of_a_few_messages_are_those_of_their_columns(some: list[Message]
     assert entry.bounds == many.bounds
 
 
-def test_a_message_takes_less_than_a_tenth_of_what_it_takes_as_columns() -> None:
+def test_a_packed_message_is_smaller_than_a_tenth_of_its_columns() -> None:
     assert len(encode_entry([one()], no_clock).data) < len(in_columns([one()])) / 10
 
 

@@ -372,6 +372,6 @@ def test_index_and_at_of_a_deleted_message_lead_to_the_next_one_left(sqlite_topi
 
 
 @pytest.mark.parametrize("index", [-1, True, 1.5, "3"])
-def test_at_refuses_what_is_not_a_number_of_a_message(sqlite_topic: Topic, index: Any) -> None:
+def test_at_refuses_an_invalid_message_number(sqlite_topic: Topic, index: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"index must be an integer ≥ 0, got "):
         sqlite_topic.at(index)

@@ -157,7 +157,7 @@ def test_threads_that_wait_for_one_transaction_share_the_next(gate: Gate, sqlite
     assert sqlite_topic.find(7).position == Position(0, 7, 0)
 
 
-def test_an_error_is_its_own_answer_and_fails_no_other_append(gate: Gate, sqlite_topic: Topic) -> None:
+def test_an_error_fails_only_its_own_append(gate: Gate, sqlite_topic: Topic) -> None:
     take_over(sqlite_topic.storage, "fenced")
     take_over(sqlite_topic.storage, "fenced")
     first = gate.append(0)
@@ -231,7 +231,7 @@ def test_an_error_of_the_database_hits_all_who_waited_each_with_an_error_of_its_
     assert sqlite_topic.append(published([1])).first == Position(0, 0, 0)
 
 
-def test_a_topic_that_was_removed_is_no_place_for_any_of_a_group(gate: Gate, sqlite_topic: Topic) -> None:
+def test_appends_of_a_group_to_a_removed_topic_all_fail(gate: Gate, sqlite_topic: Topic) -> None:
     waiting = [gate.append(number) for number in range(3)]
     sqlite_topic.remove()
     gate.open()

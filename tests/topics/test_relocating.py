@@ -392,7 +392,7 @@ def test_a_lost_file_keeps_its_topic_where_it_is(sealed: Topic, tmp_path: Path) 
     assert again(sealed).files()[0].startswith(str(tmp_path / "ledgers"))
 
 
-def test_a_removed_topic_takes_what_it_left_elsewhere_with_it(sealed: Topic, tmp_path: Path) -> None:
+def test_a_removed_topic_also_removes_its_files_elsewhere(sealed: Topic, tmp_path: Path) -> None:
     sealed.relocate(tmp_path / "new")
     sealed.remove()
     assert ledger_files_in(tmp_path / "ledgers") == ledger_files_in(tmp_path / "new") == set()
@@ -434,6 +434,6 @@ def test_a_root_without_a_bucket_is_refused(sqlite_topic: Topic, root: str) -> N
 @pytest.mark.parametrize(
     ("root", "remedy"), [("dbfs:/ledgers", "Give the folder /dbfs/"), ("abfs:/x", "A URL has two slashes")]
 )
-def test_a_url_that_lacks_a_slash_is_no_folder(sqlite_topic: Topic, root: str, remedy: str) -> None:
+def test_a_url_that_lacks_a_slash_is_not_a_folder(sqlite_topic: Topic, root: str, remedy: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"got '{root}'. {remedy}"):
         sqlite_topic.relocate(root)

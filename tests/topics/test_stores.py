@@ -187,7 +187,7 @@ def test_databases_share_a_store_under_one_identity(tmp_path: Path) -> None:
         database.close()
 
 
-def test_makers_of_a_store_who_meet_agree_on_one_identity(tmp_path: Path) -> None:
+def test_concurrent_creators_of_a_store_agree_on_one_identity(tmp_path: Path) -> None:
     barrier = threading.Barrier(8)
     made: list[str] = []
 

@@ -128,7 +128,7 @@ def test_each_fault_is_found_where_it_is(
 
 
 @pytest.mark.parametrize(("harm", "kind", "ledger", "entry", "messages"), FAULTS)
-def test_after_a_repair_everything_that_is_left_is_read_and_stands_where_it_stood(
+def test_after_a_repair_all_remaining_messages_are_read_at_their_positions(
     topic: Topic, harm: Callable[[Topic], None], kind: str, ledger: int, entry: int, messages: int
 ) -> None:
     before = {message.publish_time: message.position for message in topic.read()}
@@ -345,7 +345,7 @@ def test_a_file_that_waits_for_its_deletion_does_not_stand_in(topic: Topic) -> N
     assert topic.repair().lost == 3
 
 
-def test_an_absent_store_is_no_fault_and_nothing_is_recorded_as_lost(topic: Topic, tmp_path: Path) -> None:
+def test_an_absent_store_is_not_a_fault_and_nothing_is_recorded_as_lost(topic: Topic, tmp_path: Path) -> None:
     (tmp_path / "ledgers").rename(tmp_path / "elsewhere")
     for look in (topic.verify, topic.repair):
         with pytest.raises(UnavailableError, match=r"waterclock-store.json is missing"):

@@ -108,7 +108,7 @@ def test_a_message_too_far_ahead_is_left_out_and_named_with_its_reason(
     assert topic.append(sent(111)).rejected == ()
 
 
-def test_an_append_of_which_nothing_is_left_writes_nothing(clocked_topic: Topic, clock: MovableClock) -> None:
+def test_an_append_with_all_messages_rejected_writes_nothing(clocked_topic: Topic, clock: MovableClock) -> None:
     topic = limited(clocked_topic)
     appended = topic.append(sent(50, 60))
     assert (appended.first, appended.count, len(appended.rejected)) == (None, 0, 2)
@@ -243,7 +243,7 @@ def test_a_limit_must_be_one(clocked_topic: Topic) -> None:
         database.create_topic("t", on_ahead="drop")  # pyright: ignore[reportArgumentType]
 
 
-def test_a_rejected_message_that_comes_again_with_another_publish_time_is_no_repeat(
+def test_a_rejected_message_repeated_with_another_publish_time_is_not_a_repeat(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:
     topic = limited(clocked_topic)

@@ -280,7 +280,7 @@ class Unspeakable(Exception):  # noqa: N818  # it is one, and cannot say so
 
 
 @pytest.mark.parametrize("kind", ["thread", "task"])
-def test_an_exception_that_cannot_say_what_it_is_ends_no_slot(
+def test_an_exception_with_a_broken_repr_does_not_end_a_slot(
     make_table: MakeTable, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     orders = make_table(max_attempts=1, dead_letter="dead")
@@ -334,7 +334,7 @@ def forks_and_dies(_: wc.Delivery) -> None:
     os._exit(1)
 
 
-def test_an_ack_that_the_database_cannot_take_keeps_no_other(
+def test_an_ack_that_the_database_cannot_take_does_not_block_others(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.put_many([{"payload": text} for text in ("first", "large", "small", "small")])

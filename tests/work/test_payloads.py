@@ -515,7 +515,7 @@ class Caching:
         return 2 * self.a
 
 
-def test_cached_properties_of_a_dataclass_are_no_part_of_a_payload() -> None:
+def test_cached_properties_of_a_dataclass_are_not_part_of_a_payload() -> None:
     value = Caching(a=1)
     assert value.twice == 2
     assert write_payload(value, "json") == {"a": 1}

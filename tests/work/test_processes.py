@@ -72,7 +72,7 @@ def test_a_process_that_is_late_is_killed_and_at_the_end_none_is_left(make_table
 
 
 @pytest.mark.one_database
-def test_a_process_is_recycled_after_some_messages_and_leaves_what_it_entered(
+def test_a_process_is_recycled_after_some_messages_and_leaves_its_context_managers(
     orders: MessageTable, tmp_path: Path
 ) -> None:
     ids = orders.put_many([{"payload": str(tmp_path), "headers": {"kind": "write"}} for _ in range(4)])
@@ -173,7 +173,7 @@ def test_processes_that_a_handler_started_end_after_the_grace(make_table: MakeTa
 
 
 @pytest.mark.one_database
-def test_a_process_that_ends_by_itself_leaves_what_its_handlers_started(make_table: MakeTable, tmp_path: Path) -> None:
+def test_a_process_that_ends_by_itself_leaves_processes_of_its_handlers(make_table: MakeTable, tmp_path: Path) -> None:
     orders = make_table()
     orders.put({"does": "returns", "folder": str(tmp_path)})
     worker = wc.Worker(orders, shop.leave_a_process, processes=1)

@@ -112,7 +112,7 @@ def test_nothing_of_the_upkeep_is_left_of_what_is_removed(database: Database) ->
     assert noted(database) == set()
 
 
-def test_a_damaged_topic_stops_no_other_and_its_fault_stays_until_it_is_fixed(
+def test_a_damaged_topic_does_not_stop_others_and_its_fault_stays_until_it_is_fixed(
     database: Database, clock: MovableClock
 ) -> None:
     for name in ("damaged", "whole"):

@@ -41,7 +41,7 @@ TOPICS = st.text(max_size=12) | st.sampled_from(["te/device/main///m/", "collect
 
 
 @given(st.sampled_from(FORMATS), TOPICS, PAYLOADS, st.booleans())
-def test_any_message_is_mapped_to_what_a_topic_takes_or_refused(
+def test_any_message_is_refused_or_mapped_to_one_that_a_topic_accepts(
     kind: Format, topic: str, payload: bytes, retained: bool
 ) -> None:
     each = rule(kind, paths=PATHS) if kind == "json" else rule(kind)

@@ -99,7 +99,7 @@ def test_replay_maps_dead_letters_again(
     assert read_json(capsys.readouterr().out) == [{"mapped": 0, "appended": 0, "failed": 0, "cut": 0}]
 
 
-def test_errors_name_what_is_wrong_and_no_password(
+def test_errors_name_the_fault_and_no_password(
     database: Database, place: Place, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = place.url.partition("@")[0].rpartition(":")[2]

@@ -52,7 +52,7 @@ def test_messages_are_taken_in_order_and_some_at_a_time() -> None:
     assert [*first, *inbox.take()] == given
 
 
-def test_a_closed_inbox_gives_what_it_has_and_then_none() -> None:
+def test_a_closed_inbox_returns_its_messages_and_then_none() -> None:
     inbox = Inbox()
     inbox.put(received())
     inbox.close()
@@ -60,7 +60,7 @@ def test_a_closed_inbox_gives_what_it_has_and_then_none() -> None:
     assert inbox.take() == []
 
 
-def test_close_wakes_who_waits() -> None:
+def test_close_wakes_waiting_threads() -> None:
     inbox = Inbox()
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(inbox.take()))

@@ -87,7 +87,7 @@ def test_a_repeat_after_a_restart_is_dropped(database: Database) -> None:
     assert payloads(database) == [b"1", b"2", b"3"]
 
 
-def test_a_lost_session_ends_what_is_known(database: Database) -> None:
+def test_a_lost_session_ends_the_evidence(database: Database) -> None:
     store = make_store(database)
     store.append([received(1)])
     store.append([received(9, b"9", Line(2, session_present=False))])

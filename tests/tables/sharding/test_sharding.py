@@ -344,7 +344,7 @@ def test_shards_are_checked_before_anything_is_opened(tmp_path: Path) -> None:
     assert not (tmp_path / "a.db").exists()
 
 
-def test_a_shard_that_is_away_stops_no_other_and_is_read_again_when_it_is_back(
+def test_a_shard_that_is_away_does_not_stop_others_and_is_read_again_when_it_is_back(
     servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = servers.keyspace.create_table("orders", payload="text", ack_wait="5m")

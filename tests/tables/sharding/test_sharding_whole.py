@@ -121,7 +121,7 @@ def test_a_message_acked_while_offered_is_not_handed_out(orders: ShardedTable) -
         assert next(deliveries).payload == "last"
 
 
-def test_keys_of_which_one_message_waits_are_refused(orders: ShardedTable) -> None:
+def test_unique_keys_are_refused(orders: ShardedTable) -> None:
     with pytest.raises(wc.InvalidArgumentError, match="unique must be omitted"):
         orders.put("a", unique="k")
     with pytest.raises(wc.InvalidArgumentError, match="unique must be omitted"):
