@@ -368,6 +368,22 @@ def test_a_large_body_is_refused(client: TestClient, database: wc.Database, decl
         assert asked.json()["error"] == "too_large"
 
 
+def test_a_body_of_a_too_large_declared_length_is_not_read(client: TestClient, database: wc.Database) -> None:
+    database.create_table("orders")
+    headers = {"Content-Type": "application/json", "Content-Length": str(2 << 30)}
+    assert client.post("/api/tables/orders/pause", content=b"{}", headers=headers).status_code == 413
+
+
+def test_bodies_are_refused_while_others_hold_too_many_bytes(
+    client: TestClient, database: wc.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.server.limits.MAX_HELD", 100)
+    database.create_table("orders", payload="text")
+    large, small = ({"messages": [{"payload": "x" * length}]} for length in (100, 10))
+    assert client.post("/api/tables/orders/messages", json=large).status_code == 503
+    assert [client.post("/api/tables/orders/messages", json=small).status_code for _ in range(3)] == [200] * 3
+
+
 def test_every_act_is_in_the_audit_log(
     client: TestClient, database: wc.Database, bearer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

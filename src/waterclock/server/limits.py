@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 16 << 20
 """Bytes of a request's body. Twice what an append on MariaDB takes as it is installed."""
+
+MAX_HELD = 256 << 20
+"""Bytes of all bodies that requests hold at a time. JSON takes several times as much once it is parsed."""
 
 MAX_STREAMS = 500
 """Waiting and streaming requests at a time: each holds a socket, and a process may open 1,024 files by default."""
@@ -21,23 +25,35 @@ _TOO_LARGE = 413
 
 
 class LimitedBodies:
-    """Refuse bodies that are larger than `MAX_BODY`, also those whose length is not declared."""
+    """Refuse bodies that are larger than `MAX_BODY`, as declared or as received, and all while too many are held."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left = MAX_BODY
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "")
+        size = int(declared[:20]) if declared.isascii() and declared.isdecimal() else 0
+        held = 0
 
         async def receive_some() -> Message:
-            nonlocal left
-            message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            nonlocal held
+            message: Message = {} if size > MAX_BODY else await receive()
+            held += len(message.get("body", b""))
+            self._held += len(message.get("body", b""))
+            if max(size, held) > MAX_BODY:
                 raise HTTPException(_TOO_LARGE, f"the body must have at most {MAX_BODY} bytes")
+            if held and self._held > MAX_HELD:
+                raise HTTPException(503, "too many large requests; try again later", {"Retry-After": "5"})
             return message
 
-        await self._app(scope, receive_some if scope["type"] == "http" else receive, send)
+        try:
+            await self._app(scope, receive_some, send)
+        finally:
+            self._held -= held
 
 
 class StreamLimit:

@@ -16,10 +16,10 @@ from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.server.access import Policy, is_loopback
 from waterclock.server.app import create_app
+from waterclock.server.connections import Connection
 from waterclock.work.running.signals import stopping_at_signals
 
 _LAST_PORT = 65_535
-_MOST_CONNECTIONS = 900  # a process may open 1,024 files by default, and the database's connections are some
 _ENDS_WITHIN = 3  # s that open streams have at the end
 
 
@@ -69,7 +69,7 @@ def serve(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        limit_concurrency=_MOST_CONNECTIONS,
+        http=Connection,
         timeout_graceful_shutdown=_ENDS_WITHIN,
         **files,
     )
