@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from waterclock.server import connections
-from waterclock.server.connections import BODY_WITHIN, HEADERS_WITHIN, READS_WITHIN, Connection
+from waterclock.server.connections import BODY_WITHIN, HEADERS_WITHIN, READS_WITHIN, ClientConnection
 
 HEADERS = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
 
@@ -26,9 +26,9 @@ class Client:
         loop = Mock()
         loop.call_later.side_effect = self._set
         loop.create_task.side_effect = self._begin
-        config = uvicorn.Config(Mock(), http=Connection, log_config=None)
+        config = uvicorn.Config(Mock(), http=ClientConnection, log_config=None)
         config.load()
-        self.connection = Connection(config, state, {}, loop)
+        self.connection = ClientConnection(config, state, {}, loop)
         self.connection.connection_made(self.transport)
 
     def _set(self, seconds: float, function: Any) -> Mock:

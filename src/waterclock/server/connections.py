@@ -24,7 +24,7 @@ READS_WITHIN = 30.0
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class Connection(H11Protocol):
+class ClientConnection(H11Protocol):
     """The connection of one client."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.server.access import Policy, is_loopback
 from waterclock.server.app import create_app
-from waterclock.server.connections import Connection
+from waterclock.server.connections import ClientConnection
 from waterclock.work.running.signals import stopping_at_signals
 
 _LAST_PORT = 65_535
@@ -69,7 +69,7 @@ def serve(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        http=Connection,
+        http=ClientConnection,
         timeout_graceful_shutdown=_ENDS_WITHIN,
         **files,
     )
