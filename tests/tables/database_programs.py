@@ -10,7 +10,7 @@ from tests.services import program
 
 
 def run_program(url: str, statements: str) -> str:
-    """Feed statements to the program of the URL's database; return what it prints, one row a line, ``|`` between."""
+    """Feed statements to the program of the URL's database; return what it prints, one row per line, ``|`` between."""
     parsed = sa.make_url(url)
     environment = dict(os.environ)
     match parsed.get_backend_name():

@@ -95,7 +95,10 @@ COMMANDS = {
     "serve": ("serve:serve", _SERVE),
     "token": ("token:app", "Tokens of programs and people that use 'waterclock serve'."),
     "ingest": ("ingest:app", "Move messages from an MQTT broker or from files into topics."),
-    "batch": ("batch:batch", "Cut messages into batches and print one line a batch, or put them into a message table."),
+    "batch": (
+        "batch:batch",
+        "Cut messages into batches and print one line per batch, or put them into a message table.",
+    ),
     "run": ("run:run", _RUN),
     "pipeline": ("pipeline:app", "Run pipelines from files: topic, batching, outputs, on Spark."),
     "backup": ("backup:backup", _BACKUP),

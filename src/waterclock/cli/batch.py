@@ -51,7 +51,7 @@ def batch(
     log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
-    """Cut messages into batches and print one line a batch, or put them into a message table.
+    """Cut messages into batches and print one line per batch, or put them into a message table.
 
     With --into, each batch becomes one message of the table, exactly once, also when the command is killed: the next
     run continues. The batches are those that a replay or Spark makes.

@@ -1,14 +1,13 @@
-"""The packed form in which messages cross between Spark and Python: one row a source, its messages in one binary cell.
+"""The packed form in which messages cross between Spark and Python: a row per source, its messages in a binary cell.
 
 A packed row has
 
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
 - ``count``: how many messages it holds;
-- ``messages``: binary, a cell of them (see `waterclock.spark.records`): of records, or before they are judged, if they
-  have positions, of differences;
-- before they are judged, ``clock``: how far the receive clock has come in the task that packed it, microseconds since
-  the epoch.
+- ``messages``: binary, a cell of them (see `waterclock.spark.records`): of records, or
+  before batching, if they have positions, of differences;
+- before batching, ``clock``: the receive clock of the task that packed it, microseconds since the epoch.
 
 Payloads stay in the topic.
 """
@@ -108,7 +107,7 @@ def together(batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch],
 
 
 def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.Array]]:
-    """Turn packed rows back into one row a message.
+    """Turn packed rows back into one row per message.
 
     Returns
     -------

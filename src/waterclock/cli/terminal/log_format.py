@@ -1,4 +1,4 @@
-"""The format of progress and log lines of long-running commands: text, or one JSON object a line."""
+"""The format of progress and log lines of long-running commands: text, or one JSON object per line."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Output:
     Parameters
     ----------
     as_json
-        Write one JSON object a line instead of text.
+        Write one JSON object per line instead of text.
     quiet
         Say nothing on stderr.
     """

@@ -51,4 +51,4 @@ ingest_files = sa.Table(
     ),
     sa.Column("seen_at", BigInt, nullable=False, doc="When its process last wrote this row, ns."),
 )
-"""One row a file and topic. The append of the file's messages writes it, so each message is appended once."""
+"""One row per file and topic. The append of the file's messages writes it, so each message is appended once."""

@@ -88,7 +88,7 @@ def parse_columns(
     Returns
     -------
     pyarrow.Table
-        In `waterclock.arrow.MESSAGE_SCHEMA`, a row a message, in the order given.
+        In `waterclock.arrow.MESSAGE_SCHEMA`, a row per message, in the order given.
 
     Raises
     ------

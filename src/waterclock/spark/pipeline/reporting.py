@@ -43,7 +43,7 @@ class Reporter:
     pipelines
         Those that run.
     as_json
-        Write an object a line instead of text.
+        Write an object per line instead of text.
     quiet
         Say nothing on stderr.
     logs

@@ -1,4 +1,4 @@
-"""The batching rule of a pipeline by its names, compared with that of its checkpoint before the stream starts."""
+"""The batching rule of a pipeline by name, compared with the checkpoint's rule before the stream starts."""
 
 from __future__ import annotations
 

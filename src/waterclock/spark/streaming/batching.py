@@ -85,7 +85,7 @@ def event_time_batches(
     Returns
     -------
     DataFrame
-        One row a batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
+        One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"``, ``"gap"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count
         (INT), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time
         and stream, laid out as `waterclock.spark.records` says).
@@ -184,7 +184,7 @@ def rate_aware_batches(
     Returns
     -------
     DataFrame
-        One row a batch, as `event_time_batches` says. A replay ends by closing open windows, reason ``"flush"``, so
+        One row per batch, as `event_time_batches` says. A replay ends by closing open windows, reason ``"flush"``, so
         that no message is missing; a stream never does so.
 
     Raises
@@ -343,7 +343,7 @@ def rejected_of(outcomes: DataFrame) -> DataFrame:
     Returns
     -------
     DataFrame
-        One row a message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
+        One row per message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
         event_time, receive_time (BIGINT ns), ledger, entry, index (null if the messages came without position).
     """
     return outcomes.where("rejection IS NOT NULL").mapInArrow(freezing_imports(_rejected), _REJECTED_SCHEMA)

@@ -1,4 +1,4 @@
-"""The rows of outcomes: messages of a source with the same verdict together, packed as they came."""
+"""The rows of outcomes: one row for the messages of a source with the same outcome, packed as on arrival."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa
 """`OUTCOMES_SCHEMA` as Arrow writes it."""
 
 CELL_SCHEMA = "bucket INT, open_batches BIGINT, outcomes BINARY"
-"""The columns of outcomes on their way out of it; one row a bucket says how many batches are open."""
+"""The columns of outcomes on their way out of it; one row per bucket says how many batches are open."""
 
 # Spark hands 10,000 rows of any size to Python at once, and Arrow takes 2 GiB of bytes in a column.
 _LARGEST_CELL = 2**17

@@ -1,4 +1,4 @@
-"""The stateful operators of a streaming query: one binary state a bucket of sources, and a timer that wakes it.
+"""The stateful operators of a streaming query: one binary state per bucket of sources, and a timer that wakes it.
 
 Before packed rows are gathered by bucket they say how far the receive clock of the stream has come (column ``clock``),
 from which Spark makes its watermark; then that column is dropped, because Spark would silently leave out rows behind

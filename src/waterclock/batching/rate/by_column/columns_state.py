@@ -58,7 +58,7 @@ class RateColumnsState(NamedTuple):
             "count": self.taken,
             "shapes": [array.shape for array in arrays],
         }
-        # NumPy's own files take ten times as long, and a stream writes a state a source and micro-batch.
+        # NumPy's own files take ten times as long, and a stream writes a state per source and micro-batch.
         compressed = zlib.compress(b"".join(array.tobytes() for array in arrays), level=1)
         return framed(_FORM, json.dumps(facts).encode(), b"\n", compressed)
 

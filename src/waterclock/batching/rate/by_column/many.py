@@ -72,7 +72,7 @@ class RateAwareMany:
     Attributes
     ----------
     facts
-        A row a source, as the kernel lays it out.
+        A row per source, as the kernel lays it out.
     tracks, rings
         The rows of all sources one after another: one for each stream that may gate, and one for all others.
     track_bounds
