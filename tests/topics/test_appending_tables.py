@@ -118,7 +118,7 @@ def test_texts_and_payloads_may_be_views_large_dictionaries_pieces_and_slices(ma
 @pytest.mark.parametrize("values", [[1, 2], [1.0, 2.0], [True, False], [date(2026, 7, 1)] * 2, [Decimal(7)] * 2])
 def test_names_that_are_not_text_are_refused_by_name(sqlite_topic: Topic, name: str, values: list[Any]) -> None:
     for column in (pa.array(values), pa.array(values).dictionary_encode()):
-        with pytest.raises(SchemaError, match=f"column '{name}' must be string, .* got "):
+        with pytest.raises(SchemaError, match=f"column '{name}' must hold strings .* got "):
             sqlite_topic.append(table(**{name: column}))
     assert list(sqlite_topic.read()) == []
 
@@ -129,7 +129,7 @@ def test_extension_types_that_are_not_text_are_refused_by_name(
 ) -> None:
     values = pa.array([0, 1] if storage == pa.int8() else [b"0123456789abcdef"] * 2, storage)
     names = pa.ExtensionArray.from_storage(kind, values)
-    with pytest.raises(SchemaError, match=f"column 'source' must be string, .* got extension<{kind.extension_name}>"):
+    with pytest.raises(SchemaError, match=f"column 'source' must hold strings .* got extension<{kind.extension_name}>"):
         sqlite_topic.append(table(source=names))
     headers = pa.MapArray.from_arrays([0, 1, 2], pa.array(["k", "k"]), names)
     with pytest.raises(SchemaError, match="column 'headers': values must be string, got extension"):
@@ -183,5 +183,5 @@ def test_columns_that_would_harm_their_readers_are_refused(sqlite_topic: Topic) 
 
 
 def test_half_of_a_surrogate_pair_is_refused(sqlite_topic: Topic) -> None:
-    with pytest.raises(InvalidArgumentError, match="surrogate pair"):
+    with pytest.raises(InvalidArgumentError, match="surrogate"):
         sqlite_topic.append([Message("a", "half \ud800", 1)])
