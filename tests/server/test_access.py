@@ -97,7 +97,22 @@ manage table    POST   /api/tables/{table}/schedules/{schedule}/{command}
 -               POST   /login
 -               POST   /logout
 any             GET    /events
+any             GET    /
 any             GET    /tables
+read table      GET    /tables/{table}
+read table      GET    /tables/{table}/messages/{message}
+manage table    GET    /tables/{table}/act/{action}
+manage table    POST   /tables/{table}/act/{action}
+read table      GET    /tables/{table}/groups
+manage table    GET    /tables/{table}/groups/{command}
+manage table    POST   /tables/{table}/groups/{command}
+any             GET    /topics
+read topic      GET    /topics/{topic}
+manage topic    POST   /topics/{topic}/seek
+any             GET    /schedules
+manage table    POST   /tables/{table}/schedules/{schedule}/{command}
+any             GET    /workers
+any             GET    /system
 """
 """The right that each route needs."""
 
@@ -115,6 +130,7 @@ _NAMES = {
     "message": "1",
     "command": "pause",
     "file": "pages.css",
+    "action": "retry",
 }
 _QUERIES = {"find": {"time": "2h"}, "stream": {"consumer": "c"}}
 _BODIES: dict[str, Any] = {

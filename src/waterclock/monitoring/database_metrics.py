@@ -3,51 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from prometheus_client.registry import Collector
 
-from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line
 from waterclock.connection import Database
 from waterclock.database.deadlines import answers_within
-from waterclock.errors import UnavailableError, WaterclockError
+from waterclock.errors import WaterclockError
+from waterclock.monitoring.database_facts import LONGEST, Facts, FactsReader
 from waterclock.monitoring.families import LABELS, OTHER, Family, counter, gauge, label, labels_of
 from waterclock.monitoring.shared_collection import SharedCollection
-from waterclock.monitoring.table_facts import TableCounter, TableCounts, TableRecord, failing_claims, table_records
-from waterclock.monitoring.topic_facts import (
-    SubscriptionRecord,
-    TopicRecord,
-    UpkeepRecord,
-    oldest_transaction,
-    subscription_records,
-    topic_records,
-    upkeep_records,
-)
+from waterclock.monitoring.table_facts import failing_claims
 
 _PATIENCE = 5.0
 """Seconds for which a scrape waits for the database. Prometheus itself waits for ten unless configured otherwise."""
 
-_LONGEST = 4.0
-"""Seconds after which a collection reads no further tables, and hangs up on a connection that does not answer."""
-
 _NS = 1_000_000_000
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    tables: Sequence[TableRecord]
-    counts: dict[str, TableCounts]
-    unread: Sequence[str]
-    topics: Sequence[TopicRecord]
-    subscriptions: Sequence[SubscriptionRecord]
-    upkeep: Sequence[UpkeepRecord]
-    oldest_transaction: int | None
-    seconds: float
 
 
 class DatabaseMetrics(Collector):
@@ -65,7 +39,7 @@ class DatabaseMetrics(Collector):
         self._open = open_database
         self._limit = limit
         self._database: Database | None = None
-        self._counter: TableCounter | None = None
+        self._reader: FactsReader | None = None
         self._shared = SharedCollection("the metrics of the database", self._read, _PATIENCE)
         self._readiness = SharedCollection("the state of the database", self._look, _PATIENCE)
         self._was_up = True
@@ -109,57 +83,21 @@ class DatabaseMetrics(Collector):
             self._database = self._open()
         return self._database
 
+    def _read(self) -> Facts:
+        if self._reader is None:
+            self._reader = FactsReader(self._opened().backend)
+        return self._reader.read()
+
     def _look(self) -> list[str]:
         backend = self._opened().backend
-        with answers_within(_LONGEST), backend.patience(_LONGEST):
+        with answers_within(LONGEST), backend.patience(LONGEST):
             return list(failing_claims(backend))
-
-    def _read(self) -> _Facts:
-        began = moments.monotonic()
-        backend = self._opened().backend
-        if self._counter is None:
-            self._counter = TableCounter(backend)
-        with answers_within(_LONGEST), backend.patience(_LONGEST):
-            with backend.snapshot(indexed=True) as connection:
-                tables = table_records(backend, connection)
-                topics = topic_records(connection)
-                subscriptions = subscription_records(connection)
-                upkeep = upkeep_records(connection)
-            oldest = oldest_transaction(backend)
-            counts, unread = self._count(tables, self._counter, began + _LONGEST)
-        return _Facts(tables, counts, unread, topics, subscriptions, upkeep, oldest, moments.monotonic() - began)
-
-    def _count(
-        self, tables: Sequence[TableRecord], counter_of: TableCounter, until: float
-    ) -> tuple[dict[str, TableCounts], list[str]]:
-        """Count the rows of each table; a table that cannot be read, or for which no time is left, stops no other."""
-        backend = self._opened().backend
-        counter_of.keep_only(tables)
-        counts: dict[str, TableCounts] = {}
-        unread: list[str] = []
-        left = deque(tables)
-        while left:
-            try:
-                with backend.snapshot(indexed=True) as connection:
-                    now = backend.now(connection)
-                    while left:
-                        if moments.monotonic() <= until:
-                            counts[left[0].name] = counter_of.count(left[0], connection, now)
-                        else:
-                            unread.append(left[0].name)
-                        left.popleft()
-            except UnavailableError:
-                raise
-            except WaterclockError as error:
-                _log.info("cannot count the messages of %r: %s", left[0].name, in_a_line(str(error)))
-                unread.append(left.popleft().name)
-        return counts, unread
 
 
 _UP = "Whether the database answers."
 
 
-def _families(facts: _Facts, limit: int) -> Iterator[Family]:
+def _families(facts: Facts, limit: int) -> Iterator[Family]:
     yield gauge("waterclock_up", _UP, [], [((), 1)])
     yield gauge("waterclock_collection_seconds", "How long it took to read the database.", [], [((), facts.seconds)])
     if facts.oldest_transaction is not None:
@@ -177,7 +115,7 @@ def _families(facts: _Facts, limit: int) -> Iterator[Family]:
     yield from _of_upkeep(facts, labels, topics)
 
 
-def _of_records(facts: _Facts, labels: dict[str, str]) -> Iterator[Family]:
+def _of_records(facts: Facts, labels: dict[str, str]) -> Iterator[Family]:
     of = [([labels[one.name]], one) for one in facts.tables]
     yield gauge(
         "waterclock_table_subscribers", "Open subscriptions.", ["table"], ((name, one.subscribers) for name, one in of)
@@ -216,7 +154,7 @@ def _of_records(facts: _Facts, labels: dict[str, str]) -> Iterator[Family]:
     )
 
 
-def _of_counts(facts: _Facts, labels: dict[str, str]) -> Iterator[Family]:
+def _of_counts(facts: Facts, labels: dict[str, str]) -> Iterator[Family]:
     of = [([labels[name]], one) for name, one in facts.counts.items()]
     yield gauge(
         "waterclock_table_estimated_depth",
@@ -273,7 +211,7 @@ def _of_counts(facts: _Facts, labels: dict[str, str]) -> Iterator[Family]:
     )
 
 
-def _of_topics(facts: _Facts, labels: dict[str, str], limit: int) -> Iterator[Family]:
+def _of_topics(facts: Facts, labels: dict[str, str], limit: int) -> Iterator[Family]:
     of = [([labels[one.name]], one) for one in facts.topics]
     yield counter(
         "waterclock_topic_appended_messages",
@@ -307,7 +245,7 @@ def _of_topics(facts: _Facts, labels: dict[str, str], limit: int) -> Iterator[Fa
     )
 
 
-def _of_upkeep(facts: _Facts, tables: dict[str, str], topics: dict[str, str]) -> Iterator[Family]:
+def _of_upkeep(facts: Facts, tables: dict[str, str], topics: dict[str, str]) -> Iterator[Family]:
     labels = {"table": tables, "topic": topics}
     of = [
         ([one.kind, labels[one.kind][one.name], one.task], one)

@@ -20,6 +20,8 @@ from waterclock.aio.calling import Threads
 from waterclock.aio.database import Database as AsyncDatabase
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
+from waterclock.monitoring.database_facts import FactsReader
+from waterclock.monitoring.shared_collection import SharedCollection
 from waterclock.server.access import Access, Policy
 from waterclock.server.api import (
     account,
@@ -38,15 +40,33 @@ from waterclock.server.errors import error_response, http_error, validation_erro
 from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
 from waterclock.server.names import RawPaths
 from waterclock.server.opened_tables import OpenedTables
-from waterclock.server.pages import live, sign_in, static_files, table_list, topic
+from waterclock.server.pages import live, overview, sign_in, static_files, system, topic, workers
+from waterclock.server.pages import schedules as schedule_pages
 from waterclock.server.pages.frame import error_page
+from waterclock.server.pages.tables import actions, message, table, table_list
+from waterclock.server.pages.tables import groups as group_pages
 from waterclock.server.security_headers import SecurityHeaders
 
 _RECEIVING_THREADS = 3
 _READY_WITHIN = 2.0  # s
+_FACTS_WITHIN = 5.0  # s
 
 _ROUTERS = (account, topics, topic_messages, subscriptions, tables, messages, deliveries, groups, schedules)
-_PAGES = (static_files, sign_in, live, table_list, topic)
+_PAGES = (
+    static_files,
+    sign_in,
+    live,
+    overview,
+    table_list,
+    table,
+    message,
+    actions,
+    group_pages,
+    topic,
+    workers,
+    schedule_pages,
+    system,
+)
 
 
 class _Application(FastAPI):
@@ -84,6 +104,7 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
     app.state.stream_limit = StreamLimit()
     app.state.delivery_streams = DeliveryStreams()
     app.state.readers = readers
+    app.state.facts = SharedCollection("the state of the database", FactsReader(database.backend).read, _FACTS_WITHIN)
     app.state.form_key = secrets.token_hex(32)
     app.add_middleware(LimitedBodies)
     app.add_middleware(Access, database=database, policy=policy)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, Literal, Self, Unpack
 
 import sqlalchemy as sa
@@ -41,7 +42,7 @@ from waterclock.tables.messages.finishing.cancelling import cancel, cancel_for_c
 from waterclock.tables.messages.finishing.dead_letters import list_dead_letters, redrive
 from waterclock.tables.messages.finishing.expiring import expire_some
 from waterclock.tables.messages.inspecting.explaining import Explanation, explain_message
-from waterclock.tables.messages.inspecting.failures import failed_messages
+from waterclock.tables.messages.inspecting.failures import dead_messages, failed_messages
 from waterclock.tables.messages.inspecting.peeking import Peeked, peek
 from waterclock.tables.messages.inspecting.stats import TableStats, table_stats
 from waterclock.tables.messages.putting.putting import (
@@ -786,7 +787,8 @@ class MessageTable:
         """
         count = check_count(limit)
         with self._loaded() as context, context.backend.snapshot() as connection:
-            return list(group_failures(failed_messages(context, connection)))[:count]
+            failed = chain(failed_messages(context, connection), dead_messages(context, connection))
+            return list(group_failures(failed))[:count]
 
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
         """Explain why a message is not sent; NotFoundError if missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date, datetime
@@ -192,3 +193,8 @@ def delivery(kind: str, one: Delivery) -> dict[str, Any]:
         "expires_at": time(one.expires_at),
         "columns": {name: plain(value) for name, value in one.columns.items()},
     }
+
+
+def as_json(value: Any) -> str:
+    """Return a payload as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)

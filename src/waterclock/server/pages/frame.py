@@ -27,6 +27,9 @@ NAVIGATION = (
     ("/", "Overview"),
     ("/tables", "Tables"),
     ("/topics", "Topics"),
+    ("/workers", "Workers"),
+    ("/schedules", "Schedules"),
+    ("/system", "System"),
 )
 
 _SIZES = (("d", 86_400), ("h", 3_600), ("min", 60))
@@ -62,8 +65,19 @@ class PageFrame:
     def url(self, **changes: str | int | None) -> str:
         """Return this page's URL with other values of its query; None removes one."""
         query: dict[str, Any] = {**self._request.query_params, **changes}
-        query.pop("done", None)
+        for name in ("done", "rows"):
+            query.pop(name, None)
         return f"?{urlencode({name: value for name, value in query.items() if value is not None})}"
+
+    def selection(self, chosen: Mapping[str, str | None]) -> str:
+        """Return the query of the given parts of a selection."""
+        return urlencode({name: value for name, value in chosen.items() if value is not None})
+
+    def done(self) -> tuple[str, str] | None:
+        """Return which form led here and how many objects it changed, for the sentence that says so."""
+        query = self._request.query_params
+        rows = query.get("rows", "")
+        return (query["done"], rows) if "done" in query and rows.isdecimal() and rows.isascii() else None
 
     def may(self, verb: Verb, kind: Kind, name: str) -> bool:
         """Return whether the caller may do something here, to leave out forms that would be refused."""

@@ -12,6 +12,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.condition_sql import Binder, check_parameters
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.model.condition import Condition
 from waterclock.tables.model.condition_parser import parse_condition, parse_order
 from waterclock.tables.model.schema import user_column_names
 
@@ -82,14 +83,15 @@ class Selection:
                 " messages into a table of their own"
             )
         rows = context.rows
-        columns = {name: rows.c[name] for name in (*user_column_names(rows), *OWN_WORDS)}
-        where = Binder("where", self._where or "", columns, self._parameters, context.sql.like)
-        condition = None if self._condition is None else where.condition(self._condition)
-        check_parameters(self._parameters, where.used)
+        condition: sa.ColumnElement[bool] | None = None
+        if self._condition is not None:
+            condition = bind_condition(context, self._where or "", self._condition, self._parameters)
+        else:
+            check_parameters(self._parameters, set())
         if self._kinds is not None:
-            of_kinds = _of_kinds(context, self._kinds)
+            of_kinds = has_header(context, KIND, self._kinds)
             condition = of_kinds if condition is None else sa.and_(condition, of_kinds)
-        order = Binder("order", self._order or "", columns, {}, context.sql.like)
+        order = Binder("order", self._order or "", _columns(context), {}, context.sql.like)
         keys = order.order(self._keys)
         # Ties are ordered by due time.
         return condition, (*keys, rows.c.time_next, rows.c.seq) if keys else ()
@@ -108,16 +110,47 @@ def _checked_kinds(kinds: object) -> Collection[str]:
     raise InvalidArgumentError(f"kinds must be a collection of strings such as ('paid', 'sent'), got {quoted(kinds)}")
 
 
-def _of_kinds(context: TableContext, kinds: Collection[str]) -> sa.ColumnElement[bool]:
+def has_header(context: TableContext, name: str, values: Collection[str]) -> sa.ColumnElement[bool]:
     """Match a header's value in the JSON text of the headers, in which quotes are escaped.
 
     So no header's value can look like another header. Characters that may or may not be escaped are matched in both
     forms.
     """
-    written = {json.dumps(kind, ensure_ascii=is_ascii) for kind in kinds for is_ascii in (True, False)}
-    written |= {text.replace("/", "\\/") for text in written}
-    parts = [f'"{KIND}":{space}{text}' for text in sorted(written) for space in (" ", "")]
-    return sa.or_(*(context.sql.has_in_it(context.rows.c.headers, part) for part in parts))
+    parts = {
+        f"{written}:{space}{value}"
+        for written in _written(name)
+        for each in values
+        for value in _written(each)
+        for space in (" ", "")
+    }
+    return sa.or_(*(context.sql.has_in_it(context.rows.c.headers, part) for part in sorted(parts)))
+
+
+def _written(text: str) -> set[str]:
+    """Return the forms in which JSON may hold a text."""
+    plain = {json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (True, False)}
+    return plain | {each.replace("/", "\\/") for each in plain}
+
+
+def bind_condition(
+    context: TableContext, where: str, condition: Condition, parameters: Mapping[str, object]
+) -> sa.ColumnElement[bool]:
+    """Bind a condition to the columns that conditions may use.
+
+    Parameters
+    ----------
+    where
+        Its text, for errors.
+    """
+    binder = Binder("where", where, _columns(context), parameters, context.sql.like)
+    bound = binder.condition(condition)
+    check_parameters(parameters, binder.used)
+    return bound
+
+
+def _columns(context: TableContext) -> dict[str, sa.ColumnElement[Any]]:
+    rows = context.rows
+    return {name: rows.c[name] for name in (*user_column_names(rows), *OWN_WORDS)}
 
 
 def make_selection(

@@ -279,9 +279,9 @@ class TableDialect(ABC):
         # The backslash, the escape character there, escapes itself.
         return column.like(sa.literal(pattern.replace("\\", "\\\\"), sa.String()))
 
-    def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
-        """Return the condition that a text contains another, case-sensitively, whatever its characters."""
-        return sa.func.instr(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
+    def has_in_it(self, column: sa.ColumnElement[Any], part: str | bytes) -> sa.ColumnElement[bool]:
+        """Return the condition that a text contains another, case-sensitively, whatever its characters; or bytes."""
+        return sa.func.instr(column, sa.literal(part), type_=sa.Integer()) > 0
 
     def changes(self, backend: Backend, name: str) -> Changes:
         """Watch the database for changes of the table of this name."""

@@ -335,9 +335,10 @@ class PostgresqlTables(TableDialect):
         row = connection.execute(_with_columns(facts), {"name": name, "quoted": quoted}).first()
         return (set(), None) if row is None else (set(row.column_names), row)
 
-    def has_in_it(self, column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
-        """Use strpos, because PostgreSQL lacks instr."""
-        return sa.func.strpos(column, sa.literal(part, sa.String()), type_=sa.Integer()) > 0
+    def has_in_it(self, column: sa.ColumnElement[Any], part: str | bytes) -> sa.ColumnElement[bool]:
+        """Use strpos, because PostgreSQL lacks instr; for bytes there is position."""
+        place = sa.func.strpos if isinstance(part, str) else sa.func.pg_catalog.position
+        return place(column, sa.literal(part), type_=sa.Integer()) > 0
 
     def changes(self, backend: Backend, name: str) -> Changes:
         """Listen for notifications; poll behind a pooler that changes sessions."""

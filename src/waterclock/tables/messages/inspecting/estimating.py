@@ -159,12 +159,13 @@ def _some(context: TableContext, *columns: sa.ColumnElement[Any]) -> _Select:
     return sa.select(*columns).where(rows.c.time_acked.is_(None)).order_by(order).limit(COUNTED + 1)
 
 
-def _summed(source: sa.FromClause) -> _Select:
+def state_sql(source: sa.FromClause) -> sa.ColumnElement[str]:
+    """Return which of `STATES` an unacked message is in at the parameter ``now``, ns."""
     now = sa.bindparam("now", type_=sa.BigInteger)
     due = sa.func.coalesce(source.c.time_next, source.c.time_scheduled, 0) <= now
     held, expired = source.c.ack_held_at.is_not(None), is_expired(source, now)
     sent = sa.func.coalesce(source.c.epoch, 0) > 0
-    state = sa.case(
+    return sa.case(
         (held, "held"),
         (expired, "expired"),
         (due, "ready"),
@@ -172,7 +173,10 @@ def _summed(source: sa.FromClause) -> _Select:
         (sent, "delayed"),
         else_="scheduled",
     )
-    named = sa.select(state.label("state"), source.c.time_scheduled).subquery("named")
+
+
+def _summed(source: sa.FromClause) -> _Select:
+    named = sa.select(state_sql(source).label("state"), source.c.time_scheduled).subquery("named")
     counts = [_count(named.c.state == each).label(each) for each in STATES]
     earliest = sa.func.min(sa.case((named.c.state != "expired", named.c.time_scheduled))).label("earliest")
     return sa.select(sa.func.count().label("total"), *counts, earliest).select_from(named)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.messages.inspecting.searching import ScanWindow
 from waterclock.tables.model.attempts import read_attempts
 from waterclock.tables.model.failure_groups import FailedMessage
 from waterclock.tables.model.schema import REASON, SOURCE, is_cancelled, is_waiting
@@ -15,26 +16,35 @@ MOST_READ = 10_000
 """Messages of a table that are grouped, the latest ones: a fifth of a second, and enough to see what fails."""
 
 
-def failed_messages(context: TableContext, connection: sa.Connection) -> Iterator[FailedMessage]:
-    """Yield failed messages, latest first, then the table's dead letters; at most `MOST_READ` of each."""
+def failed_messages(
+    context: TableContext, connection: sa.Connection, window: ScanWindow | None = None
+) -> Iterator[FailedMessage]:
+    """Yield unacked messages that failed, latest first; at most `MOST_READ`, or only those of a window."""
     rows = context.rows
+    within = [] if window is None else [window.holds(rows)]
     waiting = (
         sa.select(rows.c.id, rows.c.last_error.label("error"), rows.c.failed_attempts)
         .where(is_waiting(rows), rows.c.last_error.is_not(None), ~sa.func.coalesce(is_cancelled(rows), sa.false()))
+        .where(*within)
         .order_by(rows.c.seq.desc())
         .limit(MOST_READ)
     )
     yield from _read(connection, waiting)
-    if context.dead is not None:
-        dead = context.dead.rows
-        why = sa.func.coalesce(dead.c.last_error, dead.c[REASON], "")
-        buried = (
-            sa.select(dead.c.id, why.label("error"), dead.c.failed_attempts)
-            .where(is_waiting(dead), dead.c[SOURCE] == context.name)
-            .order_by(dead.c.seq.desc())
-            .limit(MOST_READ)
-        )
-        yield from _read(connection, buried)
+
+
+def dead_messages(context: TableContext, connection: sa.Connection) -> Iterator[FailedMessage]:
+    """Yield the table's dead letters, latest first; at most `MOST_READ`."""
+    if context.dead is None:
+        return
+    dead = context.dead.rows
+    why = sa.func.coalesce(dead.c.last_error, dead.c[REASON], "")
+    buried = (
+        sa.select(dead.c.id, why.label("error"), dead.c.failed_attempts)
+        .where(is_waiting(dead), dead.c[SOURCE] == context.name)
+        .order_by(dead.c.seq.desc())
+        .limit(MOST_READ)
+    )
+    yield from _read(connection, buried)
 
 
 def _read(connection: sa.Connection, statement: sa.Select[*tuple[object, ...]]) -> Iterator[FailedMessage]:

@@ -1,0 +1,1 @@
+"""The pages of message tables, their messages and groups."""

@@ -1,0 +1,100 @@
+"""The page of workers: which processes take messages, and which consumers have some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from waterclock.connection import Database
+from waterclock.database.schema.table_catalogue import heartbeats, message_tables
+from waterclock.monitoring.database_facts import Facts
+from waterclock.server.access import AnyClient
+from waterclock.server.api import shapes
+from waterclock.server.pages.frame import page
+from waterclock.server.rights import Client
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.messages.inspecting.searching import read_window
+from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECONDS
+from waterclock.tables.model.schema import is_waiting
+
+MOST_PROCESSES, MOST_TABLES, MOST_CONSUMERS = 200, 20, 50
+"""Processes on the page, tables whose messages in flight are looked at, and consumers of each."""
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/workers")
+def show_workers(request: Request, caller: AnyClient) -> Response:
+    state = request.app.state
+    return page(request, "workers.html", workers_data(state.database, state.facts.get(), caller))
+
+
+def workers_data(database: Database, facts: Facts, caller: Client) -> dict[str, Any]:
+    """List live processes, and consumers with messages, of the tables that the caller may read."""
+    names = ("session", "subscribers", "sent", "beat_at", "failing", "failure")
+    beats, its = heartbeats.c, message_tables.c
+    with database.backend.snapshot() as connection:
+        now = database.backend.now(connection)
+        rows = connection.execute(
+            sa.select(its.name, *(heartbeats.c[name] for name in names))
+            .join_from(heartbeats, message_tables, its.table_id == beats.table_id)
+            .where(beats.beat_at > now - LASTS)
+            .order_by(beats.failing.desc(), its.name, beats.session)
+            .limit(MOST_PROCESSES + 1)
+        ).all()
+    processes = [
+        {
+            "table": row.name,
+            "session": str(row.session),
+            "subscriptions": row.subscribers,
+            "sent_per_second": row.sent / RATE_SECONDS,
+            "beat_at": shapes.time(row.beat_at),
+            "failing": row.failing,
+            "failure": row.failure if caller.rights is None else None,  # it may name hosts and paths
+        }
+        for row in rows[:MOST_PROCESSES]
+        if caller.may("read", "table", row.name)
+    ]
+    busy = [
+        one.name
+        for one in facts.tables
+        if caller.may("read", "table", one.name)
+        and (counts := facts.counts.get(one.name)) is not None
+        and counts.messages.messages["in_flight"]
+    ]
+    consumers = [one for name in busy[:MOST_TABLES] for one in _consumers(database.table(name).context)]
+    return {"processes": processes, "more": len(rows) > MOST_PROCESSES, "consumers": consumers}
+
+
+def _consumers(context: TableContext) -> Iterator[dict[str, Any]]:
+    rows = context.rows
+    with context.backend.snapshot(indexed=True) as connection:
+        now = context.backend.now(connection)
+        window = read_window(context, connection)
+        leased = is_waiting(rows) & rows.c.claim_id.is_not(None) & (rows.c.time_next > now)
+        found = connection.execute(
+            sa.select(
+                rows.c.consumer,
+                sa.func.count().label("in_flight"),
+                sa.func.min(rows.c.time_next).label("first_end"),
+                sa.func.max(rows.c.epoch).label("epoch"),
+                sa.func.min(rows.c.time_scheduled).label("oldest"),
+            )
+            .where(leased, window.holds(rows))
+            .group_by(rows.c.consumer)
+            .order_by(sa.func.min(rows.c.time_scheduled))
+            .limit(MOST_CONSUMERS)
+        ).all()
+    for row in found:
+        yield {
+            "table": context.name,
+            "consumer": row.consumer,
+            "in_flight": row.in_flight,
+            "first_lease_ends": shapes.time(row.first_end),
+            "most_attempts": row.epoch,
+            "oldest_due": shapes.time(row.oldest),
+        }

@@ -1,0 +1,61 @@
+"""How long messages have been due, and when those that wait for later are sent: counts by length of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.messages.inspecting.searching import ScanWindow
+from waterclock.tables.model.schema import is_waiting
+
+_SECOND = 1_000_000_000
+_MINUTE, _HOUR, _DAY = 60 * _SECOND, 3_600 * _SECOND, 86_400 * _SECOND
+
+BOUNDS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, _DAY)
+"""The lengths of time between two counts, ns."""
+
+
+class Histograms(NamedTuple):
+    """Numbers of messages by length of time: one for each of `BOUNDS`, up to it, and one for longer.
+
+    Attributes
+    ----------
+    due
+        By how long they have been due.
+    later
+        By how long it takes until they are sent next.
+    """
+
+    due: Sequence[int]
+    later: Sequence[int]
+
+
+def count_by_time(context: TableContext, connection: sa.Connection, window: ScanWindow) -> Histograms:
+    """Count the unleased messages of a window."""
+    rows = context.rows
+    now = sa.literal(context.backend.now(connection), sa.BigInteger)
+    age, ahead = now - rows.c.time_scheduled, rows.c.time_next - now
+    is_due, is_later = rows.c.time_next <= now, (rows.c.time_next > now) & rows.c.claim_id.is_(None)
+    counts = [*_counts(is_due, age), *_counts(is_later, ahead)]
+    counted = connection.execute(sa.select(*counts).where(is_waiting(rows), window.holds(rows))).one()
+    return Histograms(counted[: len(BOUNDS) + 1], counted[len(BOUNDS) + 1 :])
+
+
+def _counts(which: sa.ColumnElement[bool], length: sa.ColumnElement[Any]) -> list[sa.ColumnElement[int]]:
+    lows, highs = (None, *BOUNDS), (*BOUNDS, None)
+    return [
+        sa.func.count(
+            sa.case(
+                (
+                    sa.and_(
+                        which, *([] if low is None else [length > low]), *([] if high is None else [length <= high])
+                    ),
+                    1,
+                )
+            )
+        )
+        for low, high in zip(lows, highs, strict=True)
+    ]

@@ -1,0 +1,238 @@
+"""Search the unacked messages of a table with a filter. Reads only, and a bounded number of rows of any table.
+
+No index serves a filter by header, payload or error. So a search looks at the first `SCANNED` messages in the order of
+delivery, and at the last `SCANNED`. By id or group it looks at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import sqlalchemy as sa
+
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.selection import bind_condition, has_header
+from waterclock.tables.messages.inspecting.estimating import state_sql
+from waterclock.tables.messages.putting.putting import check_id
+from waterclock.tables.model.condition_parser import parse_condition
+from waterclock.tables.model.failure_groups import normalised
+from waterclock.tables.model.schema import is_waiting
+
+SCANNED = 5_000
+"""Messages that a search looks at from either end: some 50 ms, where payloads are small."""
+
+LONGEST_TEXT = 1_000
+"""Maximum length of a text to search for."""
+
+SearchState = Literal["ready", "scheduled", "in_flight", "delayed", "held", "expired", "failed"]
+"""The states to search for; ``"failed"``: has an error, whatever its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which messages to find: those that fulfil every given part.
+
+    Attributes
+    ----------
+    id, group, state
+        Their id, group or state.
+    header
+        A header's name and value.
+    where
+        A condition on columns, as consumers use it.
+    text
+        A text in the payload.
+    error
+        Their error, normalised as in `FailureGroup`.
+    """
+
+    id: Any = None
+    group: str | None = None
+    state: SearchState | None = None
+    header: tuple[str, str] | None = None
+    where: str | None = None
+    text: str | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what a form may hold."""
+        if self.state is not None and self.state not in get_args(SearchState):
+            known = ", ".join(get_args(SearchState))
+            raise InvalidArgumentError(f"state must be one of {known}, got {quoted(self.state)}")
+        for name in ("text", "error"):
+            value = getattr(self, name)
+            if value is not None and len(value) > LONGEST_TEXT:
+                raise InvalidArgumentError(f"{name} must have at most {LONGEST_TEXT} characters, got {quoted(value)}")
+
+
+class ScanWindow(NamedTuple):
+    """The messages at both ends of the order of delivery.
+
+    Attributes
+    ----------
+    seqs
+        Their numbers.
+    complete
+        Whether these are all unacked messages.
+    """
+
+    seqs: Sequence[int]
+    complete: bool
+
+    def holds(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+        """Return the condition that an unacked message is one of them."""
+        return sa.true() if self.complete else rows.c.seq.in_(self.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """A message that was found; without its payload. Times in ns.
+
+    Attributes
+    ----------
+    id, group, priority, epoch, consumer, headers
+        As in its row; ``headers`` is JSON.
+    state
+        Its state, as metrics count it.
+    time_scheduled, time_next, time_created
+        As in its row.
+    error
+        Why it failed last; None: it has not failed.
+    """
+
+    id: Any
+    group: str | None
+    priority: int
+    epoch: int
+    consumer: str | None
+    headers: str | None
+    state: str
+    time_scheduled: int
+    time_next: int
+    time_created: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The outcome of a search.
+
+    Attributes
+    ----------
+    messages
+        In the order in which they are due.
+    more
+        Whether there are more than the limit.
+    complete
+        Whether the search looked at every message.
+    """
+
+    messages: Sequence[FoundMessage]
+    more: bool
+    complete: bool
+
+
+def find_messages(
+    context: TableContext,
+    connection: sa.Connection,
+    wanted: MessageFilter,
+    limit: int,
+    window: ScanWindow | None = None,
+) -> SearchResult:
+    """Find up to ``limit`` unacked messages.
+
+    Parameters
+    ----------
+    window
+        Where to look unless by id or group, if it has been read already.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the condition is invalid.
+    """
+    rows = context.rows
+    now = context.backend.now(connection)
+    conditions = list(_conditions(context, wanted))
+    complete = True
+    if wanted.id is None and wanted.group is None:
+        window = window or read_window(context, connection)
+        complete = window.complete
+        conditions.append(window.holds(rows))
+    names = ("id", "group_id", "priority", "epoch", "consumer", "headers")
+    times = ("time_scheduled", "time_next", "time_created", "last_error")
+    statement = (
+        sa.select(*(rows.c[name] for name in (*names, *times)), state_sql(rows).label("state"))
+        .where(is_waiting(rows), *conditions)
+        .order_by(rows.c.time_next, rows.c.seq)
+        # A normalised error is compared here, so that rows are left out only afterwards.
+        .limit(limit + 1 if wanted.error is None else 2 * SCANNED)
+    )
+    found = [
+        row
+        for row in connection.execute(statement, {"now": now})
+        if wanted.error is None or (row.last_error is not None and normalised(row.last_error) == wanted.error)
+    ]
+    return SearchResult([_message(row) for row in found[:limit]], len(found) > limit, complete)
+
+
+def read_window(context: TableContext, connection: sa.Connection) -> ScanWindow:
+    """Read up to `SCANNED` messages at both ends."""
+    rows = context.rows
+    by_group = context.options.groups is not None and not context.sql.orders_groups_by_priority
+    # The columns of the index of unacked messages, which is read from either end.
+    forward = (rows.c.group_id, rows.c.position) if by_group else (rows.c.priority.desc(), rows.c.time_next)
+    back = (rows.c.group_id.desc(), rows.c.position.desc()) if by_group else (rows.c.priority, rows.c.time_next.desc())
+    which = is_waiting(rows)
+    first = connection.scalars(sa.select(rows.c.seq).where(which).order_by(*forward).limit(SCANNED)).all()
+    if len(first) < SCANNED:
+        return ScanWindow(first, complete=True)
+    last = connection.scalars(sa.select(rows.c.seq).where(which).order_by(*back).limit(SCANNED)).all()
+    seqs = list({*first, *last})
+    return ScanWindow(seqs, complete=len(seqs) < 2 * SCANNED)
+
+
+def _conditions(context: TableContext, wanted: MessageFilter) -> Iterator[sa.ColumnElement[bool]]:
+    rows = context.rows
+    if wanted.id is not None:
+        yield rows.c.id == check_id(context, wanted.id)
+    if wanted.group is not None:
+        yield rows.c.group_id == wanted.group if wanted.group else rows.c.group_id.is_(None)
+    if wanted.state == "failed" or wanted.error is not None:
+        yield rows.c.last_error.is_not(None)
+    if wanted.state is not None and wanted.state != "failed":
+        yield state_sql(rows) == wanted.state
+    if wanted.header is not None:
+        name, value = wanted.header
+        yield has_header(context, name, [value])
+    if wanted.where is not None:
+        yield bind_condition(context, wanted.where, parse_condition(wanted.where), {})
+    if wanted.text is not None:
+        yield _has_text(context, wanted.text)
+
+
+def _has_text(context: TableContext, text: str) -> sa.ColumnElement[bool]:
+    payload: Any = context.rows.c.message
+    if context.options.payload == "bytes":
+        return context.sql.has_in_it(payload, text.encode())
+    return context.sql.has_in_it(sa.cast(payload, sa.Text) if context.options.payload == "json" else payload, text)
+
+
+def _message(row: sa.Row[*tuple[Any, ...]]) -> FoundMessage:
+    return FoundMessage(
+        row.id,
+        row.group_id or None,
+        row.priority,
+        row.epoch or 0,
+        row.consumer,
+        row.headers,
+        row.state,
+        row.time_scheduled or 0,
+        row.time_next or 0,
+        row.time_created,
+        row.last_error,
+    )

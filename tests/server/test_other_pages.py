@@ -1,0 +1,178 @@
+"""The pages of groups, schedules, workers and the system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.server.browsing import BROWSER, send_form
+
+import waterclock as wc
+from waterclock.server.pages.cron_words import in_words
+
+pytestmark = pytest.mark.one_database
+
+HOSTILE = "<script>alert('x')</script>\"&\x1b[2J\u202e/"
+
+
+@pytest.fixture
+def shipments(database: wc.Database) -> wc.MessageTable:
+    """A table with a blocked group "a" of two messages, and a group "b" of one."""
+    table = database.create_table(
+        "shipments", groups="sequenced", max_attempts=1, on_exhausted="block", payload="text", batch_size=1
+    )
+    table.put_many([{"payload": "1", "group": "a"}, {"payload": "2", "group": "a"}, {"payload": "3", "group": "b"}])
+    next(one for one in table.receive(1, consumer="worker") if one.group == "a").nack(error="carrier away")
+    return table
+
+
+def test_groups_show_what_blocks_them(shipments: wc.MessageTable, client: TestClient) -> None:
+    found = client.get("/tables/shipments/groups?format=json").json()["groups"]
+    assert [(one["group"], one["state"], one["waiting"]) for one in found] == [
+        ("a", "exhausted", 2),
+        ("b", "ready", 1),
+    ]
+    blocked = client.get("/tables/shipments/groups?format=json&show=blocked").json()["groups"]
+    assert [(one["group"], one["head_id"], one["head_attempts"]) for one in blocked] == [("a", "1", 1)]
+    assert "which is its limit; skip it" in client.get("/tables/shipments/groups?group=a").text
+    assert "This group has no messages" in client.get("/tables/shipments/groups?group=c").text
+
+
+def test_the_first_message_of_a_group_is_skipped(shipments: wc.MessageTable, client: TestClient) -> None:
+    path = "/tables/shipments/groups/skip?group=a"
+    assert "<b>1 message</b> would change" in client.get(path).text
+    answer = send_form(client, path)
+    assert answer.headers["location"] == "/tables/shipments/groups?done=skip&rows=1"
+    assert shipments.explain(1).state == "acked"
+
+
+def test_a_group_is_paused_resumed_moved_and_purged(
+    shipments: wc.MessageTable, database: wc.Database, client: TestClient
+) -> None:
+    database.create_table("others", groups="sequenced", payload="text")
+    for command in ("pause", "resume", "release", "close"):
+        assert send_form(client, f"/tables/shipments/groups/{command}?group=b").status_code == 303
+    assert "<b>1 message</b> would change" in client.get("/tables/shipments/groups/move?group=b").text
+    assert (
+        send_form(client, "/tables/shipments/groups/move?group=b", to="others").headers["location"].endswith("rows=1")
+    )
+    assert send_form(client, "/tables/shipments/groups/purge?group=a").headers["location"].endswith("rows=2")
+    assert [one.waiting for one in database.table("others").groups.list()] == [1]
+
+
+def test_moving_needs_a_right_to_the_other_table(
+    shipments: wc.MessageTable, serve: Callable[..., TestClient], bearer: Callable[..., dict[str, str]]
+) -> None:
+    client = serve()
+    client.headers.update(bearer("manage table:shipments"))
+    assert send_form(client, "/tables/shipments/groups/move?group=b", to="others").status_code == 403
+
+
+def test_a_table_without_groups_says_how_to_have_some(database: wc.Database, client: TestClient) -> None:
+    database.create_table("orders")
+    assert "--groups sequenced" in client.get("/tables/orders/groups").text
+
+
+def test_schedules_are_shown_in_words_and_run_now(database: wc.Database, client: TestClient) -> None:
+    table = database.create_table("orders", payload="text")
+    table.schedule("nightly", cron="0 3 * * 1-5", payload="x", timezone="Europe/Berlin")
+    (found,) = client.get("/schedules?format=json").json()["schedules"]
+    assert (found["words"], len(found["next_ticks"])) == ("every weekday at 03:00", 5)
+    assert found["next_ticks"] == sorted(found["next_ticks"])
+    page = client.get("/schedules")
+    assert "every weekday at 03:00, Europe/Berlin" in page.text
+    for command, rows in (("run", 1), ("pause", 1), ("resume", 1)):
+        token = page.text.split('name="form_token" value="')[1][:64]
+        path = f"/tables/orders/schedules/nightly/{command}"
+        answer = client.post(path, data={"form_token": token}, follow_redirects=False)
+        assert answer.headers["location"] == f"/schedules?done={command}&rows={rows}"
+    assert table.stats().ready == 1
+
+
+@pytest.mark.parametrize(
+    ("cron", "words"),
+    [
+        ("* * * * *", "every minute"),
+        ("*/5 * * * *", "every 5 minutes"),
+        ("15 * * * *", "every hour at minute 15"),
+        ("0 */6 * * *", "every 6 hours"),
+        ("30 7 * * *", "every day at 07:30"),
+        ("0 3 * * MON-FRI", "every weekday at 03:00"),
+        ("0 0 * * 7", "every Sunday at 00:00"),
+        ("*/10 * * * 1", "every 10 minutes, every Monday"),
+        ("0 9 1 * *", "on day 1 of every month at 09:00"),
+        ("@daily", "every day at 00:00"),
+        ("0 9 1,15 * *", None),
+        ("0 9 * 2 *", None),
+        ("0 9 1 * 1", None),
+        ("0-30 9 * * *", None),
+        ("0 9 * * L", None),
+        ("not cron", None),
+    ],
+)
+def test_usual_cron_expressions_have_words(cron: str, words: str | None) -> None:
+    assert in_words(cron) == words
+
+
+def test_workers_shows_processes_and_consumers(database: wc.Database, client: TestClient) -> None:
+    assert "waterclock work MODULE:HANDLER" in client.get("/workers").text
+    table = database.create_table("orders", payload="text")
+    table.put_many([{"payload": "x"}] * 3)
+    with table.subscribe("packer", limit=2) as deliveries:
+        next(iter(deliveries))
+        found = client.get("/workers?format=json").json()
+        assert [(one["table"], one["subscriptions"]) for one in found["processes"]] == [("orders", 1)]
+        assert [one["consumer"] for one in found["consumers"]] == ["packer"]
+        assert "packer" in client.get("/workers").text
+
+
+def test_the_system_page_hides_the_inside_from_tokens(
+    database: wc.Database, serve: Callable[..., TestClient], bearer: Callable[..., dict[str, str]]
+) -> None:
+    database.create_table("orders")
+    client = serve()
+    local = client.get("/system?format=json").json()
+    assert {(one["name"], one["task"]) for one in local["tasks"]} >= {("orders", "purge"), ("orders", "tick")}
+    assert local["database"]["kind"] == "sqlite"
+    shown = client.get("/system?format=json", headers=bearer("read table:others")).json()
+    assert (shown["tasks"], shown["transactions"]) == ([], None)
+
+
+def test_hostile_names_are_no_markup(database: wc.Database, client: TestClient) -> None:
+    table = database.create_table("orders", groups="sequenced", payload="text", max_attempts=1, on_exhausted="block")
+    table.put(HOSTILE, group=HOSTILE)
+    table.schedule(HOSTILE, cron="* * * * *", payload=HOSTILE)
+    for delivery in table.receive(1, consumer=HOSTILE):
+        assert "alert" in client.get("/workers").text
+        delivery.nack(error=HOSTILE)
+    group = quote(HOSTILE, safe="")
+    for path in (
+        "/workers",
+        "/schedules",
+        "/system",
+        "/tables/orders/groups",
+        f"/tables/orders/groups?group={group}",
+        f"/tables/orders/groups/skip?group={group}",
+        f"/login?next={group}",
+    ):
+        text = client.get(path, headers=BROWSER).text
+        assert "<script>alert" not in text, path
+        assert not {"\x1b", "\u202e"} & set(text), path
+    assert send_form(client, f"/tables/orders/groups/skip?group={group}").headers["location"].endswith("rows=1")
+
+
+def test_a_database_that_is_away_has_a_page_that_tries_again(
+    database: wc.Database, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_given: object, **_named: object) -> None:
+        raise wc.UnavailableError("connection to postgresql://secret refused")
+
+    monkeypatch.setattr(database.backend, "snapshot", fail)
+    for path in ("/", "/schedules"):
+        answer = client.get(path, headers=BROWSER)
+        assert answer.status_code == 503
+        assert 'http-equiv="refresh"' in answer.text
+        assert "secret" not in answer.text
+        assert "Traceback" not in answer.text
