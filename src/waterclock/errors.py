@@ -118,3 +118,7 @@ class PartlyPutError(UnavailableError):
 
 class LongCallWarning(UserWarning):
     """A call brought a stream's messages from more than 1000 batch lengths; batching by rate cuts only some of them."""
+
+
+class OutsideWindowWarning(UserWarning):
+    """Messages of a stream are in batches whose windows they lie outside of, and that continues; by rate only."""

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
 from waterclock.figures.glyphs import beyond, box, dots, window
-from waterclock.figures.legend import LegendLine, draw_legend, reason_lines
+from waterclock.figures.legend import LegendLine, draw_legend, outside_line, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import add, number, path, shorten
@@ -38,7 +38,8 @@ def rate_drawing(
     """Draw each stream as a lane of dots over the windows that hold them, with the reason of each closing, as SVG text.
 
     A window is a shade with its reason above it, and a mark on its lower edge where the high-water mark stood when it
-    closed. Messages are drawn at their event times; where some lie outside the picture, an arrow on its edge says so.
+    closed. Messages are drawn at their event times, in another colour if they lie outside their batch's window; where
+    some lie outside the picture, an arrow on its edge says so.
 
     Parameters
     ----------
@@ -76,8 +77,10 @@ def rate_drawing(
     content = Element("g")
     _draw_axis(content, scale, bottom, origin)
     _draw_windows(content, closed, in_progress, scale, bottom)
-    _draw_lanes(content, messages, streams, scale)
+    outside = [message for batch in closed for message in batch.messages_outside()]
+    _draw_lanes(content, messages, outside, streams, scale)
     legend = [*reason_lines(closed, []), _MARK]
+    legend += [outside_line(len(outside))] if outside else []
     legend += [_OUTSIDE] if any(not scale.holds(message.event_time) for message in messages) else []
     foot = draw_legend(content, legend, MARGIN, width - MARGIN, bottom + _AXIS + 20)
     sizes = f"{counted(len(messages), 'message')} of {counted(len(streams), 'stream')}"
@@ -113,13 +116,17 @@ def _draw_labels(parent: Element, labels: Sequence[tuple[float, str]], scale: Sc
         add(parent, "text", class_="ink small middle", x=centre, y=_TOP - 12, content=content)
 
 
-def _draw_lanes(parent: Element, messages: Sequence[Message], streams: Sequence[str], scale: Scale) -> None:
+def _draw_lanes(
+    parent: Element, messages: Sequence[Message], outside: Sequence[Message], streams: Sequence[str], scale: Scale
+) -> None:
     for row, stream in enumerate(streams):
         y = _TOP + _LANE * (row + 0.5)
         name = shorten(stream, 11, _GUTTER - 18)
         add(parent, "text", class_="ink end", x=scale.left - 14, y=y + 4, content=name)
         times = [m.event_time for m in messages if m.stream == stream]
         path(parent, "message dots", dots((scale.x(time), y) for time in times if scale.holds(time)), stroke_width=4)
+        times_outside = [m.event_time for m in outside if m.stream == stream and scale.holds(m.event_time)]
+        path(parent, "outside dots", dots((scale.x(time), y) for time in times_outside), stroke_width=4)
         if min(times) < scale.start:
             path(parent, "message glyph", [beyond(scale.left - 10, y, -_ARROW)])
         if max(times) > scale.end:

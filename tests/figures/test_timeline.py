@@ -251,3 +251,13 @@ def test_a_bad_argument_is_an_error_that_names_it() -> None:
         timeline([], [Rejection(message(), "lost")])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidArgumentError, match="start"):
         timeline([], [], start="yesterday")
+
+
+def test_messages_outside_their_window_are_marked_and_counted() -> None:
+    inside, before = message(at=10 * SECOND), message(at=8 * SECOND)
+    closed = Batch("press-01", 10 * SECOND, 11 * SECOND, 11 * SECOND, "slots", (before, inside))
+    picture = timeline([closed])
+    assert (dot_count(picture), dot_count(picture, "outside")) == (2, 1)
+    assert "outside its batch's window (1)" in words(picture)
+    assert any("1 outside their windows" in text for text in words(picture))
+    assert "outside" not in "".join(words(timeline([batch(inside)])))

@@ -81,6 +81,7 @@ def results_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Results:
                 rejected += [(row["source"], row["rejection"], message) for message in messages]
             for b in row["batches"]:
                 some = messages[b["first"] : b["first"] + b["count"]]
+                _check_outside(b, some)
                 batches.append((row["source"], b["start"], b["end"], b["closed_at"], b["reason"], some))
             assert row["rejection"] is not None or sum(b["count"] for b in row["batches"]) == row["count"]
     return _results(batches, rejected)
@@ -93,6 +94,7 @@ def results_in_frames(outcomes: DataFrame) -> Results:
     for b in batches_of(outcomes).collect():
         assert b["id"] == f"{b['source']}@{b['start']}"
         messages = [(b["streams"][m["stream"]], *_numbers(m)) for m in records(bytes(b["messages"]), b["count"])]
+        _check_outside(b, messages)
         found.append((b["source"], b["start"], b["end"], b["closed_at"], b["reason"], messages))
     positioned = [
         (r["source"], r["reason"], tuple(r[name] for name in METADATA[1:] if r[name] is not None))
@@ -127,6 +129,13 @@ def _results(batches: Iterable[tuple[Any, ...]], rejected: Iterable[tuple[Any, .
     for of_source in (*results.batches.values(), *results.rejected.values()):
         of_source.sort()
     return results
+
+
+def _check_outside(batch: Any, messages: list[Facts]) -> None:
+    """Compare what a row says about messages outside their window with what the class says."""
+    own = tuple(Message("s", stream, event_time) for stream, event_time, *_ in messages)
+    outside = Batch("s", batch["start"], batch["end"], 0, batch["reason"], own).outside
+    assert batch["outside"] == sum(counts.total for counts in outside.values())
 
 
 def _unpacked(row: pa.RecordBatch) -> list[Facts]:

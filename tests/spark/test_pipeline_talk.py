@@ -28,7 +28,7 @@ STATE = {"open_batches": 7, "state_rows": 5, "state_bytes": 4096, "state_partiti
 
 def some_progress() -> Progress:
     some = Progress("press", 4, 1_500, rate=250.0, lag=1, position="0:1:0", phases={"look": 3, "all": 120}, **STATE)
-    some.count({"batches": 12, "late": 3, "future": None, "duplicate": None, "replaced": 0})
+    some.count({"batches": 12, "outside": 4, "late": 3, "future": None, "duplicate": None, "replaced": 0})
     return some
 
 
@@ -51,14 +51,14 @@ def test_a_pipeline_without_a_terminal_says_every_half_minute_how_far_it_is(
         assert plan == "press: its state is in 2 partitions and 8 buckets of sources"
         assert re.fullmatch(
             r"press: 1,500 messages, 250/s, 1 behind \([\d,.]+ s\); 12 batches, 7 open; 3 rejected \(3 late\);"
-            r" state 5 rows, 4,096 bytes; micro-batch look 3 ms, all 120 ms",
+            r" 4 outside their windows; state 5 rows, 4,096 bytes; micro-batch look 3 ms, all 120 ms",
             lines[0],
         )
         return
     assert json.loads(plan)["event"] == "plan"
     said = json.loads(lines[0])
     assert (said["event"], said["pipeline"], said["messages"], said["lag_messages"]) == ("progress", "press", 1_500, 1)
-    assert said["rejected"] == {"late": 3, "future": 0, "duplicate": 0, "replaced": 0}
+    assert (said["outside"], said["rejected"]) == (4, {"late": 3, "future": 0, "duplicate": 0, "replaced": 0})
     assert said["lag_seconds"] > 0
     assert said["micro_batch_ms"] == {"look": 3, "all": 120}
 
@@ -71,6 +71,7 @@ def test_the_metrics_of_a_pipeline_are_exported(tmp_path: Path) -> None:
         registry.register(reporter.metrics)
         lines = generate_latest(registry).decode().splitlines()
     assert 'waterclock_pipeline_messages_total{pipeline="press"} 1500.0' in lines
+    assert 'waterclock_pipeline_outside_total{pipeline="press"} 4.0' in lines
     assert 'waterclock_pipeline_rejected_total{pipeline="press",reason="late"} 3.0' in lines
     assert 'waterclock_pipeline_micro_batch_seconds{phase="all",pipeline="press"} 0.12' in lines
     assert 'waterclock_pipeline_lag_messages{pipeline="press"} 1.0' in lines

@@ -13,6 +13,7 @@ from waterclock._support.html import facts_as_html, rows_as_html
 from waterclock._support.quoting import quoted
 from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.batching.facts import moment, parsed, read_as, text
+from waterclock.batching.outside import OutsideCounts, count_outside, outside_messages
 from waterclock.checksum import has_trailer, trailer, without_trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.frames import to_pandas
@@ -120,6 +121,19 @@ class Batch:
     def id(self) -> str:
         """What names this batch everywhere, also as a message id: source and start."""
         return batch_id(self.source, self.start)
+
+    @property
+    def outside(self) -> dict[str, OutsideCounts]:
+        """How many messages lie outside the window, for each stream that has any; by rate only.
+
+        Messages within half a period of their stream do not count: that may be jitter. The first batch (``start``) has
+        no window.
+        """
+        return {} if self.reason == "start" else count_outside(self.messages, self.start, self.end)
+
+    def messages_outside(self) -> list[Message]:
+        """List the messages that `outside` counts."""
+        return [] if self.reason == "start" else outside_messages(self.messages, self.start, self.end)
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the messages as columns of `waterclock.arrow.POSITIONED_SCHEMA`, the batch's facts in its metadata."""

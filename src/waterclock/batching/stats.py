@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from waterclock.batching.outside import OutsideCounts
+
 
 class BatcherStats(NamedTuple):
     """The state of a batcher.
@@ -20,9 +22,13 @@ class BatcherStats(NamedTuple):
         disorder says that one message with a wrong clock makes the good ones late: ``reset`` is the remedy.
     buffered
         How many messages are in no batch yet.
+    outside
+        By rate, how many messages were in batches whose window they lie outside of, by stream, since the batcher was
+        created or restored; see ``Batch.outside``. At most 1,000 streams are counted.
     """
 
     source: str | None
     clock: int | None
     ahead: int
     buffered: int
+    outside: dict[str, OutsideCounts]

@@ -151,12 +151,14 @@ class _Reporter:
             "messages": counts.messages,
             "batches": counts.batches,
             "rejected": dict(counts.rejected),
+            "outside": counts.outside,
             "open_batches": counts.open,
             "lag_messages": counts.behind,
         }
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.rejected.items())) or "none"
+        outside = f"; {counts.outside:,} outside their windows" if counts.outside else ""
         batched = f"{counted(counts.messages, 'message')} in {counted(counts.batches, 'batch', 'batches')}"
-        text = f"{batched}, {counts.open:,} open; rejected: {rejected}; {counts.behind:,} behind"
+        text = f"{batched}, {counts.open:,} open{outside}; rejected: {rejected}; {counts.behind:,} behind"
         self._tell(event, text, facts)
 
     def _tell(self, event: str, text: str, facts: dict[str, Any]) -> None:

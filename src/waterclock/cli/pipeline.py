@@ -171,6 +171,7 @@ def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
         "batches": progress.batches,
         "lag": progress.lag,
         "open_batches": progress.open_batches,
+        "outside": progress.outside,
         "rejected": progress.rejected,
     }
 

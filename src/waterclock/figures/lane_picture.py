@@ -109,6 +109,7 @@ def _draw_messages(parent: Element, lane: Lane, top: float, scale: Scale, detail
         return scale.x(message.event_time), top + _PAD + pitch * rank
 
     path(parent, "message dots", dots(point(message) for message in lane.accepted), stroke_width=2 * radius)
+    path(parent, "outside dots", dots(point(message) for message in lane.outside), stroke_width=2 * radius)
     for kind in REJECTED:
         points = [point(message) for message, reason in lane.rejected if reason == kind]
         if detail is Detail.GLYPH:

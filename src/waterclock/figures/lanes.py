@@ -27,6 +27,8 @@ class Lane:
         Those whose window reaches into the stretch, in order of start.
     accepted
         Messages of any batch whose event time lies in the stretch.
+    outside
+        Those of them that lie outside their batch's window.
     rejected
         Rejected messages whose event time lies in the stretch, in event-time order.
     """
@@ -34,6 +36,7 @@ class Lane:
     source: str
     batches: list[Batch] = field(default_factory=list[Batch])
     accepted: list[Message] = field(default_factory=list[Message])
+    outside: list[Message] = field(default_factory=list[Message])
     rejected: list[Rejection] = field(default_factory=list[Rejection])
 
     @property
@@ -89,6 +92,8 @@ def sort_into_lanes(
         lane = lanes.get(batch.source)
         if lane is not None:
             lane.accepted += [message for message in batch.messages if start <= message.event_time <= end]
+            outside = batch.messages_outside()
+            lane.outside += [message for message in outside if start <= message.event_time <= end]
             if batch.start <= end and batch.end >= start:
                 lane.batches.append(batch)
     for rejection in rejected:

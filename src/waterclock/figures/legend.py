@@ -42,6 +42,14 @@ def dot_line(words: str) -> LegendLine:
     return LegendLine(lambda parent, x, y: path(parent, "message dots", dots([(x + 9, y)]), stroke_width=5), words)
 
 
+def outside_line(count: int) -> LegendLine:
+    """Explain and count the dots of messages outside their windows."""
+    return LegendLine(
+        lambda parent, x, y: path(parent, "outside dots", dots([(x + 9, y)]), stroke_width=5),
+        f"outside its batch's window ({count:,})",
+    )
+
+
 def bar_line(words: str) -> LegendLine:
     """Explain a bar that counts."""
     columns = ((4.0, 5.0), (8.0, 10.0), (12.0, 7.0))

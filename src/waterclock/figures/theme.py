@@ -23,6 +23,7 @@ _COLOURS = {
     "odd": ("fill", "#c9e3f6", "#123b5e"),
     "even": ("fill", "#9fcdec", "#1d5a8a"),
     "message": ("stroke", "#0c4a7c", "#b5dcff"),
+    "outside": ("stroke", "#d55e00", "#ff8b3d"),
     "ink": ("fill", "#1f2328", "#e9eef4"),
     "muted": ("fill", "#57606a", "#9aa4af"),
     "link": ("stroke", "#8a95a1", "#6d7884"),

@@ -11,7 +11,7 @@ from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.lane_picture import LANE_HEIGHT, Detail, draw_lane
 from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
-from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, reason_lines
+from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, outside_line, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import Svg, add, number, path, shorten
@@ -42,10 +42,11 @@ def timeline(
 ) -> Svg:
     """Draw batches and rejected messages over event time, as SVG text of at most about 200 kB.
 
-    Every message is a dot at its event time, its height given by its stream; above 9,000 messages, bars count them
-    instead. A window is a shade, and a window that was cut has a torn right edge; above 640 windows, one shade shows
-    the time that they cover together. Each kind of rejected message has a colour and a shape of its own. The legend
-    names and counts every reason that the picture shows. The same input produces the same bytes.
+    Every message is a dot at its event time, its height given by its stream, and has another colour if it lies outside
+    its batch's window; above 9,000 messages, bars count them instead. A window is a shade, and a window that was cut
+    has a torn right edge; above 640 windows, one shade shows the time that they cover together. Each kind of rejected
+    message has a colour and a shape of its own. The legend names and counts every reason that the picture shows. The
+    same input produces the same bytes.
 
     Parameters
     ----------
@@ -158,21 +159,26 @@ def _draw_axis(parent: Element, scale: Scale, top: float, bottom: float) -> None
 
 
 def _legend_lines(lanes: Sequence[Lane], detail: Detail) -> list[LegendLine]:
-    messages = dot_line("message, its height by stream")
+    messages = [dot_line("message, its height by stream")]
+    outside = sum(len(lane.outside) for lane in lanes)
     if detail is Detail.BAR:
-        messages = bar_line("messages, counted; each lane to its own scale")
+        messages = [bar_line("messages, counted; each lane to its own scale")]
+    elif outside:
+        messages.append(outside_line(outside))
     batches = chain.from_iterable(lane.batches for lane in lanes)
     rejected = chain.from_iterable(lane.rejected for lane in lanes)
-    return [messages, *reason_lines(batches, rejected)]
+    return [*messages, *reason_lines(batches, rejected)]
 
 
 def _summary(lanes: Sequence[Lane]) -> str:
     accepted = sum(len(lane.accepted) for lane in lanes)
     rejected = sum(len(lane.rejected) for lane in lanes)
     batches = sum(len(lane.batches) for lane in lanes)
+    outside = sum(len(lane.outside) for lane in lanes)
     return (
         f"{counted(accepted + rejected, 'message')} from {counted(len(lanes), 'source')}:"
         f" {accepted:,} in {counted(batches, 'batch', 'batches')}, {rejected:,} rejected"
+        + (f", {outside:,} outside their windows" if outside else "")
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from waterclock.batching.batch import batch_id
 
@@ -40,6 +41,11 @@ def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
                 }
             )
     return pa.RecordBatch.from_pylist(rows, _ROWS)
+
+
+def outside(outcomes: pa.RecordBatch) -> int:
+    """Count messages in batches whose window they lie outside of."""
+    return pc.call_function("sum", [outcomes.column("batches").flatten().field("outside")]).as_py() or 0
 
 
 def rejections(outcomes: pa.RecordBatch) -> Counter[str]:

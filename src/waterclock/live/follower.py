@@ -14,7 +14,7 @@ from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock.connection import Database
 from waterclock.live.adaptive_stream import AdaptiveRateStream
-from waterclock.live.batch_rows import batch_rows, rejections
+from waterclock.live.batch_rows import batch_rows, outside, rejections
 from waterclock.live.follower_row import FollowerState, enter, load, save
 from waterclock.live.rules import LiveRule, LiveStream
 from waterclock.spark.many_sources import ManySources, from_packed, nothing
@@ -45,6 +45,8 @@ class FollowerCounts:
         Messages read and batches put.
     rejected
         Messages that are in no batch, by reason.
+    outside
+        Messages in batches whose window they lie outside of.
     open
         Windows that wait for more messages or for time.
     behind
@@ -56,6 +58,7 @@ class FollowerCounts:
     messages: int = 0
     batches: int = 0
     rejected: Counter[str] = field(default_factory=Counter[str])
+    outside: int = 0
     open: int = 0
     behind: int = 0
     batch_length: int | None = None
@@ -195,6 +198,7 @@ class Follower:
         self.counts.batches += sum(rows.num_rows for rows, _ in written)
         for each in outcomes:
             self.counts.rejected += rejections(each)
+            self.counts.outside += outside(each)
 
     def _encoded(self, outcomes: list[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.BinaryArray]]:
         rows = [found for each in outcomes if (found := batch_rows(each)).num_rows]

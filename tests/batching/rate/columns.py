@@ -13,6 +13,7 @@ from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 
 Described = tuple[int, int, int, str, list[int]]
+"""Start, end, closing time, reason and numbers of messages of a batch."""
 
 
 def described(batches: list[Batch], numbers: dict[int, int]) -> list[Described]:

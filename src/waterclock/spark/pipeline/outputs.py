@@ -26,9 +26,10 @@ from waterclock.spark.streaming.batch_rows import Payloads, encoded
 from waterclock.spark.streaming.batching import batches_of, rejected_of
 
 _ENCODED_SCHEMA = (
-    "id STRING, source STRING, start BIGINT, `end` BIGINT, closed_at BIGINT, reason STRING, count INT, payload BINARY"
+    "id STRING, source STRING, start BIGINT, `end` BIGINT, closed_at BIGINT, reason STRING, count INT, outside INT,"
+    " payload BINARY"
 )
-_FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count")
+_FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count", "outside")
 _BATCHES_AT_ONCE = 500
 
 MOST_READING_ALL = 8

@@ -23,6 +23,7 @@ OUTCOMES = "outcomes"
 """The name of Spark's observation of a micro-batch's outcomes."""
 
 _BATCHES = "batches"
+_OUTSIDE = "outside"
 _REASONS = [*REJECTIONS.values()]
 _NS_PER_S = 1_000_000_000
 _PHASES = {
@@ -57,6 +58,8 @@ class Progress:
         The place of the first of these; None if unknown.
     open_batches
         Windows with messages that are not closed yet; None in a replay.
+    outside
+        Messages in batches whose window they lie outside of, since the start.
     rejections
         Messages that are in no batch, by the reason, since the start.
     state_rows
@@ -88,6 +91,7 @@ class Progress:
     lag: int | None = None
     position: str | None = None
     open_batches: int | None = None
+    outside: int = 0
     rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
     state_rows: int | None = None
     state_bytes: int | None = None
@@ -107,6 +111,7 @@ class Progress:
     def count(self, observed: Mapping[str, Any]) -> None:
         """Add the observed outcomes of a micro-batch."""
         self.batches += observed[_BATCHES] or 0
+        self.outside += observed[_OUTSIDE] or 0
         for reason in self.rejections:
             self.rejections[reason] += observed[reason] or 0
 
@@ -161,15 +166,16 @@ class Progress:
 
 
 def observed(outcomes: DataFrame) -> DataFrame:
-    """Observe outcomes that pass: Spark counts batches, and rejected messages by reason."""
+    """Observe outcomes that pass: Spark evaluates `counts`."""
     return outcomes.observe(OUTCOMES, *counts())
 
 
 def counts() -> list[Column]:
-    """Return the expressions that count batches, and rejected messages by reason, of outcomes."""
+    """Return the expressions that count batches, messages outside their windows, and rejected messages by reason."""
     batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
-    return [batches.alias(_BATCHES), *by_reason]
+    outside = F.sum(F.aggregate("batches", F.lit(0).cast("bigint"), lambda total, batch: total + batch["outside"]))
+    return [batches.alias(_BATCHES), outside.alias(_OUTSIDE), *by_reason]
 
 
 def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:

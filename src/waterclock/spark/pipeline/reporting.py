@@ -131,6 +131,7 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "lag_seconds": lag_seconds,
         "batches": progress.batches,
         "open_batches": progress.open_batches,
+        "outside": progress.outside,
         "rejected": progress.rejections,
         "state_rows": progress.state_rows,
         "state_bytes": progress.state_bytes,
@@ -163,6 +164,8 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
         f"{_shown(progress.batches)} batches, {_shown(progress.open_batches)} open",
         f"{_shown(progress.rejected)} rejected" + (f" ({reasons})" if reasons else ""),
     ]
+    if progress.outside:
+        said.append(f"{progress.outside:,} outside their windows")
     if progress.state_bytes is not None:
         said.append(f"state {_shown(progress.state_rows)} rows, {progress.state_bytes:,} bytes")
     if progress.phases:
@@ -175,6 +178,7 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
     counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
         ("messages", "Messages read since the start.", lambda one: one.messages),
         ("batches", "Batches given since the start.", lambda one: one.batches),
+        ("outside", "Messages in batches whose window they lie outside of.", lambda one: one.outside),
         ("micro_batches", "Micro-batches since the start.", lambda one: one.micro_batches),
     ]
     gauges: list[tuple[str, str, Callable[[Progress], float | None]]] = [

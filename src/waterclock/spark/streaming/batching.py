@@ -87,8 +87,9 @@ def event_time_batches(
     DataFrame
         One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"``, ``"gap"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count
-        (INT), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event time
-        and stream, laid out as `waterclock.spark.records` says).
+        (INT), outside (INT, as the sum of `waterclock.Batch.outside`), streams (ARRAY<STRING>) and messages (BINARY:
+        their times, streams and positions in order of event time and stream, laid out as `waterclock.spark.records`
+        says).
 
     Raises
     ------
@@ -323,6 +324,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
             batch["closed_at"].alias("closed_at"),
             batch["reason"].alias("reason"),
             batch["count"].alias("count"),
+            batch["outside"].alias("outside"),
             "streams",
             F.substring("messages", batch["first"] * width + 1, batch["count"] * width).alias("messages"),
         )

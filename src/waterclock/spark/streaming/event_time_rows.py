@@ -60,6 +60,7 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
         closed_at=closing_times(ends, rule),
         first=windows - firsts[rows[windows]],
         count=np.diff(windows, append=accepted),
+        outside=np.zeros(len(windows), np.int32),
     )
     bounds = np.minimum(np.append(row_parts, len(parts)), len(windows)).astype(np.int32)
     return pa.record_batch(

@@ -15,19 +15,22 @@ from waterclock.spark.packing import PACKED_SCHEMA, ROWS
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by the number that stands for it."""
 
-_BATCH_STRUCT = "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT"
+_BATCH_STRUCT = "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT, outside: INT"
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BATCH_STRUCT}>>"
 """Packed rows of messages with the same verdict, as Spark writes them.
 
 ``rejection`` says why the messages are in no batch, or is null. Then they are in order of event time and stream, and
-``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on.
+``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on, of which ``outside`` lie
+outside its window.
 """
 
-_NUMBERS = {"start": np.int64, "end": np.int64, "closed_at": np.int64, "first": np.int32, "count": np.int32}
+_NUMBERS = dict.fromkeys(("start", "end", "closed_at"), np.int64) | dict.fromkeys(
+    ("first", "count", "outside"), np.int32
+)
 _BATCH_FIELDS = [
     (name, pa.from_numpy_dtype(_NUMBERS[name]) if name in _NUMBERS else pa.string())
-    for name in ("start", "end", "closed_at", "reason", "first", "count")
+    for name in ("start", "end", "closed_at", "reason", "first", "count", "outside")
 ]
 
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])

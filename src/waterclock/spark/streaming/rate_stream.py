@@ -17,6 +17,7 @@ from waterclock.batching.facts import count, each, parsed, read_as
 from waterclock.batching.rate.by_column.columns import compiled, long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
+from waterclock.batching.rate.by_column.outside import count_outside
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import RateRule, gate_chooser
 from waterclock.batching.state_bytes import refuse_version
@@ -324,6 +325,9 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
     firsts = found.offsets[row_bounds]
     rows = np.repeat(np.arange(len(sources)), np.diff(firsts))
     leaving = ordered.take(found.messages[_leaving_order(ordered, found.messages, batch_of)])
+    windows = found.reasons != compiled().START
+    times = leaving.messages["event_time"]
+    outside = count_outside(found.starts, found.ends, windows, found.offsets, leaving.streams, times)
     streams, leaving.messages["stream"] = local_streams(rows, len(sources), leaving.streams, ordered.stream_names)
     batches = batch_structs(
         np.array([REASONS.index(reason) for reason in compiled().REASONS])[found.reasons],
@@ -332,6 +336,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
         closed_at=found.closed_at,
         first=found.offsets[:-1] - np.repeat(firsts[:-1], per_source[sources]),
         count=sizes,
+        outside=outside,
     )
     columns = [
         ordered.source_names.take(pa.array(sources)),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.rate.by_column.columns_state import RateColumnsState
+from waterclock.batching.rate.by_column.outside import count_outside
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import ERA, Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError, UnavailableError
@@ -50,6 +51,18 @@ class RateBatches(NamedTuple):
         batches = np.repeat(np.arange(len(self.starts)), np.diff(self.offsets))
         batch_of[numbers[within]] = batches[within]
         return batch_of
+
+    def outside(self, streams: npt.NDArray[np.integer], event_times: Ints, first: int = 0) -> Ints:
+        """Count the messages of each batch that lie outside its window, as ``Batch.outside`` does.
+
+        Parameters
+        ----------
+        streams, event_times
+            Of the messages ``first`` and following, up to the last that is in a batch.
+        """
+        windows = np.array([reason != "start" for reason in self.reasons], np.bool_)
+        numbers = self.messages - first
+        return count_outside(self.starts, self.ends, windows, self.offsets, streams[numbers], event_times[numbers])
 
 
 class RateAwareColumns:

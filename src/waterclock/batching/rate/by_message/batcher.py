@@ -11,6 +11,7 @@ from waterclock._support.quoting import quoted
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.batch import Batch, check_batch
 from waterclock.batching.rate.by_message.gate import Gate
+from waterclock.batching.rate.by_message.outside_watch import OutsideWatch
 from waterclock.batching.rate.by_message.silence import Silence
 from waterclock.batching.rate.by_message.stall import StallWatch
 from waterclock.batching.rate.by_message.state import from_bytes, to_bytes
@@ -115,6 +116,9 @@ class RateAwareBatcher:
     -----
     LongCallWarning
         For a call that brings a stream's messages from more than 1000 lengths: those of another era are not cut.
+    OutsideWindowWarning
+        For a stream most of whose messages lie outside the windows of their batches, in 10 batches in a row; and for a
+        silence of more than 1000 lengths without ``forget_after``.
 
     Notes
     -----
@@ -124,7 +128,7 @@ class RateAwareBatcher:
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
 
-    __slots__ = ("_adaptive", "_assembly", "_gate", "_rule", "_silence", "_sources", "_stall")
+    __slots__ = ("_adaptive", "_assembly", "_gate", "_outside", "_rule", "_silence", "_sources", "_stall")
 
     def __init__(
         self,
@@ -140,6 +144,7 @@ class RateAwareBatcher:
         self._gate = Gate(gated)
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
+        self._outside = OutsideWatch()
         self._sources: set[str] = set()  # one, once there was a message
         self._assembly: Assembly | None = None
 
@@ -188,6 +193,7 @@ class RateAwareBatcher:
             self._gate.ask(map(_stream, messages))
         if len(times) > 1 and max(times) - min(times) > ERA * self._in_force.batch_length:
             warn_of_long_call(messages, self._in_force.batch_length)
+        self._outside.warn()
         return messages
 
     def take(self, messages: list[Message]) -> list[Batch]:
@@ -266,11 +272,12 @@ class RateAwareBatcher:
         return batches
 
     def stats(self) -> BatcherStats:
-        """Return the state of the high-water mark, and how far that is ahead of the messages."""
-        mark, assembly = self.high_water_mark, self._assembly
-        if mark is None or assembly is None or not assembly.active:
-            return BatcherStats(min(self._sources, default=None), mark, 0, self.buffered)
-        return BatcherStats(assembly.source, mark, max(0, mark - assembly.active[-1].event_time), self.buffered)
+        """Return the state of the high-water mark, and which messages were outside their windows."""
+        source, mark, assembly = min(self._sources, default=None), self.high_water_mark, self._assembly
+        ahead = 0
+        if mark is not None and assembly is not None and assembly.active:
+            ahead = max(0, mark - assembly.active[-1].event_time)
+        return BatcherStats(source, mark, ahead, self.buffered, dict(self._outside.counts))
 
     def set_batch_length(self, batch_length: Duration) -> None:
         """Change the length from the next window on; the timeout stays in proportion.
@@ -417,6 +424,7 @@ class RateAwareBatcher:
         batcher._assembly = known.assembly(batcher._gate)
         if batcher._assembly is not None:
             batcher._sources = {batcher._assembly.source}
+            batcher._assembly.outside = batcher._outside
         return batcher
 
     @property
@@ -462,6 +470,7 @@ class RateAwareBatcher:
         begin = min(oldest, start - 1)
         self._sources = {source}
         self._assembly = Assembly(source, self._rule, start, self._gate)
+        self._assembly.outside = self._outside
         self._assembly.starts.remember(begin)
         self._assembly.doubt()
         self._assembly.learn(messages)

@@ -1,0 +1,82 @@
+"""Adds up how many messages land outside their windows, and warns of streams for which that is steady."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+
+from waterclock._support.quoting import quoted
+from waterclock.batching.batch import Batch
+from waterclock.batching.outside import OutsideCounts
+from waterclock.errors import OutsideWindowWarning
+
+STEADY = 10
+"""A stream is warned about if most of its messages were outside in so many of its batches in a row: a pause of a few
+seconds is over by then."""
+
+MOST_STREAMS = 1_000
+"""Streams that are counted: the names of streams are up to the senders, and memory is bounded."""
+
+
+class OutsideWatch:
+    """Counts what lies outside windows. It changes no batch, and no state holds it.
+
+    Attributes
+    ----------
+    counts
+        By stream, since the batcher was created or restored.
+    """
+
+    __slots__ = ("_due", "_in_a_row", "_told", "counts")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, OutsideCounts] = {}
+        self._in_a_row: dict[str, int] = {}
+        self._due: list[str] = []
+        self._told: set[str] = set()
+
+    def note(self, batch: Batch) -> None:
+        """Count a batch that has closed."""
+        found = batch.outside
+        if not found and not self._in_a_row:
+            return
+        sizes = Counter(message.stream for message in batch.messages)
+        for stream in self._in_a_row.keys() & sizes.keys() - found.keys():
+            del self._in_a_row[stream]
+        for stream, counts in found.items():
+            if stream not in self.counts and len(self.counts) == MOST_STREAMS:
+                continue
+            self.counts[stream] = self.counts.get(stream, OutsideCounts()).plus(counts)
+            self._watch(batch, stream, counts, sizes[stream])
+        if batch.reason == "stall" and 2 * sum(counts.after[-1] for counts in found.values()) > len(batch.messages):
+            self._tell(
+                batch.source,
+                "after a silence of more than 1000 batch lengths its first messages were in a batch with the window"
+                ' before the silence; pass forget_after, for example "1h"',
+            )
+
+    def warn(self) -> None:
+        """Issue the warnings that are due. Here nothing has changed yet, so a warning may be raised as an error."""
+        while self._due:
+            warnings.warn(self._due.pop(), OutsideWindowWarning, stacklevel=4)
+
+    def _watch(self, batch: Batch, stream: str, counts: OutsideCounts, size: int) -> None:
+        if 2 * counts.total <= size:
+            self._in_a_row.pop(stream, None)
+            return
+        self._in_a_row[stream] = in_a_row = self._in_a_row.get(stream, 0) + 1
+        if in_a_row < STEADY:
+            return
+        if sum(counts.before) >= sum(counts.after):
+            what = (
+                f"came after their windows had closed, in {STEADY} batches in a row; pass a longer timeout, up to three"
+                " batch lengths, if they take long to arrive, or correct the clock if it is behind"
+            )
+        else:
+            what = f"were ahead of the windows that they came with, in {STEADY} batches in a row; correct the clock"
+        self._tell(f"{batch.source}\0{stream}", f"stream {quoted(stream)}: most messages {what}", batch.source)
+
+    def _tell(self, key: str, text: str, source: str | None = None) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self._due.append(f"source {quoted(source or key)}{', ' if source else ': '}{text}")
