@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+import anyio
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -49,6 +51,41 @@ def test_deliveries_are_acked_by_their_block_and_come_back_after_an_error(run: R
         assert (stats.acked, stats.delayed) == (1, 1)
 
     run(use)
+
+
+def test_a_thousand_puts_at_once_are_all_made(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        ids = await asyncio.gather(*(orders.put(str(number)) for number in range(1_000)))
+        assert len(set(ids)) == (await orders.stats()).ready == 1_000
+
+    run(use)
+
+
+def run_in_uvloop(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("run_main", [run_in_uvloop, anyio.run])
+def test_calls_and_waits_work_in_other_loops_of_asyncio(
+    database_url: str, run_main: Callable[[Callable[[], Coroutine[Any, Any, object]]], object]
+) -> None:
+    async def main() -> None:
+        async with await aio.connect(database_url) as database:
+            orders = await database.create_table("orders", payload="text")
+            with anyio.move_on_after(0):
+                await orders.receive(wait="1m")
+            async with orders.subscribe() as deliveries:
+                coming = asyncio.ensure_future(anext(deliveries))
+                await orders.put("one")
+                async with await coming as delivery:
+                    assert delivery.payload == "one"
+            assert (await orders.stats()).acked == 1
+
+    run_main(main)
 
 
 def test_a_subscription_that_waits_gets_what_is_put_by_another(run: Run) -> None:
@@ -95,6 +132,7 @@ def test_stop_ends_a_subscription_that_waits(run: Run) -> None:
 ASYNC_DRIVERS = {
     "sqlite": ["sqlite+aiosqlite"],
     "postgresql": ["postgresql+asyncpg", "postgresql+psycopg_async"],
+    "mariadb": ["mysql+asyncmy"],
 }
 
 
@@ -108,7 +146,8 @@ def test_a_put_counts_with_the_transaction_of_an_asynchronous_connection(
 ) -> None:
     async def use(database: aio.Database) -> list[str]:
         orders = await database.create_table("orders", payload="text")
-        engine = create_async_engine(sa.make_url(database_url).set(drivername=driver))
+        url = sa.make_url(database_url).set(drivername=driver).difference_update_query(["ssl_disabled"])
+        engine = create_async_engine(url)
         try:
             async with engine.begin() as connection:
                 await orders.put("connection", connection=connection)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from tests.aio.conftest import Run
 
+import waterclock
 from waterclock import UnavailableError, aio
 from waterclock.tables.consumers.heartbeat import heartbeat_of
 
@@ -23,6 +25,24 @@ async def _use_some(orders: aio.MessageTable, seed: int, kept: list[aio.Delivery
                 await asyncio.Event().wait()
         case _:
             await orders.put("more")
+
+
+def _open_transactions(database: waterclock.Database) -> list[Any]:
+    """Return the sessions on a server that are idle in a transaction; on SQLite check that it can be written."""
+    with database.begin() as connection:
+        if database.backend.dialect.name == "postgresql":
+            idle = (
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+            )
+            return list(connection.exec_driver_sql(idle))
+        if database.backend.dialect.name == "sqlite":
+            return []  # this transaction has the write lock, so no other one has
+        return list(
+            connection.exec_driver_sql(
+                "SELECT p.id FROM information_schema.innodb_trx t JOIN information_schema.processlist p"
+                " ON p.id = t.trx_mysql_thread_id WHERE p.db = database() AND p.command = 'Sleep'"
+            )
+        )
 
 
 @pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -42,6 +62,7 @@ def test_only_what_a_caller_received_stays_claimed_after_cancelled_calls(run: Ru
             while (await orders.stats()).in_flight > len(kept):
                 pass
         assert (await orders.stats()).in_flight == len(kept)
+        assert _open_transactions(database.sync) == []
         assert await orders.nack(kept) == len(kept)
         assert len(await asyncio.gather(*(orders.put("last") for _ in range(20)))) == 20
 

@@ -39,8 +39,13 @@ def _insert(
 ) -> set[Any]:
     while unknown := {message_id: message for message_id, message in messages.items() if message_id not in known}:
         try:
-            text = _insert_text(rows, tuple(next(iter(unknown.values()))), alike(connection.dialect))
-            connection.exec_driver_sql(text, list(unknown.values()))
+            names = tuple(next(iter(unknown.values())))
+            text = _insert_text(rows, names, alike(connection.dialect))
+            given = list(unknown.values())
+            if connection.dialect.positional:  # asyncmy
+                connection.exec_driver_sql(text, [tuple(message[name] for name in names) for message in given])
+            else:
+                connection.exec_driver_sql(text, given)
         except exc.IntegrityError as error:
             if error.orig is None or error.orig.args[0] != _DUPLICATE:
                 raise
