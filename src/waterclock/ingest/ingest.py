@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -12,16 +12,17 @@ from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.ingest.appender import Appender
+from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.mapping.filters import split_share
 from waterclock.ingest.mapping.format_rule import FormatRule, RuleSet
 from waterclock.ingest.mqtt.broker import Broker
-from waterclock.ingest.mqtt.inbox import Inbox
 from waterclock.ingest.mqtt.session import BrokerSession, Surroundings, client_ids
 from waterclock.ingest.progress import Event, IngestProgress, Tell
+from waterclock.ingest.storing.append_plan import Stored
 from waterclock.ingest.storing.received import Received
 from waterclock.ingest.storing.session_rows import silent_sessions
 from waterclock.ingest.storing.store import MOST_IN_FLIGHT, Store
-from waterclock.ingest.stream_lags import StreamLags
 from waterclock.time import format_time
 from waterclock.topics.topic import Topic
 
@@ -31,15 +32,9 @@ DEAD_LETTERS = "ingest-dead-letters"
 MOST_PAYLOAD = 1 << 20
 """Default limit for a payload, bytes: measurements have some hundred, and brokers may allow 256 MB."""
 
-_APPEND_PATIENCE = 5.0
-"""Seconds after which an append is abandoned and tried again: so long a stop may take if the database is away."""
-
-_FIRST_PAUSE = 0.2  # s
-_LONGEST_PAUSE = 5.0
+_LONGEST_PAUSE = 5.0  # s
 _LOOK_EVERY = 0.2
 _LOOK_FOR_SILENT_EVERY = 60.0
-
-_LOOK_AT_LAGS_EVERY = 10.0
 
 _SILENT_AFTER = 600_000_000_000
 """ns after which another consumer of a share counts as gone: each writes its row at least every minute."""
@@ -97,11 +92,10 @@ class Ingest:
 
     def __init__(self, database: Database, plan: IngestPlan, tell: Tell) -> None:
         self.progress = IngestProgress()
-        self.lags = StreamLags()
         self._database = database
         self._plan = plan
         self._tell = tell
-        self._inbox = Inbox()
+        self._inbox = Inbox[Received]()
         self.progress.waiting = self._inbox.__len__
         self._rules = RuleSet(plan.rules)
         self._sessions: list[BrokerSession] = []
@@ -112,10 +106,13 @@ class Ingest:
         self._known_silent: set[str] = set()
         topics = plan.open_topics(database)
         self._store = self._made_store(topics)
+        self._appender = Appender(database.backend, self._inbox, self._append, self.progress, tell)
+        self.lags = self._appender.lags
 
     def stop(self) -> None:
         """Stop soon: append and ack received messages, and leave the rest to the broker. Safe in a signal handler."""
         self._wishes_stop = True
+        self._appender.stop()
 
     def reload(self, read: Callable[[], IngestPlan]) -> None:
         """Go on with the rules of another plan, without a new session. Safe in a signal handler."""
@@ -135,12 +132,13 @@ class Ingest:
         """
         self._sessions = self._opened_sessions()
         threads = [self._started(session.run, "session") for session in self._sessions]
-        appending = self._started(self._append_all, "append")
+        appending = self._started(self._appender.run, "append")
         try:
             self._watch()
         finally:
             for session in self._sessions:
                 session.stop_receiving()
+            self._appender.stop()
             self._inbox.close()
             moments.join(appending)
             for session in self._sessions:
@@ -188,16 +186,13 @@ class Ingest:
 
     def _watch(self) -> None:
         """Wait for an end, and meanwhile reload the file on request and look for silent sessions."""
-        look_at = look_at_lags = moments.monotonic() + _LOOK_EVERY
+        look_at = moments.monotonic() + _LOOK_EVERY
         while not self._wishes_stop and self._failure is None:
             with self._changed:
                 moments.wait(self._changed, _LOOK_EVERY)
             if self._new_plan is not None:
                 self._reload()
-            if moments.monotonic() >= look_at_lags:
-                look_at_lags = moments.monotonic() + _LOOK_AT_LAGS_EVERY
-                for name, text in self.lags.look():
-                    self._tell(Event(name, text, is_warning=True))
+            self._appender.report_lags()
             if moments.monotonic() >= look_at:
                 look_at = moments.monotonic() + _LOOK_FOR_SILENT_EVERY
                 self._look_for_silent()
@@ -244,40 +239,8 @@ class Ingest:
                 )
                 self._tell(Event("silent_session", text, {"session": session.name}, is_warning=True))
 
-    def _append_all(self) -> None:
-        while batch := self._inbox.take():
-            if not self._append(batch):
-                return
-
-    def _append(self, batch: list[Received]) -> bool:
-        """Append and ack some messages; False if they were not, because it is to stop and the database is away."""
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                with self._database.backend.patience(_APPEND_PATIENCE):
-                    stored = self._store.append(batch)
-                break
-            except UnavailableError as error:
-                if not self.progress.is_database_away:
-                    self.progress.is_database_away = True
-                    self._tell(Event("database_away", f"cannot append, and tries again: {error}", is_warning=True))
-                if self._wishes_stop or self._failure is not None:
-                    return False
-                moments.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+    def _append(self, batch: Sequence[Received]) -> Stored:
+        stored = self._store.append(batch)
         for origin, group in groupby((each for each in batch if each.qos), key=attrgetter("origin")):
             origin.ack([each.packet_id for each in group])
-        progress = self.progress
-        if progress.is_database_away:
-            progress.is_database_away = False
-            self._tell(Event("database_back", "appends again"))
-        progress.appended += stored.appended
-        progress.appends += bool(stored.appended or stored.dead)
-        progress.dead += stored.dead
-        self.lags.note(stored.lags)
-        progress.repeats += stored.repeats
-        progress.skipped += stored.skipped
-        if stored.dead:
-            text = f"{stored.dead} of {len(batch)} messages became dead letters, the last one: {stored.last_reason}"
-            self._tell(Event("dead_letter", text, {"messages": stored.dead}, is_warning=True))
-        return True
+        return stored

@@ -9,10 +9,10 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
+from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.mapping.format_rule import Published, RuleSet
 from waterclock.ingest.mqtt.broker import Broker
 from waterclock.ingest.mqtt.connection import Connection, RefusedByBrokerError
-from waterclock.ingest.mqtt.inbox import Inbox
 from waterclock.ingest.mqtt.publish_packet import PublishPacket
 from waterclock.ingest.mqtt.session import BrokerSession, Surroundings, client_ids
 from waterclock.ingest.progress import Event, IngestProgress

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.errors import UnavailableError
+from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.mapping.format_rule import FormatRule, RuleSet
 from waterclock.ingest.mqtt.broker import Broker
 from waterclock.ingest.mqtt.connection import Connection, RefusedByBrokerError
-from waterclock.ingest.mqtt.inbox import Inbox
 from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.received import Received
 from waterclock.ingest.storing.session_rows import SessionRow
@@ -49,7 +49,7 @@ class Surroundings:
 
     broker: Broker
     rules: Callable[[], RuleSet]
-    inbox: Inbox
+    inbox: Inbox[Received]
     progress: IngestProgress
     tell: Tell
     note_dropped: Callable[[str, int], None]

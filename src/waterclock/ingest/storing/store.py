@@ -9,47 +9,17 @@ from waterclock.database.backend import Backend
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.ingest.mapping.format_rule import Published, RuleSet
+from waterclock.ingest.storing.append_plan import AppendPlan, Stored
 from waterclock.ingest.storing.dead_letters import dead_letter, dead_letter_of_large
-from waterclock.ingest.storing.encoding import encode_in_pieces
 from waterclock.ingest.storing.evidence import Evidence
 from waterclock.ingest.storing.received import Received, content_hash
 from waterclock.ingest.storing.session_rows import SessionRow, SessionState
-from waterclock.ingest.stream_lags import LagRange, StreamName
-from waterclock.message import Message
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import JointAppend
 
 MOST_IN_FLIGHT = 1_000
 """Messages of a session that are remembered if the broker decides how many are in flight, as under MQTT 3.1.1:
 Mosquitto has 20 and EMQX 32 unless configured otherwise."""
-
-
-@dataclass
-class Stored:
-    """The outcome of some received messages.
-
-    Attributes
-    ----------
-    appended
-        Messages that were appended to topics: a published one may hold several.
-    dead
-        Published messages that could not be mapped.
-    repeats
-        Published messages that had been appended before.
-    skipped
-        Retained messages that were not wanted, or taken before.
-    last_reason
-        Why the last of the dead letters is one; None without dead letters.
-    lags
-        Receive time minus event time of the appended messages, by source and stream.
-    """
-
-    appended: int = 0
-    dead: int = 0
-    repeats: int = 0
-    skipped: int = 0
-    last_reason: str | None = None
-    lags: dict[StreamName, LagRange] = field(default_factory=dict[StreamName, LagRange])
 
 
 @dataclass
@@ -74,15 +44,12 @@ class _Attempt:
 
 
 @dataclass
-class _AppendPlan:
+class _SessionPlan(AppendPlan):
     """The writes of one transaction, computed on copies."""
 
-    received: int
-    messages: dict[str, list[Message]] = field(default_factory=dict)
-    evidence: dict[str, Evidence] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
-    retained: dict[str, dict[int, int]] = field(default_factory=dict)
-    stored: Stored = field(default_factory=Stored)
+    evidence: dict[str, Evidence] = field(default_factory=dict[str, Evidence])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    retained: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
 
 
 class Store:
@@ -155,7 +122,7 @@ class Store:
         if attempt is None or attempt.batch is not batch:
             attempt = _Attempt(batch, *self._target, JointAppend(self._backend))
         self._unanswered = None
-        plan = _AppendPlan(self._clock())
+        plan = _SessionPlan(self._clock(), self._dead_letters)
         for received in batch:
             self._plan_one(plan, attempt.rules, received)
         if plan.messages:
@@ -171,7 +138,7 @@ class Store:
                 session.retained.update(plan.retained.get(name, {}))
         return plan.stored
 
-    def _plan_one(self, plan: _AppendPlan, rules: RuleSet, received: Received) -> None:
+    def _plan_one(self, plan: _SessionPlan, rules: RuleSet, received: Received) -> None:
         session = self._sessions[received.origin.session]
         name = session.row.name
         if name not in plan.evidence:
@@ -191,31 +158,19 @@ class Store:
             evidence.note(received)
         self._map(plan, rules, received.published)
 
-    def _map(self, plan: _AppendPlan, rules: RuleSet, published: Published) -> None:
+    def _map(self, plan: _SessionPlan, rules: RuleSet, published: Published) -> None:
         if len(published.payload) > self._most_payload:
-            self._bury(plan, dead_letter_of_large(published, self._most_payload, plan.received))
+            plan.bury(dead_letter_of_large(published, self._most_payload, plan.received))
             return
         try:
             rule = rules.find(published.topic)
             messages = rule.map(published, plan.received)
         except InvalidArgumentError as error:
-            self._bury(plan, dead_letter(published, str(error), plan.received))
+            plan.bury(dead_letter(published, str(error), plan.received))
             return
-        plan.messages.setdefault(rule.topic, []).extend(messages)
-        plan.stored.appended += len(messages)
-        lags = plan.stored.lags
-        for message in messages:
-            name = message.source, message.stream
-            lag = plan.received - message.event_time
-            largest, smallest = lags.get(name, (lag, lag))
-            lags[name] = LagRange(max(lag, largest), min(lag, smallest))
+        plan.add(rule.topic, messages)
 
-    def _bury(self, plan: _AppendPlan, letter: Message) -> None:
-        plan.messages.setdefault(self._dead_letters.name, []).append(letter)
-        plan.stored.dead += 1
-        plan.stored.last_reason = (letter.headers or {}).get("reason")
-
-    def _wants_retained(self, plan: _AppendPlan, session: _Session, rules: RuleSet, published: Published) -> bool:
+    def _wants_retained(self, plan: _SessionPlan, session: _Session, rules: RuleSet, published: Published) -> bool:
         try:
             if rules.find(published.topic).retained == "skip":
                 return False
@@ -231,20 +186,14 @@ class Store:
         taken[topic] = content
         return True
 
-    def _write(self, plan: _AppendPlan, attempt: _Attempt) -> None:
+    def _write(self, plan: _SessionPlan, attempt: _Attempt) -> None:
         def write_sessions(connection: SqlConnection) -> None:
             for name in sorted(plan.evidence):
                 session = self._sessions[name]
                 session.row.write(connection, plan.evidence[name].pack(), session.dropped, plan.received)
                 session.row.note_retained(connection, plan.retained.get(name, {}))
 
-        known = {**attempt.topics, self._dead_letters.name: self._dead_letters}
-        entries = [
-            (known[name].storage, entry)
-            for name, messages in plan.messages.items()
-            for entry in encode_in_pieces(messages, plan.received, self._most_at_once)
-        ]
-        attempt.joint.commit(entries, write_sessions)
+        attempt.joint.commit(plan.entries(attempt.topics, self._most_at_once), write_sessions)
 
 
 def _as_int(digest: bytes) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import Generic, Protocol, TypeVar
 
 from waterclock._support import moments
-from waterclock.ingest.storing.received import Received
 
 MOST_BYTES = 32 << 20
 """Bytes of messages that wait. With what Python adds to each, an ingest stays within 120 MB."""
@@ -31,7 +31,24 @@ QUIET = 0.005
 and send nothing more until these are acked."""
 
 
-class Inbox:
+class Waiting(Protocol):
+    """A message that waits for its append."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        ...
+
+    @property
+    def qos(self) -> int:
+        """0 if nobody would send it again."""
+        ...
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+class Inbox(Generic[T]):
     """Messages of all connections, in the order of their receipt.
 
     Messages at QoS 0 may fill half of it: the broker does not keep them, so they are dropped above that, and leave room
@@ -42,7 +59,7 @@ class Inbox:
         self._most_bytes = most_bytes
         self._most_waiting = most_waiting
         self._changed = threading.Condition()
-        self._waiting: deque[Received] = deque()
+        self._waiting: deque[T] = deque()
         self._bytes = 0
         self._first_at = self._last_at = 0.0
         self._is_wanted = True
@@ -55,7 +72,7 @@ class Inbox:
         """Bytes of the messages that wait."""
         return self._bytes
 
-    def put(self, received: Received) -> bool:
+    def put(self, received: T) -> bool:
         """Take a message; False if the inbox is full. Never waits: the caller's thread also answers the broker."""
         share = 1 if received.qos else 2
         with self._changed:
@@ -75,7 +92,7 @@ class Inbox:
             self._bytes += received.size
             return True
 
-    def take(self) -> list[Received]:
+    def take(self) -> list[T]:
         """Wait for messages, gather those that follow closely, and take them in order; none once it is closed."""
         with self._changed:
             moments.wait_for(self._changed, lambda: self._waiting or not self._is_wanted)
@@ -95,8 +112,8 @@ class Inbox:
         now = moments.monotonic()
         return min(self._first_at + LONGEST_GATHERING, self._last_at + QUIET) - now
 
-    def _taken(self) -> list[Received]:
-        taken: list[Received] = []
+    def _taken(self) -> list[T]:
+        taken: list[T] = []
         size = 0
         while self._waiting and len(taken) < MOST_AT_ONCE:
             size += self._waiting[0].size

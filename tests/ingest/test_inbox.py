@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from waterclock.ingest.inbox import MOST_AT_ONCE, Inbox
 from waterclock.ingest.mapping.format_rule import Published
-from waterclock.ingest.mqtt.inbox import MOST_AT_ONCE, Inbox
 from waterclock.ingest.storing.received import Received
 
 

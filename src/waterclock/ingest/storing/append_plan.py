@@ -1,0 +1,107 @@
+"""The messages and dead letters of one append, and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from waterclock.ingest.storing.encoding import encode_in_pieces
+from waterclock.ingest.stream_lags import LagRange, StreamName
+from waterclock.message import Message
+from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.format.entries import Entry
+from waterclock.topics.topic import Topic
+
+
+@dataclass
+class Stored:
+    """The outcome of some received messages.
+
+    Attributes
+    ----------
+    appended
+        Messages that were appended to topics: a published one may hold several.
+    dead
+        Published messages that could not be mapped.
+    repeats
+        Published messages that had been appended before.
+    skipped
+        Published messages that were not wanted, such as retained ones that were taken before.
+    rejected
+        Messages that the topic did not take, because their times are too far ahead.
+    last_reason
+        Why the last of the dead letters is one; None without dead letters.
+    lags
+        Receive time minus event time of the appended messages, by source and stream.
+    """
+
+    appended: int = 0
+    dead: int = 0
+    repeats: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    last_reason: str | None = None
+    lags: dict[StreamName, LagRange] = field(default_factory=dict[StreamName, LagRange])
+
+
+@dataclass
+class AppendPlan:
+    """The messages of one transaction.
+
+    Attributes
+    ----------
+    received
+        When they were received, ns.
+    dead_letters
+        The topic of what cannot be mapped.
+    stored
+        The outcome, if the transaction commits.
+    """
+
+    received: int
+    dead_letters: Topic
+    messages: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
+    stored: Stored = field(default_factory=Stored)
+
+    def add(self, topic: str, messages: Sequence[Message]) -> None:
+        """Add the messages that a published one holds."""
+        self.messages.setdefault(topic, []).extend(messages)
+        self.stored.appended += len(messages)
+        for message in messages:
+            self._note_lag(message)
+
+    def bury(self, letter: Message) -> None:
+        """Add a dead letter."""
+        self.messages.setdefault(self.dead_letters.name, []).append(letter)
+        self.stored.dead += 1
+        self.stored.last_reason = (letter.headers or {}).get("reason")
+
+    def entries(
+        self, topics: Mapping[str, Topic], most_at_once: int, *, times_given: bool = False
+    ) -> list[tuple[Storage, Entry]]:
+        """Encode everything, each entry with its topic.
+
+        Parameters
+        ----------
+        most_at_once
+            Bytes of an entry.
+        times_given
+            Whether publish times come from outside, so that the limits of the topics apply to them.
+        """
+        known = {**topics, self.dead_letters.name: self.dead_letters}
+        entries: list[tuple[Storage, Entry]] = []
+        for name, messages in self.messages.items():
+            storage = known[name].storage
+            limit = storage.ahead_limit() if times_given else None
+            entries += [(storage, entry) for entry in encode_in_pieces(messages, self.received, most_at_once, limit)]
+        rejected = sum(len(entry.rejected) for _, entry in entries)
+        self.stored.rejected += rejected
+        self.stored.appended -= rejected
+        return [(storage, entry) for storage, entry in entries if entry.messages]
+
+    def _note_lag(self, message: Message) -> None:
+        name = message.source, message.stream
+        lag = (self.received if message.receive_time is None else message.receive_time) - message.event_time
+        lags = self.stored.lags
+        largest, smallest = lags.get(name, (lag, lag))
+        lags[name] = LagRange(max(lag, largest), min(lag, smallest))
