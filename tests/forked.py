@@ -33,6 +33,7 @@ IMPORTED = (
     "sqlalchemy.dialects.sqlite.pysqlite",
     "waterclock.connection",
     "waterclock.ingest.ingest",
+    "waterclock.ingest.kafka.kafka_ingest",
     "waterclock.tables.message_table",
     "waterclock.topics.topic",
 )

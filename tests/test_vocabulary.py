@@ -46,10 +46,13 @@ ONE_MEANING = {
             "spark/reading/table_stream.py",
             "server/api/messages.py",
         ),
-        {"producer_epoch", "reader_epoch", "unix_epoch"},
+        {"producer_epoch", "reader_epoch", "unix_epoch", "owner_epoch"},
     ),
     "settle": (("tables",), set[str]()),
-    "partition": (("tables", "spark"), set[str]()),  # in Spark's interface they are Spark's
+    "partition": (
+        ("tables", "spark", "ingest", "database/schema/ingest_catalogue.py", "topics/upkeep/removing.py"),
+        set[str](),
+    ),  # in Spark's interface they are Spark's, and Kafka's in an ingest
     "entry": (("topics", "spark", "demo", "database", "message.py", "errors.py"), set[str]()),
 }
 """Words that mean one thing only: where their names may be, and which longer names are other words."""

@@ -139,6 +139,7 @@ SCENARIOS = {
         2 metrics --listen @
         2 upkeep --every 1m --metrics @
         2 ingest @ --topic telemetry
+        2 ingest kafka://127.0.0.1:1 --topic telemetry --kafka-topic @
         1 ingest check @
         1 ingest file @ --topic telemetry
         1 run @

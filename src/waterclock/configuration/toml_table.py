@@ -78,6 +78,11 @@ class TomlTable:
                 )
         return None if values is None else [self._filled(key, str(value)) for value in values]
 
+    def texts_by_name(self, key: str) -> dict[str, str]:
+        """Take a table of texts, numbers and booleans, as texts."""
+        values = cast("dict[str, object] | None", self.take(key, (dict,), "a table"))
+        return TomlTable(self._path, self._lines, f"{self._name}.{key}", values or {}).flat()
+
     def url(self, key: str) -> str | None:
         """Take the URL of a database."""
         value = self.optional(key)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from waterclock._support import moments
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
-from waterclock.ingest.inbox import Inbox, Waiting
+from waterclock.ingest.inbox import Inbox, Receivable
 from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.append_plan import Stored
 from waterclock.ingest.stream_lags import StreamLags
@@ -22,7 +22,7 @@ _LONGEST_PAUSE = 5.0
 _LOOK_AT_LAGS_EVERY = 10.0
 
 
-T = TypeVar("T", bound=Waiting)
+T = TypeVar("T", bound=Receivable)
 
 
 class Appender(Generic[T]):
@@ -58,7 +58,7 @@ class Appender(Generic[T]):
         self._look_at_lags = moments.monotonic() + _LOOK_AT_LAGS_EVERY
 
     def stop(self) -> None:
-        """Give up an append that fails because the database is away."""
+        """Abandon an append that fails because the database is away."""
         self._wishes_stop = True
 
     def run(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any, cast
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.ingest.ingest import IngestPlan
 from waterclock.ingest.mapping.filters import split_share
 from waterclock.ingest.mapping.format_rule import FormatRule, Published, RuleSet
 from waterclock.ingest.mqtt.connection import Connection
+from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.storing.received import Received
 from waterclock.message import Message
 

@@ -31,7 +31,7 @@ QUIET = 0.005
 and send nothing more until these are acked."""
 
 
-class Waiting(Protocol):
+class Receivable(Protocol):
     """A message that waits for its append."""
 
     @property
@@ -41,11 +41,11 @@ class Waiting(Protocol):
 
     @property
     def qos(self) -> int:
-        """0 if nobody would send it again."""
+        """0 if it would not be sent again."""
         ...
 
 
-T = TypeVar("T", bound=Waiting)
+T = TypeVar("T", bound=Receivable)
 
 
 class Inbox(Generic[T]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
@@ -15,8 +14,8 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.ingest.appender import Appender
 from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.mapping.filters import split_share
-from waterclock.ingest.mapping.format_rule import FormatRule, RuleSet
-from waterclock.ingest.mqtt.broker import Broker
+from waterclock.ingest.mapping.format_rule import RuleSet
+from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.mqtt.session import BrokerSession, Surroundings, client_ids
 from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.append_plan import Stored
@@ -26,55 +25,12 @@ from waterclock.ingest.storing.store import MOST_IN_FLIGHT, Store
 from waterclock.time import format_time
 from waterclock.topics.topic import Topic
 
-DEAD_LETTERS = "ingest-dead-letters"
-"""The topic of dead letters unless another one is named."""
-
-MOST_PAYLOAD = 1 << 20
-"""Default limit for a payload, bytes: measurements have some hundred, and brokers may allow 256 MB."""
-
 _LONGEST_PAUSE = 5.0  # s
 _LOOK_EVERY = 0.2
 _LOOK_FOR_SILENT_EVERY = 60.0
 
 _SILENT_AFTER = 600_000_000_000
 """ns after which another consumer of a share counts as gone: each writes its row at least every minute."""
-
-
-@dataclass(frozen=True)
-class IngestPlan:
-    """The plan of an ingest.
-
-    Attributes
-    ----------
-    broker
-        Source of the messages.
-    rules
-        The subscribed filters, with their mappings.
-    dead_letters
-        The topic of what cannot be mapped.
-    most_payload
-        Bytes that a payload may have.
-    """
-
-    broker: Broker
-    rules: tuple[FormatRule, ...]
-    dead_letters: str = DEAD_LETTERS
-    most_payload: int = MOST_PAYLOAD
-
-    def __post_init__(self) -> None:
-        unshared = [rule.filter for rule in self.rules if split_share(rule.filter)[0] is None]
-        if self.broker.connections > 1 and unshared:
-            raise InvalidArgumentError(
-                f"connections must be 1 unless every filter is shared, got {self.broker.connections} and the filter"
-                f" {quoted(unshared[0])}. Write it as $share/NAME/{unshared[0]}"
-            )
-        filters = [rule.filter for rule in self.rules]
-        if twice := next((each for each in filters if filters.count(each) > 1), None):
-            raise InvalidArgumentError(f"filter {quoted(twice)} occurs twice")
-
-    def open_topics(self, database: Database) -> dict[str, Topic]:
-        """Open the topics that the rules name; NotFoundError if one is missing."""
-        return {rule.topic: database.topic(rule.topic) for rule in self.rules}
 
 
 class Ingest:

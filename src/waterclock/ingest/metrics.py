@@ -25,6 +25,7 @@ _COUNTERS = {
 _GAUGES = {
     "waiting": ("waiting_messages", "Messages that wait for their append."),
     "connected": ("connections", "Open connections to brokers."),
+    "stopped": ("stopped_partitions", "Partitions of Kafka that are stopped, since their next records are gone."),
     "is_database_away": ("database_away", "Whether the last append failed because the database was unavailable."),
 }
 

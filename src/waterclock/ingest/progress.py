@@ -14,8 +14,9 @@ class Event(NamedTuple):
     ----------
     name
         The event, in a word: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
-        ``database_back``, ``dead_letter``, ``broker_dropped``, ``no_room``, ``silent_session``, ``lag``, ``ahead``,
-        ``reloaded``, ``not_reloaded``, ``stopped``.
+        ``database_back``, ``dead_letter``, ``rejected``, ``broker_dropped``, ``no_room``, ``silent_session``, ``lag``,
+        ``ahead``, ``reloaded``, ``not_reloaded``, ``stopped``; of Kafka also ``assigned``, ``revoked``, ``waits``,
+        ``records_lost``, ``topic_dropped``, ``topic_recreated``, ``broker_error``.
     text
         The same for people.
     facts
@@ -59,7 +60,9 @@ class IngestProgress:
     broker_dropped
         Messages that the broker says it dropped since the start, of all its clients.
     connected
-        Connections that are open.
+        Connections that are open; of Kafka, 1 while the cluster answers.
+    stopped
+        Partitions of Kafka that are stopped, since their next records are gone.
     is_database_away
         Whether the last append failed because the database was busy or away.
     """
@@ -74,6 +77,7 @@ class IngestProgress:
     lost: int = 0
     broker_dropped: int = 0
     connected: int = 0
+    stopped: int = 0
     is_database_away: bool = False
     waiting: Callable[[], int] = field(default=lambda: 0, repr=False)
 

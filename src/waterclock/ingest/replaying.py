@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.connection import Database
 from waterclock.database.schema.topic_catalogue import subscriptions
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, LeaseLostError
-from waterclock.ingest.ingest import IngestPlan
+from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+from waterclock.ingest.kafka.record import record_of
 from waterclock.ingest.mapping.format_rule import RuleSet
-from waterclock.ingest.storing.dead_letters import dead_letter, read_dead_letter
+from waterclock.ingest.mqtt.plan import IngestPlan
+from waterclock.ingest.storing.dead_letters import REASON, clean_reason, read_dead_letter
 from waterclock.message import Message, Position
 from waterclock.topics.format.entries import encode_entry
 from waterclock.topics.topic import Topic
@@ -23,6 +26,11 @@ SUBSCRIPTION = "ingest-replay"
 """The subscription of the dead-letter topic that holds how far it was replayed."""
 
 _AT_ONCE = 1_000
+
+_MapLetter = Callable[[int], tuple[str, list[Message]]]
+"""Takes when a dead letter was received first; returns the topic and the messages that it holds."""
+
+_Mapping = Callable[[Message], _MapLetter]
 
 _PLACE = ("ledger", "entry", "index", "ordinal")
 _FORWARD = (
@@ -59,7 +67,7 @@ class Replayed:
     cut: int = 0
 
 
-def replay(database: Database, plan: IngestPlan, *, dry_run: bool = False) -> Replayed:
+def replay(database: Database, plan: IngestPlan | KafkaPlan, *, dry_run: bool = False) -> Replayed:
     """Map the dead letters since the last replay, and append those that can be mapped, each once.
 
     Their receive time is that of the replay. The event time of those that do not say when they happened is when they
@@ -78,7 +86,7 @@ def replay(database: Database, plan: IngestPlan, *, dry_run: bool = False) -> Re
         letters.subscribe(SUBSCRIPTION, start="earliest").close()
     known = {info.name: info.position for info in letters.subscriptions()}
     start, end = known.get(SUBSCRIPTION), letters.head
-    work = _Replay(database, letters, topics, RuleSet(plan.rules), dry_run=dry_run)
+    work = _Replay(database, letters, topics, _mapping_of(plan), dry_run=dry_run)
     chunk: list[Message] = []
     for letter in letters.read(start, end):
         if len(chunk) == _AT_ONCE and letter.position is not None:
@@ -92,13 +100,13 @@ def replay(database: Database, plan: IngestPlan, *, dry_run: bool = False) -> Re
 
 class _Replay:
     def __init__(
-        self, database: Database, letters: Topic, topics: dict[str, Topic], rules: RuleSet, *, dry_run: bool
+        self, database: Database, letters: Topic, topics: dict[str, Topic], mapping: _Mapping, *, dry_run: bool
     ) -> None:
         self.replayed = Replayed()
         self._database = database
         self._letters = letters
         self._topics = {**topics, letters.name: letters}
-        self._rules = rules
+        self._mapping = mapping
         self._dry_run = dry_run
 
     def move(self, chunk: Sequence[Message], start: Position | None, stop: Position) -> None:
@@ -132,23 +140,59 @@ class _Replay:
     def _map(self, letter: Message, now: int, found: dict[str, list[Message]]) -> None:
         first_received = now if letter.receive_time is None else letter.receive_time
         try:
-            published = read_dead_letter(letter)
+            map_letter = self._mapping(letter)
         except InvalidArgumentError:
             self.replayed.cut += 1
             return
         try:
-            rule = self._rules.find(published.topic)
-            messages = rule.map(published, first_received)
+            topic, messages = map_letter(first_received)
         except InvalidArgumentError as error:
-            found.setdefault(self._letters.name, []).append(dead_letter(published, str(error), now))
+            found.setdefault(self._letters.name, []).append(_buried_again(letter, str(error), now))
             self.replayed.failed += 1
             return
-        found.setdefault(rule.topic, []).extend(_received(message, now) for message in messages)
+        found.setdefault(topic, []).extend(_received(message, first_received, now) for message in messages)
         self.replayed.mapped += 1
         self.replayed.appended += len(messages)
 
 
-def _received(message: Message, now: int) -> Message:
+def _mapping_of(plan: IngestPlan | KafkaPlan) -> _Mapping:
+    if isinstance(plan, KafkaPlan):
+        by_name = {rule.kafka_topic: rule for rule in plan.rules}
+
+        def of_kafka(letter: Message) -> _MapLetter:
+            record = record_of(letter)
+
+            def map_record(received: int) -> tuple[str, list[Message]]:
+                if record.topic not in by_name:
+                    raise InvalidArgumentError(f"no rule reads the topic {quoted(record.topic)}")
+                rule = by_name[record.topic]
+                return rule.rule.topic, rule.map(record, received)
+
+            return map_record
+
+        return of_kafka
+    rules = RuleSet(plan.rules)
+
+    def of_mqtt(letter: Message) -> _MapLetter:
+        published = read_dead_letter(letter)
+
+        def map_published(received: int) -> tuple[str, list[Message]]:
+            rule = rules.find(published.topic)
+            return rule.topic, rule.map(published, received)
+
+        return map_published
+
+    return of_mqtt
+
+
+def _buried_again(letter: Message, reason: str, now: int) -> Message:
+    headers = {**(letter.headers or {}), REASON: clean_reason(reason)}
+    return Message.trusted(letter.source, letter.stream, now, letter.payload, now, now, headers, None)
+
+
+def _received(message: Message, first_received: int, now: int) -> Message:
+    """Return a message as received now; its publish time, if another one than that of its receipt, is as it was."""
+    published = now if message.publish_time == first_received else message.publish_time
     return Message.trusted(
-        message.source, message.stream, message.event_time, message.payload, now, now, message.headers, None
+        message.source, message.stream, message.event_time, message.payload, published, now, message.headers, None
     )

@@ -16,9 +16,10 @@ from tests.ingest.mqtt.places import Place
 from tests.services import Service
 
 from waterclock.connection import Database
-from waterclock.ingest.ingest import Ingest, IngestPlan
+from waterclock.ingest.ingest import Ingest
 from waterclock.ingest.mqtt import session as session_file
 from waterclock.ingest.mqtt.broker import Broker
+from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.progress import Event
 
 PATIENCE = 30.0

@@ -6,9 +6,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from waterclock.ingest.ingest import IngestPlan
 from waterclock.ingest.mapping.format_rule import FormatRule
 from waterclock.ingest.mqtt.broker import Broker
+from waterclock.ingest.mqtt.plan import IngestPlan
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The catalogue of ingests: the sessions that brokers keep for them, and the files that they read."""
+"""The catalogue of ingests: sessions that brokers keep for them, and how far files and partitions are appended."""
 
 from __future__ import annotations
 
@@ -52,3 +52,17 @@ ingest_files = sa.Table(
     sa.Column("seen_at", BigInt, nullable=False, doc="When its process last wrote this row, ns."),
 )
 """One row per file and topic. The append of the file's messages writes it, so each message is appended once."""
+
+ingest_partitions = sa.Table(
+    "waterclock_ingest_partitions",
+    metadata,
+    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic that takes the messages."),
+    sa.Column("cluster", Name, primary_key=True, doc="Id of the Kafka cluster."),
+    sa.Column("kafka_topic_id", Name, primary_key=True, doc="Id of the Kafka topic; one created again has another."),
+    sa.Column("partition", BigInt, primary_key=True, autoincrement=False, doc="The partition's number."),
+    sa.Column("kafka_topic", Name, nullable=False, doc="Name of the Kafka topic."),
+    sa.Column("owner_epoch", BigInt, nullable=False, doc="How often it was taken; only the last process may append."),
+    sa.Column("offset", BigInt, nullable=False, doc="Offset of the first record that is not appended."),
+    sa.Column("seen_at", BigInt, nullable=False, doc="When its process last wrote this row, ns."),
+)
+"""One row per partition and topic. The append of the partition's records writes it, so each is appended once."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waterclock.ingest.storing.encoding import encode_in_pieces
-from waterclock.ingest.stream_lags import LagRange, StreamName
+from waterclock.ingest.stream_lags import MOST_STREAMS, LagRange, StreamName
 from waterclock.message import Message
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.format.entries import Entry
@@ -54,18 +54,22 @@ class AppendPlan:
         When they were received, ns.
     dead_letters
         The topic of what cannot be mapped.
+    latest
+        Event time of each stream's last message: one that repeats it is a heartbeat, and says nothing about lag.
     stored
         The outcome, if the transaction commits.
     """
 
     received: int
     dead_letters: Topic
+    latest: dict[StreamName, int] = field(default_factory=dict[StreamName, int])
     messages: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
     stored: Stored = field(default_factory=Stored)
 
     def add(self, topic: str, messages: Sequence[Message]) -> None:
         """Add the messages that a published one holds."""
-        self.messages.setdefault(topic, []).extend(messages)
+        if messages:
+            self.messages.setdefault(topic, []).extend(messages)
         self.stored.appended += len(messages)
         for message in messages:
             self._note_lag(message)
@@ -76,7 +80,7 @@ class AppendPlan:
         self.stored.dead += 1
         self.stored.last_reason = (letter.headers or {}).get("reason")
 
-    def entries(
+    def encoded(
         self, topics: Mapping[str, Topic], most_at_once: int, *, times_given: bool = False
     ) -> list[tuple[Storage, Entry]]:
         """Encode everything, each entry with its topic.
@@ -101,6 +105,11 @@ class AppendPlan:
 
     def _note_lag(self, message: Message) -> None:
         name = message.source, message.stream
+        if message.event_time == self.latest.get(name):
+            return
+        if name not in self.latest and len(self.latest) >= MOST_STREAMS:
+            self.latest.clear()
+        self.latest[name] = message.event_time
         lag = (self.received if message.receive_time is None else message.receive_time) - message.event_time
         lags = self.stored.lags
         largest, smallest = lags.get(name, (lag, lag))

@@ -7,6 +7,12 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.format_rule import Published
 from waterclock.message import Message
 
+DEAD_LETTERS = "ingest-dead-letters"
+"""The topic of dead letters unless another one is named."""
+
+MOST_PAYLOAD = 1 << 20
+"""Default limit for a payload, bytes: measurements have some hundred, and brokers may allow 256 MB."""
+
 SOURCE = "mqtt"
 """Source of all dead letters, since what went wrong may be the name of the source itself."""
 
@@ -18,10 +24,12 @@ _PATH, _LINE = "file.path", "file.line"
 KEPT_OF_LARGE = 64 << 10
 """Bytes that are kept of a payload above the limit: enough to recognize it, without flooding the database."""
 
-_TOPIC, _TOPIC_HEX, _REASON, _RETAINED, _BYTES = (
+REASON = "reason"
+"""The header that says why a message is a dead letter."""
+
+_TOPIC, _TOPIC_HEX, _RETAINED, _BYTES = (
     "mqtt.topic",
     "mqtt.topic_hex",
-    "reason",
     "mqtt.retained",
     "mqtt.payload_bytes",
 )
@@ -30,7 +38,7 @@ _TOPIC, _TOPIC_HEX, _REASON, _RETAINED, _BYTES = (
 def dead_letter(published: Published, reason: str, received: int) -> Message:
     """Build a dead letter: the published message with the reason why it was not mapped."""
     topic, payload, is_retained = published
-    headers = {_REASON: _clean(cut(reason))}
+    headers = {REASON: clean_reason(reason)}
     if isinstance(topic, bytes):
         headers[_TOPIC_HEX] = topic.hex()
     else:
@@ -51,7 +59,7 @@ def dead_letter_of_large(published: Published, most: int, received: int) -> Mess
 
 def dead_letter_of_line(path: str, number: int, line: bytes, reason: str, received: int) -> Message:
     """Create the message that keeps a line of a file with the reason why it was not mapped."""
-    headers = {_REASON: _clean(cut(reason)), _PATH: _clean(path), _LINE: str(number)}
+    headers = {REASON: clean_reason(reason), _PATH: _clean(path), _LINE: str(number)}
     return Message.trusted(_SOURCE_OF_LINES, STREAM, received, line, received, received, headers, None)
 
 
@@ -71,6 +79,11 @@ def read_dead_letter(letter: Message) -> Published:
     if letter.source != SOURCE or _TOPIC not in headers:
         raise InvalidArgumentError("this message is not a dead letter of an ingest")
     return Published(headers[_TOPIC], letter.payload, _RETAINED in headers)
+
+
+def clean_reason(reason: str) -> str:
+    """Return a reason as a header holds it: bounded, and valid UTF-8."""
+    return _clean(cut(reason))
 
 
 def _clean(text: str) -> str:

@@ -193,7 +193,7 @@ class Store:
                 session.row.write(connection, plan.evidence[name].pack(), session.dropped, plan.received)
                 session.row.note_retained(connection, plan.retained.get(name, {}))
 
-        attempt.joint.commit(plan.entries(attempt.topics, self._most_at_once), write_sessions)
+        attempt.joint.commit(plan.encoded(attempt.topics, self._most_at_once), write_sessions)
 
 
 def _as_int(digest: bytes) -> int:

@@ -1,0 +1,1 @@
+"""Ingest from Kafka: partitions with checkpoints in the topic's own database."""

@@ -1,0 +1,165 @@
+"""librdkafka's consumer as an ingest needs it, and what a cluster says of its topics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from waterclock.errors import UnavailableError, WaterclockError
+from waterclock.ingest.kafka.kafka_plan import KafkaCluster
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_IN = 10.0  # s
+
+_QUEUED_KILOBYTES = 8_192
+"""KiB that librdkafka fetches ahead; its default is 64 MiB, half of what an ingest may take."""
+
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The id of a topic of a cluster that has no ids, as before Kafka 2.8."""
+
+_REFUSED = frozenset(
+    {
+        KafkaError._AUTHENTICATION,  # noqa: SLF001  # named so by confluent_kafka
+        KafkaError._SSL,  # noqa: SLF001
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+    }
+)
+UNAUTHORISED = KafkaError.TOPIC_AUTHORIZATION_FAILED
+UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+class ClusterRefusedError(WaterclockError):
+    """The cluster refuses this client."""
+
+
+class TopicFacts(NamedTuple):
+    """A topic of the cluster.
+
+    Attributes
+    ----------
+    id
+        Its id: another topic of the same name has another.
+    partitions
+        The numbers of its partitions.
+    error
+        Code of what keeps us from reading it: `UNAUTHORISED`, `UNKNOWN` or another; None: nothing.
+    """
+
+    id: str
+    partitions: Sequence[int]
+    error: int | None = None
+
+
+class ClusterFacts(NamedTuple):
+    """A cluster's id, and its topics."""
+
+    id: str
+    topics: Mapping[str, TopicFacts]
+
+
+def open_consumer(cluster: KafkaCluster, note_error: Callable[[KafkaError], None]) -> Consumer:
+    """Open a consumer that commits nothing, resets nothing and says where partitions end.
+
+    Parameters
+    ----------
+    note_error
+        Is called with errors of no single partition, while messages are consumed.
+    """
+    properties: dict[str, Any] = {
+        "queued.max.messages.kbytes": _QUEUED_KILOBYTES,
+        **cluster.properties,
+        "bootstrap.servers": cluster.servers,
+        # Without a group, librdkafka wants a name all the same; nothing is joined or committed.
+        "group.id": cluster.group or "waterclock",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "error_cb": note_error,
+    }
+    try:
+        return Consumer(properties, logger=_log)
+    except (KafkaException, ValueError) as error:
+        raise ClusterRefusedError(f"cannot use the properties: {text_of(error)}") from None
+
+
+class TopicLookup:
+    """Asks the cluster for its id and its topics, without waiting for the answer.
+
+    Parameters
+    ----------
+    cluster
+        The cluster.
+    names
+        The topics.
+    """
+
+    def __init__(self, cluster: KafkaCluster, names: Sequence[str]) -> None:
+        self._servers = cluster.servers
+        self._names = names
+        self._admin = AdminClient({**cluster.properties, "bootstrap.servers": cluster.servers}, logger=_log)
+        self._asked: list[Any] | None = None
+
+    def ask(self) -> None:
+        """Ask, unless an answer is awaited."""
+        if self._asked is None:
+            answers = self._admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_ANSWER_IN)
+            self._asked = [self._admin.describe_cluster(request_timeout=_ANSWER_IN), answers]
+
+    def answer(self) -> ClusterFacts | None:
+        """Return the answer; None while it is awaited, or if nothing was asked.
+
+        Raises
+        ------
+        UnavailableError
+            If the cluster does not answer.
+        ClusterRefusedError
+            If it refuses this client.
+        """
+        if self._asked is None:
+            return None
+        cluster, topics = self._asked
+        if not (cluster.done() and all(each.done() for each in topics.values())):
+            return None
+        self._asked = None
+        try:
+            found = cluster.result()
+            return ClusterFacts(found.cluster_id, {name: self._facts(each) for name, each in topics.items()})
+        except KafkaException as error:
+            raise self._translated(error) from None
+
+    def _facts(self, answer: Any) -> TopicFacts:
+        try:
+            topic = answer.result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in (UNAUTHORISED, UNKNOWN):
+                return TopicFacts("", (), code)
+            raise
+        name = str(topic.topic_id)
+        known = f"name:{topic.name}" if name == _NO_ID else name
+        return TopicFacts(known, [each.id for each in topic.partitions])
+
+    def _translated(self, error: KafkaException) -> WaterclockError:
+        if is_refusal(error.args[0]):
+            return ClusterRefusedError(f"cluster {self._servers} refused this client: {text_of(error)}")
+        return UnavailableError(f"cluster {self._servers} does not answer: {text_of(error)}. Is a broker running?")
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Return whether an error does not pass by itself."""
+    return error.code() in _REFUSED or error.fatal()
+
+
+def text_of(error: Exception | KafkaError) -> str:
+    """Return the text of an error, for people."""
+    inner = error.args[0] if isinstance(error, KafkaException) else error
+    return inner.str() if isinstance(inner, KafkaError) else str(inner)

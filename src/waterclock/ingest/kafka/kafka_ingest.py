@@ -1,0 +1,346 @@
+"""The long-running ingest from Kafka: one thread reads partitions, another appends their records with their offsets."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE  # isort: skip
+
+from waterclock._support import moments
+from waterclock._support.quoting import quoted
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.ingest.appender import Appender
+from waterclock.ingest.inbox import Inbox
+from waterclock.ingest.kafka.alignment import Alignment
+from waterclock.ingest.kafka.client import (
+    UNAUTHORISED,
+    UNKNOWN,
+    ClusterFacts,
+    ClusterRefusedError,
+    TopicLookup,
+    is_refusal,
+    open_consumer,
+    text_of,
+)
+from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+from waterclock.ingest.kafka.kafka_store import KafkaStore
+from waterclock.ingest.kafka.open_partitions import OpenPartitions
+from waterclock.ingest.kafka.partition import Arrived, Partition, Place
+from waterclock.ingest.kafka.record import Record
+from waterclock.ingest.progress import Event, IngestProgress, Tell
+from waterclock.ingest.storing.partition_rows import PartitionTakenError
+
+_AT_ONCE = 500
+_WAIT = 0.02
+"""Seconds in which records are collected, out of the 250 ms until they should be readable."""
+
+LOOK_EVERY = 10.0
+"""Seconds between two looks at the cluster: for new partitions, and for topics that were deleted or created again."""
+
+_SILENT = 0.1  # s; while no topic is known there is nothing to consume
+
+_NO_OFFSET = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+_DOWN = frozenset({KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001
+
+
+class KafkaIngest:
+    """Moves records from Kafka into topics until it is stopped, or all partitions have reached the end of the plan.
+
+    Parameters
+    ----------
+    database
+        The database of the topics.
+    plan
+        The cluster, the rules and the limits.
+    tell
+        Is called with each event, from any thread.
+    """
+
+    def __init__(self, database: Database, plan: KafkaPlan, tell: Tell) -> None:
+        self.progress = IngestProgress()
+        self._backend = database.backend
+        self._plan = plan
+        self._tell = tell
+        topics = plan.open_topics(database)
+        largest = database.backend.largest_value // 2
+        if plan.most_payload > largest:
+            raise InvalidArgumentError(
+                f"max_payload must be at most {largest}, half of the limit of the database, got {plan.most_payload}"
+            )
+        dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
+        store = KafkaStore(database.backend, topics, dead_letters, plan.most_payload)
+        self._inbox = Inbox[Arrived]()
+        self._appender = Appender(database.backend, self._inbox, store.append, self.progress, tell)
+        self.lags = self._appender.lags
+        self._topic_ids = {name: topic.storage.topic_id for name, topic in topics.items()}
+        self._names = [rule.kafka_topic for rule in plan.rules]
+        self._alignment = Alignment()
+        self._ready: deque[Arrived] = deque()
+        self.progress.waiting = lambda: len(self._inbox) + len(self._ready)
+        self._at_end: set[Place] = set()
+        self._errors: deque[KafkaError] = deque()
+        self._unusable: dict[str, int] = {}
+        self._subscribed: list[str] = []
+        self._look_at = 0.0
+        self._is_connected: bool | None = None
+        self._failure: Exception | None = None
+        self._wishes_stop = False
+
+    def stop(self) -> None:
+        """Stop soon: append received records, and leave the rest to Kafka. Safe in a signal handler."""
+        self._wishes_stop = True
+
+    def run(self) -> None:
+        """Read until it is stopped.
+
+        Raises
+        ------
+        NotFoundError
+            If a Kafka topic does not exist at the start.
+        ClusterRefusedError
+            If the cluster refuses this client, or all partitions are stopped.
+        PartitionTakenError
+            If another process has taken a partition, and there is no group.
+        WaterclockError
+            If the database refuses an append for a reason that does not pass.
+        """
+        consumer = open_consumer(self._plan.cluster, self._errors.append)
+        self._partitions = OpenPartitions(
+            self._backend, self._plan, self._topic_ids, consumer, self._alignment, self._say
+        )
+        appending = threading.Thread(target=self._append_all, name="waterclock-ingest-append", daemon=True)
+        moments.start(appending)
+        try:
+            self._read_all(consumer, TopicLookup(self._plan.cluster, self._names))
+        finally:
+            if self._wishes_stop or self._failure is not None:
+                self._appender.stop()
+            self._inbox.close()
+            moments.join(appending)
+            consumer.close()
+        if self._failure is not None:
+            raise self._failure
+        self._say("stopped", "stopped", facts=self.progress.facts())
+
+    def _append_all(self) -> None:
+        try:
+            self._appender.run()
+        except Exception as error:  # noqa: BLE001  # a thread has no caller to raise to: the main thread does
+            self._failure = error
+
+    def _read_all(self, consumer: Consumer, lookup: TopicLookup) -> None:
+        while not self._wishes_stop and self._failure is None and not self._has_ended():
+            self._look(consumer, lookup)
+            self._partitions.open_pending()
+            for message in consumer.consume(_AT_ONCE, _WAIT if self._partitions.open else _SILENT):
+                self._take(message)
+            while self._errors:
+                self._note_error(self._errors.popleft())
+            self._end_by_clock()
+            self._hand_over()
+            self._drop_taken()
+            self._appender.report_lags()
+
+    def _has_ended(self) -> bool:
+        partitions = self._partitions
+        if self._ready or partitions.is_waiting or not partitions.open:
+            return False
+        if partitions.stopped >= partitions.open.keys():
+            raise ClusterRefusedError(
+                "all partitions are stopped, since their next records are gone from the brokers. See the warnings above"
+            )
+        return self._plan.until is not None and partitions.ended | partitions.stopped >= partitions.open.keys()
+
+    def _look(self, consumer: Consumer, lookup: TopicLookup) -> None:
+        """Look at the cluster now and then, and take the answer when it is there."""
+        if moments.monotonic() >= self._look_at:
+            self._look_at = moments.monotonic() + LOOK_EVERY
+            lookup.ask()
+        try:
+            facts = lookup.answer()
+        except UnavailableError as error:
+            self._look_at = moments.monotonic() + 1.0
+            self._note_connected(False, str(error))
+            return
+        if facts is not None:
+            self._note_facts(consumer, facts)
+
+    def _note_facts(self, consumer: Consumer, facts: ClusterFacts) -> None:
+        partitions = self._partitions
+        is_first, before, partitions.facts = not partitions.facts.id, partitions.facts, facts
+        self._note_connected(True, f"connected to cluster {facts.id}")
+        usable: list[str] = []
+        for name, topic in facts.topics.items():
+            known = before.topics.get(name)
+            here = [place for place in partitions.open if place[0] == name]
+            if topic.error is not None:
+                self._note_unusable(name, topic.error, is_first=is_first)
+                partitions.drop(here)
+                continue
+            self._unusable.pop(name, None)
+            usable.append(name)
+            if known is not None and known.id and known.id != topic.id:
+                partitions.drop(here)
+                partitions.wish(here)
+            if self._plan.cluster.group is None:
+                partitions.wish((name, number) for number in topic.partitions)
+        if is_first and not usable:
+            raise ClusterRefusedError(f"cluster {self._plan.cluster.servers} lets this client read none of the topics")
+        if self._plan.cluster.group is not None and usable != self._subscribed:
+            self._subscribed = usable
+            consumer.subscribe(usable, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+
+    def _note_unusable(self, name: str, code: int, *, is_first: bool) -> None:
+        if is_first and code == UNKNOWN:
+            raise NotFoundError(f"no Kafka topic named {quoted(name)}")
+        if self._unusable.get(name) == code:
+            return
+        self._unusable[name] = code
+        reason = {UNAUTHORISED: "this client may not read it", UNKNOWN: "it does not exist any more"}.get(
+            code, f"error {code}"
+        )
+        self._say("topic_dropped", f"topic {name} is left out: {reason}. It is looked for again", warns=True)
+
+    def _assigned(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        consumer.incremental_assign([])  # opened later, each at its own offset
+        self._partitions.wish((each.topic, each.partition) for each in partitions)
+        self._say("assigned", f"the group assigned {len(partitions)} partitions")
+
+    def _revoked(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        self._partitions.drop([(each.topic, each.partition) for each in partitions])
+        self._say("revoked", f"the group revoked {len(partitions)} partitions")
+
+    def _lost(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        self._partitions.drop([(each.topic, each.partition) for each in partitions], unassign=False)
+        self._say("revoked", f"lost {len(partitions)} partitions to other members of the group", warns=True)
+
+    def _take(self, message: Message) -> None:
+        place: Any = message.topic(), message.partition()
+        partitions = self._partitions
+        if place in partitions.ended or place in partitions.stopped:
+            return  # it was fetched before
+        partition = partitions.open.get(place)
+        error = message.error()
+        if error is not None:
+            self._note_error(error, partition, message.offset() or 0)
+            return
+        offset: Any = message.offset()
+        if partition is None or partition.is_lost or offset < partition.next:
+            return
+        record = _record(message)
+        plan = self._plan
+        if plan.until is not None and record.time is not None and record.time * 1_000_000 >= plan.until:
+            self._partitions.end(partition)
+            return
+        partition.next = offset + 1
+        self.progress.received += 1
+        self._at_end.discard(place)
+        if isinstance(plan.start, int) and record.time is not None and record.time * 1_000_000 < plan.start:
+            record = record._replace(value=None)
+        self._alignment.add(Arrived(partition, record), moments.monotonic())
+
+    def _note_error(self, error: KafkaError, partition: Partition | None = None, offset: int = 0) -> None:
+        code = error.code()
+        if is_refusal(error):
+            raise ClusterRefusedError(f"cluster {self._plan.cluster.servers} refused this client: {text_of(error)}")
+        if code in _DOWN:
+            self._note_connected(False, f"cluster {self._plan.cluster.servers} does not answer: {text_of(error)}")
+        elif partition is None:
+            self._look_at = min(self._look_at, moments.monotonic() + 1.0)
+        elif code == KafkaError._PARTITION_EOF:  # noqa: SLF001  # named so by confluent_kafka
+            self._note_end(partition, offset)
+        elif code in _NO_OFFSET:
+            self._note_lost(partition)
+        elif code in (UNAUTHORISED, UNKNOWN):
+            self._look_at = moments.monotonic()
+        else:
+            self._say("broker_error", f"{partition.name}: {text_of(error)}", warns=True)
+
+    def _note_end(self, partition: Partition, offset: int) -> None:
+        self._note_connected(True, f"connected to cluster {self._partitions.facts.id}")
+        partition.next = max(partition.next, offset)
+        self._at_end.add(partition.place)
+        end = Record(*partition.place, partition.next - 1, None)
+        self._alignment.add(Arrived(partition, end, is_end=True), moments.monotonic())
+
+    def _note_lost(self, partition: Partition) -> None:
+        """Stop a partition whose next records the broker does not have, or skip them."""
+        try:
+            low, high = self._partitions.offset_range(partition.place)
+        except KafkaException as error:
+            self._say("broker_error", f"{partition.name}: {text_of(error)}", warns=True)
+            self._partitions.skip_to(partition, partition.next)  # which fails again, until a leader answers
+            return
+        at = partition.next
+        if low <= at <= high:  # meanwhile there are such records
+            self._partitions.skip_to(partition, at)
+            return
+        if at > high:
+            text = f"{partition.name} ends at offset {high}, but {at} comes next: the brokers lost what followed"
+        else:
+            text = f"offsets {at} to {low - 1} of {partition.name} are gone from the brokers, and were not appended"
+        facts: dict[str, object] = {"partition": partition.place[1], "kafka_topic": partition.place[0]}
+        facts |= {"lost_from": min(at, high), "lost_to": max(at, low) - 1}
+        if self._plan.lost == "skip" and at < low:
+            self._say("records_lost", f"{text}. They are skipped", facts=facts, warns=True)
+            skipped = Record(*partition.place, low - 1, None)
+            self._alignment.add(Arrived(partition, skipped, is_end=True), moments.monotonic())
+            self._partitions.skip_to(partition, low)
+            return
+        remedy = "Start it again with lost = skip to go on behind them" if at < low else "Is it the right cluster?"
+        self._say("records_lost", f"{text}. This partition is stopped. {remedy}", facts=facts, warns=True)
+        self._partitions.stop(partition)
+        self.progress.stopped += 1
+
+    def _end_by_clock(self) -> None:
+        """End partitions that were read to their end after the time of the plan's end."""
+        if self._plan.until is None or not self._at_end or self._backend.now_about() < self._plan.until:
+            return
+        for place in self._at_end & self._partitions.open.keys() - self._partitions.ended:
+            self._partitions.end(self._partitions.open[place])
+
+    def _hand_over(self) -> None:
+        """Move records into the inbox, in the order of their times; pause what does not fit."""
+        self._ready.extend(self._alignment.take(moments.monotonic()))
+        while self._ready and (self._ready[0].partition.is_lost or self._inbox.put(self._ready[0])):
+            self._ready.popleft()
+        self._partitions.pause(self._partitions.open.values() if self._ready else self._alignment.full())
+
+    def _drop_taken(self) -> None:
+        taken = [partition for partition in self._partitions.open.values() if partition.is_lost]
+        if not taken:
+            return
+        text = f"another process has taken {taken[0].name}"
+        if self._plan.cluster.group is None:
+            raise PartitionTakenError(f"cannot append: {text}. Stop one of them, or give both the same group")
+        self._say("revoked", text, warns=True)
+        self._partitions.drop([partition.place for partition in taken])
+
+    def _note_connected(self, is_connected: bool, text: str) -> None:  # the state itself
+        if self._is_connected != is_connected:
+            self._is_connected = is_connected
+            self.progress.connected = int(is_connected)
+            self._say("connected" if is_connected else "disconnected", text, warns=not is_connected)
+
+    def _say(self, name: str, text: str, *, facts: dict[str, object] | None = None, warns: bool = False) -> None:
+        self._tell(Event(name, text, facts or {}, warns))
+
+
+def _record(message: Message) -> Record:
+    kind, time = message.timestamp()
+    topic: Any = message.topic()
+    partition: Any = message.partition()
+    offset: Any = message.offset()
+    key: Any = message.key()
+    value: Any = message.value()
+    headers: Any = message.headers() or ()
+    has_time = kind != TIMESTAMP_NOT_AVAILABLE
+    return Record(
+        topic, partition, offset, value, key, headers, time if has_time else None, kind == TIMESTAMP_LOG_APPEND_TIME
+    )

@@ -1,0 +1,126 @@
+"""Which cluster and topics, where to begin and end, and how to connect: a URL and options, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from waterclock._support.quoting import quoted
+from waterclock._support.urls import shown
+from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError
+from waterclock.ingest.kafka.record import KafkaRule
+from waterclock.time import format_time, to_time
+from waterclock.topics.topic import Topic
+
+_LOST = ("stop", "skip")
+
+_URL = re.compile(r"kafka://([^/@?#]+)/?")
+_SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
+_PORT = 9092
+
+OURS = frozenset(
+    {
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.partition.eof",
+        "group.id",
+        "metadata.broker.list",
+        "partition.assignment.strategy",
+    }
+)
+"""Properties on which appending once depends."""
+
+
+@dataclass(frozen=True)
+class KafkaCluster:
+    """A cluster and how to connect to it.
+
+    Attributes
+    ----------
+    servers
+        Its bootstrap servers: HOST:PORT, separated by commas.
+    group
+        Members of the group share the partitions; None: this process takes all of them.
+    properties
+        What else librdkafka should know, such as ``security.protocol``.
+    """
+
+    servers: str
+    group: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+    @classmethod
+    def checked(cls, url: str, group: str | None = None, properties: Mapping[str, str] | None = None) -> KafkaCluster:
+        """Check a URL and options.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option and the value; never a password.
+        """
+        found = _URL.fullmatch(url)
+        servers = found[1].split(",") if found else []
+        if not servers or not all(_SERVER.fullmatch(each) for each in servers):
+            raise InvalidArgumentError(f"url must be kafka://HOST[:PORT][,HOST[:PORT]…], got {shown(url)!r}")
+        if ours := sorted(OURS & set(properties or {})):
+            raise InvalidArgumentError(f"property {ours[0]} is set by waterclock; leave it out")
+        written = [each if re.search(r":[0-9]+$", each) else f"{each}:{_PORT}" for each in servers]
+        return cls(",".join(written), group, dict(properties or {}))
+
+
+@dataclass(frozen=True)
+class KafkaPlan:
+    """The plan of an ingest from Kafka.
+
+    Attributes
+    ----------
+    cluster
+        Source of the records.
+    rules
+        The Kafka topics, with their mappings.
+    dead_letters
+        The topic of what cannot be mapped.
+    most_payload
+        Bytes that a value may have.
+    start
+        The beginning of a partition that was never appended: ``earliest``, ``latest``, or a time, ns.
+    until
+        Each partition ends at its first record of this time or a later one, ns; None: never.
+    lost
+        Whether a partition whose next records are gone from the broker stops, or skips them.
+    """
+
+    cluster: KafkaCluster
+    rules: tuple[KafkaRule, ...]
+    dead_letters: str
+    most_payload: int
+    start: Literal["earliest", "latest"] | int = "earliest"
+    until: int | None = None
+    lost: str = "stop"
+
+    def __post_init__(self) -> None:
+        names = [rule.kafka_topic for rule in self.rules]
+        if twice := next((each for each in names if names.count(each) > 1), None):
+            raise InvalidArgumentError(f"kafka_topic {quoted(twice)} occurs twice")
+        if self.lost not in _LOST:
+            raise InvalidArgumentError(f"lost must be stop or skip, got {quoted(self.lost)}")
+        if self.until is not None and isinstance(self.start, int) and self.until <= self.start:
+            raise InvalidArgumentError(
+                f"until must be later than start, got {format_time(self.until)} and {format_time(self.start)}"
+            )
+
+    def open_topics(self, database: Database) -> dict[str, Topic]:
+        """Open the topics that the rules name; NotFoundError if one is missing."""
+        return {rule.rule.topic: database.topic(rule.rule.topic) for rule in self.rules}
+
+
+def parse_start(text: str, now: int) -> Literal["earliest", "latest"] | int:
+    """Parse where to begin."""
+    if text == "earliest" or text == "latest":  # noqa: PLR1714  # the type checker follows this form
+        return text
+    return to_time(text, "start", now=now)

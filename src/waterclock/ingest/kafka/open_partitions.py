@@ -1,0 +1,186 @@
+"""The partitions of an ingest: which are read, from where, and which wait, are stopped or have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from waterclock._support import moments
+from waterclock.database.backend import Backend
+from waterclock.errors import UnavailableError
+from waterclock.ingest.kafka.alignment import Alignment
+from waterclock.ingest.kafka.client import ClusterFacts, text_of
+from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+from waterclock.ingest.kafka.partition import Partition, Place
+from waterclock.ingest.storing.partition_rows import PartitionKey, PartitionRow
+
+LEEWAY = 60_000
+"""ms that a producer's clock may have been ahead: so much earlier than a start time is looked up, and records before
+the time are skipped."""
+
+_ANSWER_IN = 2.0  # s
+_TRY_AGAIN_AFTER = 1.0  # s
+
+Say = Callable[..., None]
+"""Takes an event's name, its text and whether it is a warning."""
+
+
+class OpenPartitions:
+    """The partitions that this process reads.
+
+    Parameters
+    ----------
+    backend
+        The database.
+    plan
+        The rules, and where to begin.
+    topic_ids
+        Ids of our topics by name.
+    consumer
+        Reads the partitions.
+    alignment
+        Holds their records.
+    say
+        Is called with events.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: KafkaPlan,
+        topic_ids: dict[str, int],
+        consumer: Consumer,
+        alignment: Alignment,
+        say: Say,
+    ) -> None:
+        self.facts = ClusterFacts("", {})
+        self.open: dict[Place, Partition] = {}
+        self.stopped: set[Place] = set()
+        self.ended: set[Place] = set()
+        self._backend = backend
+        self._plan = plan
+        self._topic_ids = topic_ids
+        self._rules = {rule.kafka_topic: rule for rule in plan.rules}
+        self._consumer = consumer
+        self._alignment = alignment
+        self._say = say
+        self._pending: dict[Place, float] = {}
+        self._reported: set[Place] = set()
+        self._paused: set[Place] = set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether partitions wait to be opened."""
+        return bool(self._pending)
+
+    def wish(self, places: Iterable[Place]) -> None:
+        """Open partitions soon, unless they are open, stopped or have ended."""
+        for place in places:
+            if place not in self.open and place not in self.stopped and place not in self.ended:
+                self._pending.setdefault(place, 0.0)
+
+    def drop(self, places: Collection[Place], *, unassign: bool = True) -> None:
+        """Abandon partitions, with their records that are not appended."""
+        for place in places:
+            self._pending.pop(place, None)
+            self.stopped.discard(place)
+            self.ended.discard(place)
+            partition = self.open.pop(place, None)
+            if partition is not None:
+                partition.is_lost = True
+                self._alignment.forget(partition)
+                self._unassign(place, really=unassign)
+
+    def stop(self, partition: Partition) -> None:
+        """Read no more of a partition, and keep it."""
+        self.stopped.add(partition.place)
+        self._end(partition)
+
+    def end(self, partition: Partition) -> None:
+        """Read no more of a partition, since it has reached the end of the plan."""
+        self.ended.add(partition.place)
+        self._end(partition)
+
+    def skip_to(self, partition: Partition, offset: int) -> None:
+        """Go on with a later record of a partition."""
+        partition.next = offset
+        self._unassign(partition.place)
+        self._assign(partition)
+
+    def open_pending(self) -> None:
+        """Open partitions that wait; one whose leader or whose database is away is tried again later."""
+        for place, due in list(self._pending.items()):
+            if moments.monotonic() < due:
+                continue
+            try:
+                self._open(place)
+            except (KafkaException, UnavailableError) as error:
+                self._pending[place] = moments.monotonic() + _TRY_AGAIN_AFTER
+                if place not in self._reported:
+                    self._reported.add(place)
+                    topic, number = place
+                    self._say("waits", f"cannot read partition {number} of {topic} yet: {text_of(error)}", warns=True)
+            else:
+                del self._pending[place]
+                self._reported.discard(place)
+
+    def pause(self, wanted: Collection[Partition]) -> None:
+        """Pause these partitions and resume the others. The consumer goes on polling, so it stays in its group."""
+        places = {partition.place for partition in wanted} & self.open.keys() - self.stopped - self.ended
+        if more := places - self._paused:
+            self._consumer.pause([TopicPartition(*place) for place in more])
+        if less := (self._paused - places) & self.open.keys():
+            self._consumer.resume([TopicPartition(*place) for place in less])
+        self._paused = places
+
+    def offset_range(self, place: Place) -> tuple[int, int]:
+        """Return the first offset that the broker has, and the one after the last; KafkaException if it is away."""
+        return self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_ANSWER_IN)
+
+    def _open(self, place: Place) -> None:
+        topic, number = place
+        rule = self._rules[topic]
+        key = PartitionKey(self._topic_ids[rule.rule.topic], self.facts.id, self.facts.topics[topic].id, number)
+        start = PartitionRow.read_offset(self._backend, key)
+        if start is None:
+            start = self._first(place, key)
+        row, offset = PartitionRow.take(self._backend, key, topic, start)
+        partition = Partition(place, row, rule, offset, offset)
+        self.open[place] = partition
+        self._alignment.track(partition, moments.monotonic())
+        self._assign(partition)
+
+    def _first(self, place: Place, key: PartitionKey) -> int:
+        """Find where a partition begins that was never appended."""
+        low, high = self.offset_range(place)
+        topic, number = place
+        if PartitionRow.was_created_again(self._backend, key, topic):
+            self._say("topic_recreated", f"topic {topic} was created again: its partition {number} begins at its first")
+            return low
+        match self._plan.start:
+            case "earliest":
+                return low
+            case "latest":
+                return high
+            case moment:
+                asked = TopicPartition(topic, number, max(moment // 1_000_000 - LEEWAY, 0))
+                [found] = self._consumer.offsets_for_times([asked], timeout=_ANSWER_IN)
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return found.offset if found.offset >= 0 else high
+
+    def _assign(self, partition: Partition) -> None:
+        topic, number = partition.place
+        self._consumer.incremental_assign([TopicPartition(topic, number, partition.next)])
+
+    def _end(self, partition: Partition) -> None:
+        self._alignment.end(partition)
+        self._unassign(partition.place)
+
+    def _unassign(self, place: Place, *, really: bool = True) -> None:
+        self._paused.discard(place)
+        if really:
+            parts: Any = [TopicPartition(*place)]
+            self._consumer.incremental_unassign(parts)

@@ -1,0 +1,76 @@
+"""A partition that this process appends, and what arrives from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from waterclock.ingest.kafka.record import KafkaRule, Record
+from waterclock.ingest.storing.partition_rows import PartitionRow
+
+Place = tuple[str, int]
+"""Name of a Kafka topic, and the partition's number."""
+
+
+@dataclass(eq=False)
+class Partition:
+    """A partition that this process appends.
+
+    Attributes
+    ----------
+    place
+        Its name.
+    row
+        Its row in the catalogue.
+    rule
+        Maps its records.
+    committed
+        Offset of the first record that is not appended.
+    next
+        Offset of the first record that has not arrived.
+    is_lost
+        Whether this process has abandoned it: taken by another process, revoked, or its topic was created again.
+    """
+
+    place: Place
+    row: PartitionRow
+    rule: KafkaRule
+    committed: int
+    next: int
+    is_lost: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        topic, number = self.place
+        return f"partition {number} of {topic}"
+
+
+class Arrived(NamedTuple):
+    """A record on its way into a topic.
+
+    Attributes
+    ----------
+    partition
+        Its partition.
+    record
+        The record; without a value if it only says how far the partition was read.
+    is_end
+        Whether it stands for the end of the partition: records before it may be markers of transactions, or compacted.
+    """
+
+    partition: Partition
+    record: Record
+    is_end: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        record = self.record
+        size = len(record.value or b"") + len(record.key or b"")
+        return size + sum(len(name) + len(value or b"") for name, value in record.headers)
+
+    @property
+    def qos(self) -> int:
+        """1: Kafka keeps records that are not appended."""
+        return 1

@@ -1,0 +1,252 @@
+"""A Kafka record, how a rule maps it, and its form as a dead letter. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+from waterclock.ingest.mapping.format_rule import FormatRule, JsonPaths, Published
+from waterclock.ingest.storing.dead_letters import REASON, STREAM, clean_reason
+from waterclock.message import Message
+from waterclock.time import MAX_NS
+
+Keys = Literal["text", "hex", "base64", "ignore"]
+
+KEYS: tuple[Keys, ...] = ("text", "hex", "base64", "ignore")
+
+SOURCE = "kafka"
+"""Source of the dead letters of Kafka."""
+
+_TEMPLATE = "{stream}/{source...}"
+"""The Kafka topic is the stream, and the key the source."""
+
+_KAFKA_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+_MOST_MS = MAX_NS // 1_000_000
+
+_RECORD = "kafka.record"
+_PLACE = ("kafka.topic", "kafka.partition", "kafka.offset")
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(NamedTuple):
+    """A record as the broker delivered it.
+
+    Attributes
+    ----------
+    topic, partition, offset
+        Its place in Kafka.
+    value
+        Its content; None of a tombstone.
+    key
+        Its key.
+    headers
+        Its headers, of which several may have one name.
+    time
+        ms since 1970; None if it has none.
+    is_append_time
+        Whether the time is when the broker appended it, instead of when its producer created it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    time: int | None = None
+    is_append_time: bool = False
+
+
+@dataclass(frozen=True)
+class KafkaRule:
+    """A Kafka topic of an ingest, and how its records are mapped.
+
+    Attributes
+    ----------
+    kafka_topic
+        Name of the Kafka topic.
+    rule
+        Maps it: its filter and template are of paths TOPIC/KEY.
+    keys
+        How a key becomes text: as UTF-8, in hex or base64, or not at all.
+    key_header
+        The header whose value takes the key's place; None: the key.
+    """
+
+    kafka_topic: str
+    rule: FormatRule
+    keys: Keys = "text"
+    key_header: str | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        kafka_topic: str,
+        topic: str,
+        format_name: str,
+        template: str | None = None,
+        paths: JsonPaths | None = None,
+        keys: str = "text",
+        key_header: str | None = None,
+    ) -> KafkaRule:
+        """Check the options of a rule.
+
+        Raises
+        ------
+        InvalidArgumentError
+            Naming the option and the value.
+        """
+        if not _KAFKA_TOPIC.fullmatch(kafka_topic) or kafka_topic in (".", ".."):
+            raise InvalidArgumentError(
+                f"kafka_topic must be 1 to 249 letters, digits, '.', '_' or '-', got {quoted(kafka_topic)}"
+            )
+        kind: Keys | None = next((each for each in KEYS if each == keys), None)
+        if kind is None:
+            raise InvalidArgumentError(f"key must be one of {', '.join(KEYS)}, got {quoted(keys)}")
+        if template is None and format_name in ("collectd", "json", "raw"):
+            template = _TEMPLATE
+        rule = FormatRule.checked(f"{kafka_topic}/#", topic, format_name, template, paths)
+        return cls(kafka_topic, rule, kind, key_header)
+
+    def path(self, record: Record) -> str:
+        """Return TOPIC/KEY, or TOPIC alone of a record without a key: what the template takes source and stream from.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the key is not UTF-8.
+        """
+        key = record.key
+        if self.key_header is not None:
+            key = next((value for name, value in reversed(record.headers) if name == self.key_header), None)
+        if key is None or self.keys == "ignore":
+            return record.topic
+        match self.keys:
+            case "hex":
+                text = key.hex()
+            case "base64":
+                text = base64.b64encode(key).decode()
+            case _:
+                try:
+                    text = key.decode()
+                except UnicodeDecodeError:
+                    raise InvalidArgumentError(
+                        f"key must be UTF-8, got {quoted(key)}. Take such keys with key = hex or base64"
+                    ) from None
+        return f"{record.topic}/{text}"
+
+    def map(self, record: Record, received: int) -> list[Message]:
+        """Map a record.
+
+        Parameters
+        ----------
+        received
+            When it was received, ns: the receive time, unless Kafka says when it appended the record.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If key, time or value have another form.
+        """
+        if record.value is None:
+            return []
+        moment = received if record.time is None else _nanoseconds(record.time)
+        found = self.rule.map(Published(self.path(record), record.value), moment)
+        receive_time = moment if record.is_append_time else received
+        kept = readable(record.headers)
+        return [
+            Message.trusted(
+                each.source,
+                each.stream,
+                each.event_time,
+                each.payload,
+                moment,
+                receive_time,
+                {**kept, **(each.headers or {})} or None,
+                None,
+            )
+            for each in found
+        ]
+
+
+def readable(headers: Headers) -> dict[str, str]:
+    """Return headers as text: bytes that are not UTF-8 in hex as NAME_hex, later ones of one name as NAME#2."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        try:
+            key, text = name, (value or b"").decode()
+        except UnicodeDecodeError:
+            key, text = f"{name}_hex", (value or b"").hex()
+        number = 1
+        unique = key
+        while unique in found:
+            number += 1
+            unique = f"{key}#{number}"
+        found[unique] = text
+    return found
+
+
+def letter_of(record: Record, reason: str, received: int, most: int | None = None) -> Message:
+    """Build a dead letter: the record with the reason why it was not mapped.
+
+    Parameters
+    ----------
+    most
+        How many bytes of the value are kept; None: all.
+    """
+    value = record.value or b""
+    details = {
+        "key": None if record.key is None else record.key.hex(),
+        "headers": [[name, None if each is None else each.hex()] for name, each in record.headers],
+        "time": record.time,
+        "is_append_time": record.is_append_time,
+        "is_cut": most is not None,
+    }
+    place = (record.topic, str(record.partition), str(record.offset))
+    headers = {
+        REASON: clean_reason(reason),
+        **dict(zip(_PLACE, place, strict=True)),
+        _RECORD: json.dumps(details, separators=(",", ":")),
+    }
+    return Message.trusted(SOURCE, STREAM, received, value[:most], received, received, headers, None)
+
+
+def record_of(letter: Message) -> Record:
+    """Read back the record of a dead letter.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the message is not a dead letter of Kafka, or holds only the beginning of a value.
+    """
+    headers: Mapping[str, str] = letter.headers or {}
+    if letter.source != SOURCE or _RECORD not in headers:
+        raise InvalidArgumentError("this is not a dead letter of an ingest from Kafka")
+    details = json.loads(headers[_RECORD])
+    if details["is_cut"]:
+        raise InvalidArgumentError(f"only the first {len(letter.payload)} bytes of it are kept")
+    topic, partition, offset = (headers[name] for name in _PLACE)
+    return Record(
+        topic,
+        int(partition),
+        int(offset),
+        letter.payload,
+        None if details["key"] is None else bytes.fromhex(details["key"]),
+        [(name, None if each is None else bytes.fromhex(each)) for name, each in details["headers"]],
+        details["time"],
+        details["is_append_time"],
+    )
+
+
+def _nanoseconds(milliseconds: int) -> int:
+    if not -_MOST_MS <= milliseconds <= _MOST_MS:
+        raise InvalidArgumentError(f"Kafka's time must fit nanoseconds in 64 bits, got {milliseconds} ms")
+    return milliseconds * 1_000_000

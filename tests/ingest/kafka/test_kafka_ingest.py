@@ -1,0 +1,239 @@
+"""An ingest from a mock cluster: offsets, gaps, lost records, refusals, groups."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+from tests.ingest.kafka.conftest import Place, payloads, running, until_stored
+from tests.ingest.mqtt.conftest import until
+
+from waterclock.connection import Database
+from waterclock.errors import NotFoundError, UnavailableError
+from waterclock.ingest.kafka import client as kafka_client
+from waterclock.ingest.kafka.client import ClusterRefusedError
+from waterclock.ingest.storing.partition_rows import PartitionTakenError
+from waterclock.topics.writing.appending import JointAppend
+
+pytestmark = pytest.mark.one_database
+
+
+def test_records_are_appended_and_continue_after_a_stop(database: Database, place: Place) -> None:
+    place.send(b"1", b"2", timestamp=1_700_000_000_123, headers=[("unit", b"bar"), ("raw", b"\xff")])
+    with running(database, place.plan()):
+        until_stored(database, b"1", b"2")
+    place.send(b"3")
+    with running(database, place.plan()):
+        until_stored(database, b"1", b"2", b"3")
+    first = next(iter(database.topic("telemetry").read()))
+    assert (first.source, first.stream, first.headers) == ("press", place.name, {"unit": "bar", "raw_hex": "ff"})
+    assert first.publish_time == first.event_time == 1_700_000_000_123_000_000
+    assert first.receive_time not in (None, first.publish_time)
+
+
+def test_latest_on_an_empty_partition_reads_what_comes_while_it_is_stopped(database: Database, place: Place) -> None:
+    with running(database, place.plan(start="latest")) as own:
+        until(lambda: own.ingest._at_end)
+    place.send(b"meanwhile")
+    with running(database, place.plan(start="latest")):
+        until_stored(database, b"meanwhile")
+
+
+def test_markers_of_transactions_and_a_last_tombstone_are_passed(database: Database, place: Place) -> None:
+    place.cluster.send_in_transactions(place.name, [b"1", b"2"], [b"3"])
+    place.send(None)
+    with running(database, place.plan()) as own:
+        until_stored(database, b"1", b"2", b"3")
+        until(lambda: own.counts.skipped == 1)
+    place.send(b"4")
+    with running(database, place.plan()) as own:
+        until_stored(database, b"1", b"2", b"3", b"4")
+        assert own.counts.received == 1
+
+
+def test_a_poison_record_and_a_key_that_is_no_text_become_one_dead_letter_each(
+    database: Database, place: Place
+) -> None:
+    plan = place.plan(place.rule(format_name="json"))
+    place.send(b"1", b"no json", b"2")
+    place.send(b"3", key=b"\xff\x01")
+    with running(database, plan) as own:
+        until(lambda: own.counts.dead == 2)
+    with running(database, plan) as own:
+        place.send(b"4")
+        until_stored(database, b"1", b"2", b"4")
+    assert payloads(database, "dead") == [b"no json", b"3"]
+    [_, letter] = database.topic("dead").read()
+    assert letter.headers is not None
+    assert "key must be UTF-8" in letter.headers["reason"]
+
+
+def test_records_that_the_broker_deleted_stop_their_partition_alone(database: Database, place: Place) -> None:
+    other = Place(place.cluster)
+    place.cluster.create(other.name)
+    plan = place.plan(place.rule(), other.rule())
+    with running(database, plan):
+        place.send(b"1")
+        until_stored(database, b"1")
+    place.send(b"2", b"3", b"4")
+    place.cluster.delete_records(place.name, 0, 3)
+    with running(database, plan) as own:
+        until(lambda: own.counts.stopped == 1)
+        assert f"offsets 1 to 2 of partition 0 of {place.name} are gone" in own.text("records_lost")
+        other.send(b"goes on")
+        until_stored(database, b"1", b"goes on")
+    with running(database, place.plan(lost="skip")):
+        until_stored(database, b"1", b"goes on", b"4")
+    place.cluster.delete_records(place.name, 0, 4)
+    with running(database, place.plan()) as own:
+        place.send(b"5")
+        until_stored(database, b"1", b"goes on", b"4", b"5")
+
+
+def test_an_ingest_whose_partitions_are_all_stopped_ends(database: Database, place: Place) -> None:
+    with running(database, place.plan()):
+        place.send(b"1")
+        until_stored(database, b"1")
+    place.send(b"2", b"3")
+    place.cluster.delete_records(place.name, 0, 2)
+    with running(database, place.plan()) as own, pytest.raises(ClusterRefusedError, match="all partitions are stopped"):
+        own.end()
+
+
+def test_a_topic_that_was_created_again_is_read_from_its_first_record(database: Database, place: Place) -> None:
+    place.send(b"1", b"2")
+    with running(database, place.plan(start="latest")) as own:
+        until(lambda: own.ingest._at_end)
+        place.send(b"3")
+        until_stored(database, b"3")
+        place.cluster.delete(place.name)
+        until(lambda: "topic_dropped" in own.names())
+        place.cluster.create(place.name)
+        until(lambda: "topic_recreated" in own.names())
+        place.send(b"new 1", b"new 2")
+        until_stored(database, b"3", b"new 1", b"new 2")
+
+
+def test_a_second_ingest_without_a_group_fences_the_first(database: Database, place: Place) -> None:
+    place.send(b"1")
+    with running(database, place.plan()) as first:
+        until_stored(database, b"1")
+        with running(database, place.plan()) as second:
+            until(lambda: second.ingest._at_end)
+            place.send(b"2")
+            with pytest.raises(PartitionTakenError, match="another process has taken partition 0"):
+                first.end()
+            until_stored(database, b"1", b"2")
+
+
+def test_members_of_a_group_share_and_take_over_partitions(database: Database, place: Place) -> None:
+    shared = Place(place.cluster)
+    place.cluster.create(shared.name, 4)
+    plan = shared.plan(group=shared.name)
+    values = iter(count())
+
+    def send() -> None:
+        for partition in range(4):
+            shared.send(*(b"%d" % next(values) for _ in range(5)), partition=partition)
+
+    send()
+    with running(database, plan) as first:
+        until(lambda: len(payloads(database)) == 20)
+        with running(database, plan) as second:
+            until(lambda: second.ingest._at_end)
+            send()
+            until(lambda: len(payloads(database)) == 40)
+        until(lambda: len(first.ingest._at_end & first.ingest._partitions.open.keys()) == 4)
+        send()
+        until(lambda: len(payloads(database)) == 60)
+    assert sorted(map(int, payloads(database))) == list(range(60))
+
+
+def test_an_unauthorised_topic_is_left_out_and_a_missing_one_ends_it(database: Database, place: Place) -> None:
+    refused = Place(place.cluster)
+    place.cluster.create(refused.name)
+    place.cluster.refuse(refused.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    place.send(b"1")
+    with running(database, place.plan(place.rule(), refused.rule())) as own:
+        until_stored(database, b"1")
+        assert "may not read it" in own.text("topic_dropped")
+        place.cluster.refuse(refused.name, 0)
+        refused.send(b"2")
+        until_stored(database, b"1", b"2")
+    with running(database, place.plan(place.rule("missing"))) as own, pytest.raises(NotFoundError, match="'missing'"):
+        own.end()
+
+
+def test_it_polls_while_the_database_is_away_and_appends_each_record_once(
+    database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, is_away = JointAppend.commit, True
+
+    def fail_after_commit(*arguments: Any) -> object:
+        answer = commit(*arguments)
+        if is_away:  # the answer does not arrive
+            raise UnavailableError("the connection to the database broke")
+        return answer
+
+    monkeypatch.setattr(JointAppend, "commit", fail_after_commit)
+    monkeypatch.setattr("waterclock.ingest.appender._FIRST_PAUSE", 0.01)
+    with running(database, place.plan(group=place.name)) as own:
+        place.send(b"1", b"2")
+        until(lambda: "database_away" in own.names())
+        is_away = False
+        place.send(b"3")
+        until(lambda: "database_back" in own.names())
+        until_stored(database, b"1", b"2", b"3")
+        assert "revoked" not in own.names()
+
+
+def test_brokers_that_are_down_are_waited_for(database: Database, place: Place) -> None:
+    with running(database, place.plan()) as own:
+        place.send(b"1")
+        until_stored(database, b"1")
+        place.cluster.set_up(is_up=False)
+        try:
+            until(lambda: "disconnected" in own.names())
+        finally:
+            place.cluster.set_up(is_up=True)
+        place.send(b"2")
+        until_stored(database, b"1", b"2")
+        until(lambda: own.names().count("connected") == 2)
+
+
+def test_partitions_are_merged_by_time_while_they_catch_up(database: Database, place: Place) -> None:
+    several = Place(place.cluster)
+    place.cluster.create(several.name, 3)
+    times = [[1, 4, 7, 10], [2, 5, 8, 11], [3, 6, 9, 12]]
+    for partition, own_times in enumerate(times):
+        for time in own_times:
+            several.send(b"%d" % time, partition=partition, timestamp=1_700_000_000_000 + time)
+    with running(database, several.plan()):
+        until_stored(database, *(b"%d" % each for each in range(1, 13)))
+
+
+def test_it_starts_from_a_time_and_stops_at_one(
+    database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def look_up(_self: object, parts: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        asked.append(parts[0].offset)  # the mock cluster has no lookup by time
+        return [TopicPartition(parts[0].topic, parts[0].partition, 1)]
+
+    class Lookup(kafka_client.Consumer):  # type: ignore[name-defined,misc]
+        offsets_for_times = look_up
+
+    monkeypatch.setattr(kafka_client, "Consumer", Lookup)
+    second, now = 1_000, 1_700_000_000_000
+    for each in range(6):
+        place.send(b"%d" % each, timestamp=now + each * second)
+    plan = place.plan(start=(now + 2 * second) * 1_000_000, until=(now + 4 * second) * 1_000_000)
+    with running(database, plan) as own:
+        own.end()
+    assert payloads(database) == [b"2", b"3"]
+    assert asked == [now + 2 * second - 60_000]
+    with running(database, place.plan()):
+        until_stored(database, b"2", b"3", b"4", b"5")
