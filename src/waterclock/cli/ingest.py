@@ -52,7 +52,7 @@ class MappingOptions:
     topic: str | None = None
     """The topic that takes the messages."""
     format: str = "collectd"
-    """collectd, thin-edge, json, senml or raw."""
+    """collectd, thin-edge, json, senml, raw or ess."""
     filter: str | None = None
     """The MQTT filter; collectd/# and te/+/+/+/+/m/+ for these two formats unless given."""
     template: str | None = None

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.collectd import collectd_time
+from waterclock.ingest.mapping.ess import map_ess
 from waterclock.ingest.mapping.filters import check_filter, matches, split_share
 from waterclock.ingest.mapping.json_values import JsonNumber, JsonPath, check_text, read_json, to_text, write_json
 from waterclock.ingest.mapping.mapped import Reading, UntimedError
@@ -20,10 +21,10 @@ from waterclock.ingest.mapping.times import parse_time, parse_unix_time
 from waterclock.message import Message
 from waterclock.time import TimeUnit
 
-Format = Literal["collectd", "thin-edge", "json", "senml", "raw"]
+Format = Literal["collectd", "thin-edge", "json", "senml", "raw", "ess"]
 Retained = Literal["skip", "take"]
 
-FORMATS: tuple[Format, ...] = ("collectd", "thin-edge", "json", "senml", "raw")
+FORMATS: tuple[Format, ...] = ("collectd", "thin-edge", "json", "senml", "raw", "ess")
 
 DEFAULT_TEMPLATES: dict[str, str] = {
     "collectd": "collectd/{source}/{stream...}",
@@ -134,10 +135,8 @@ class FormatRule:
             raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}. With QoS 2, paho would ack before the append")
         if retained not in ("skip", "take"):
             raise InvalidArgumentError(f"retained must be skip or take, got {quoted(retained)}")
-        if kind == "thin-edge" and template is not None:
-            raise InvalidArgumentError(
-                "template must be omitted for the format thin-edge, whose topics have a fixed form"
-            )
+        if kind in ("thin-edge", "ess") and template is not None:
+            raise InvalidArgumentError(f"template must be omitted for the format {kind}, whose topics have a fixed form")
         if paths is not None and kind != "json":
             raise InvalidArgumentError(f"paths must be omitted unless the format is json, got {kind}")
         written = DEFAULT_TEMPLATES.get(kind) if template is None else template
@@ -190,6 +189,8 @@ class FormatRule:
                 return map_thin_edge(*thin_edge_topic(topic), payload)
             case "senml":
                 return map_senml(self._fields(topic).get("source"), payload, received)
+            case "ess":
+                return map_ess(topic, payload)
             case "json":
                 return [self._of_json(topic, payload)]
 
