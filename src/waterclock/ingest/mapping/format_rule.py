@@ -136,7 +136,9 @@ class FormatRule:
         if retained not in ("skip", "take"):
             raise InvalidArgumentError(f"retained must be skip or take, got {quoted(retained)}")
         if kind in ("thin-edge", "ess") and template is not None:
-            raise InvalidArgumentError(f"template must be omitted for the format {kind}, whose topics have a fixed form")
+            raise InvalidArgumentError(
+                f"template must be omitted for the format {kind}, whose topics have a fixed form"
+            )
         if paths is not None and kind != "json":
             raise InvalidArgumentError(f"paths must be omitted unless the format is json, got {kind}")
         written = DEFAULT_TEMPLATES.get(kind) if template is None else template
