@@ -89,7 +89,7 @@ def test_ledgers_are_blocks_in_order_with_their_running_maximum(database: wc.Dat
 def test_of_many_ledgers_every_nth_stands_for_those_after_it(
     database: wc.Database, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("waterclock.server.pages.topic.MOST_BLOCKS", 4)
+    monkeypatch.setattr("waterclock.server.pages.topics.topic.MOST_BLOCKS", 4)
     filled(database, ledgers=10)
     shown = data(client, "/topics/telemetry")
     assert [(one["ledger"], one["stands_for"], one["messages"]) for one in shown["ledgers"]] == [

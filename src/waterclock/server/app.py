@@ -40,11 +40,12 @@ from waterclock.server.errors import error_response, http_error, validation_erro
 from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
 from waterclock.server.names import RawPaths
 from waterclock.server.opened_tables import OpenedTables
-from waterclock.server.pages import live, overview, sign_in, static_files, system, topic, workers
+from waterclock.server.pages import live, overview, sign_in, static_files, system, workers
 from waterclock.server.pages import schedules as schedule_pages
 from waterclock.server.pages.frame import error_page
 from waterclock.server.pages.tables import actions, message, table, table_list
 from waterclock.server.pages.tables import groups as group_pages
+from waterclock.server.pages.topics import batches, topic
 from waterclock.server.security_headers import SecurityHeaders
 
 _RECEIVING_THREADS = 3
@@ -63,6 +64,7 @@ _PAGES = (
     actions,
     group_pages,
     topic,
+    batches,
     workers,
     schedule_pages,
     system,

@@ -18,8 +18,8 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from waterclock.server.access import NOBODY, asks_for_page
 from waterclock.server.pages.form_tokens import form_token
-from waterclock.server.pages.pictures import topic_figure
 from waterclock.server.pages.static_files import static_url
+from waterclock.server.pages.topics.pictures import batches_figure, glyph_symbol, topic_figure
 from waterclock.server.rights import Client, Kind, Verb
 from waterclock.time import to_time
 
@@ -182,7 +182,7 @@ def _made() -> Environment:
     )
     filters: dict[str, Any] = made.filters
     filters.update(time=_time, age=_age, number=_number, counted=_counted, name=name_url)
-    filters.update(topic_figure=topic_figure)
+    filters.update(topic_figure=topic_figure, batches_figure=batches_figure, glyph_symbol=glyph_symbol)
     names: dict[str, Any] = made.globals
     names["static"] = static_url
     return made

@@ -15,8 +15,8 @@ from waterclock.server.api.bodies import time_of
 from waterclock.server.api.subscriptions import subscription_info
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
-from waterclock.server.pages.lags import lags_data
-from waterclock.server.pages.time_range import TimeRange
+from waterclock.server.pages.topics.lags import lags_data
+from waterclock.server.pages.topics.time_range import TimeRange
 from waterclock.topics.catalogue.outline import Outline, outline
 from waterclock.topics.catalogue.topic_info import list_topics
 from waterclock.topics.model.bounds import Bounds

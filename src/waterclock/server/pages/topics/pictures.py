@@ -7,6 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from waterclock.figures.glyphs import GLYPHS
+from waterclock.figures.lane_view import ShownLane, ShownWindow, lane_view
 from waterclock.figures.svg import Svg
 from waterclock.figures.topic_picture import Flag, TopicBlock, TopicView, topic_picture
 from waterclock.time import to_time
@@ -55,3 +57,42 @@ def _label(block: Mapping[str, Any]) -> str:
     last = block["ledger"] + block["stands_for"] - 1
     name = f"ledger {block['ledger']}" if block["stands_for"] == 1 else f"ledgers {block['ledger']} to {last}"
     return f"{name}, {block['state']}: {block['messages']:,} messages, {block['begin'] or '?'} to {block['end'] or '?'}"
+
+
+def batches_figure(data: Mapping[str, Any]) -> Markup:
+    """Draw the data of the timeline of batches."""
+    start, end = to_time(data["view"]["since"]), to_time(data["view"]["until"])
+    density = data["density"]
+    if density is not None:
+        lanes = [ShownLane("all sources", f"about {density['about']:,} messages", bars={"accepted": density["bars"]})]
+    else:
+        lanes = [_shown_lane(one, start) for one in data["lanes"]]
+    clock = "high-water mark" if data["by"] == "rate" else "receive clock"
+    title = f"Batches of {data['topic']}, {data['view']['since']} to {data['view']['until']}"
+    text = f"{len(lanes)} lanes; the tables below list their windows"
+    wide, narrow = (lane_view(start, end, lanes, title, text, width, clock) for width in (1000, _NARROW))
+    return both_widths(wide, narrow)
+
+
+def _shown_lane(lane: Mapping[str, Any], start: int) -> ShownLane:
+    windows = [
+        ShownWindow(to_time(one["start"]), to_time(one["end"]), one["reason"], _window_label(one))
+        for one in lane["windows"]
+    ]
+    streams = max(len(lane["streams"] or ()) - 1, 1)
+    only = 0.5 if lane["streams"] and len(lane["streams"]) == 1 else 0
+    dots = [(start + time, only or rank / streams, verdict) for time, rank, verdict in lane["dots"] or ()]
+    messages = f"{lane['messages']:,} message{'s' if lane['messages'] != 1 else ''}"
+    note = f"{messages}, {lane['batches']:,} window{'s' if lane['batches'] != 1 else ''}"
+    return ShownLane(lane["name"], note, windows, dots, lane["bars"] or {}, _ns(lane["clock"]))
+
+
+def _window_label(window: Mapping[str, Any]) -> str:
+    why = "open" if window["closed_at"] is None else f"closed by {window['reason']} at {window['closed_at']}"
+    return f"{window['start']} to {window['end']}: {window['messages']:,} messages, {why}"
+
+
+def glyph_symbol(reason: str) -> Markup:
+    """Draw the mark of a kind of rejected message, for a legend."""
+    drawn = Markup('<svg class="wc" viewBox="0 0 26 14" aria-hidden="true"><path class="{} glyph" d="{}"/></svg>')
+    return drawn.format(reason, GLYPHS[reason](13, 7, 4))

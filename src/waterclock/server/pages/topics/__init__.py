@@ -1,0 +1,1 @@
+"""The pages of topics: ledgers and subscriptions over time, and the timeline of batches."""
