@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.aio.conftest import Run
+from tests.database.child import Child
 
 import waterclock
 from waterclock import InvalidArgumentError, Message, Position, aio
@@ -229,5 +230,30 @@ def test_a_worker_in_a_loop_raises_its_error_there(run: Run) -> None:
         await orders.drop()
         with pytest.raises(waterclock.WaterclockError):
             await asyncio.wait_for(working, 60)
+
+    run(use)
+
+
+def test_a_forked_process_goes_on_with_threads_of_its_own(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders, others = [await database.create_table(name, payload="text") for name in ("orders", "others")]
+        waiting = asyncio.ensure_future(others.receive(1, "1h"))
+        while not any(one.name == "waterclock-aio-waiting" for one in threading.enumerate()):
+            await asyncio.sleep(0)
+
+        async def put_and_receive() -> str:
+            async with asyncio.timeout(5):
+                await orders.put("first")
+                [first] = await orders.receive(1)
+                await first.ack()
+                later = asyncio.ensure_future(orders.receive(1, "1h"))
+                await orders.put("second")
+                [second] = await later
+            return f"{first.payload}, {second.payload}"
+
+        child = Child(lambda: asyncio.run(put_and_receive()))
+        assert await asyncio.to_thread(child.go) == "first, second"
+        await others.put("third")
+        assert [one.payload for one in await waiting] == ["third"]
 
     run(use)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +32,12 @@ class Threads:
     """The threads in which one asynchronous database makes its calls."""
 
     def __init__(self, most: int) -> None:
-        self._pool = ThreadPoolExecutor(most, "waterclock-aio")
+        self._most = most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._pool = ThreadPoolExecutor(self._most, "waterclock-aio")
 
     async def call(self, function: Callable[[], _R], undo: Callable[[_R], object] | None = None) -> _R:
         """Call a function in a thread.
@@ -55,6 +61,8 @@ class Threads:
         InvalidArgumentError
             If the database was closed.
         """
+        if self._process != os.getpid():  # the threads stayed in the process that forked this one
+            self._begin()
         try:
             return self._pool.submit(contextvars.copy_context().run, function)
         except RuntimeError as error:  # from an executor that was shut down

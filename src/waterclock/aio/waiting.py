@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Hashable
@@ -40,6 +41,10 @@ class Waiting:
     """The waits for one database. Its thread lives while something waits."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._watches: dict[Hashable, _Watch] = {}
         self._lock = threading.Lock()
         self._stop = Stop()
@@ -54,6 +59,8 @@ class Waiting:
         bool
             False if ``seconds`` were over first; then do not call `report`.
         """
+        if self._process != os.getpid():  # the thread stayed in the process that forked this one
+            self._begin()
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         waiter = (loop, woken)
