@@ -36,8 +36,8 @@ MOST_DOTS = 3_000
 MOST_LANES = 12
 """Lanes of a picture: more do not fit on a screen."""
 
-MOST_WINDOWS = 250
-"""Windows of a lane that are drawn: more are narrower than 4 px."""
+MOST_WINDOWS = 120
+"""Windows of a lane that are drawn: more are narrower than 8 px, and 1,400 made a page of 900 kB."""
 
 MOST_LEDGERS = 1_000
 """Ledgers that a density is counted from; of more, samples are read."""
