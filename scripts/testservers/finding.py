@@ -70,6 +70,7 @@ _ALONE = (
     Product("sqlite", "SQLite's shell", (3, 35), ("sqlite3",), "--version", ("sqlite3",)),
     # Debian has it in a package that nothing else of MariaDB needs; it counts its versions by itself.
     Product("mariadb-dump", "MariaDB's dump", (10, 6), ("mariadb-dump",), "--version", ("mariadb-client",)),
+    Product("chromium", "Chromium", (100, 0), ("chromium",), "--version", ("chromium",)),
     Product("pgbouncer", "PgBouncer", (1, 12), ("pgbouncer",), "--version", ("pgbouncer",)),
 )
 
