@@ -109,6 +109,7 @@ manage table    POST   /tables/{table}/groups/{command}
 any             GET    /topics
 read topic      GET    /topics/{topic}
 manage topic    POST   /topics/{topic}/seek
+read topic      GET    /topics/{topic}/batches
 any             GET    /schedules
 manage table    POST   /tables/{table}/schedules/{schedule}/{command}
 any             GET    /workers
