@@ -51,7 +51,7 @@ def test_a_delivery_that_was_given_back_is_not_acked_in_silence(orders: MessageT
     delivery.nack()
     with pytest.raises(LeaseLostError, match=r"^cannot ack message 1 of 'orders': it was given back"):
         delivery.ack()
-    with pytest.raises(LeaseLostError, match=r"^cannot ack 1 of 'orders': .* or returned. The other 0 are acked"):
+    with pytest.raises(LeaseLostError, match=r"^cannot ack 1 of 'orders': .* or given back. The other 0 are acked"):
         orders.ack([delivery])
     assert orders.stats().acked == 0
 
