@@ -174,7 +174,7 @@ def test_an_error_fails_only_its_own_append(gate: Gate, sqlite_topic: Topic) -> 
     assert repeated.result() == good.result()._replace(duplicate=True)
     for wrong, kind, word in (
         (fenced, ProducerFencedError, "epoch 2 has replaced"),
-        (other, InvalidArgumentError, "with other messages"),
+        (other, InvalidArgumentError, "already used for other messages"),
         (late, InvalidArgumentError, "never appended"),
     ):
         with pytest.raises(kind, match=word):

@@ -165,25 +165,25 @@ MESSAGES: Mapping[MessageState, Meaning] = {
         "was acked before its turn; the ack counts once the messages before it in its group are acked",
     ),
     "leased": Meaning(
-        "With a consumer whose lease lasts.",
+        "Delivered to a consumer whose lease has not ended.",
         "`claim_id` is not NULL, `time_next` is in the future",
         "is with {who}, whose lease lasts until {when}",
     ),
     "cancelled": Meaning(
-        "Taken back by `cancel` before a consumer handled it: it is never sent again, and blocks no other message. One"
-        " with a consumer when it is cancelled stays `leased`, and its consumer sees it in `delivery.cancelled`.",
+        "Cancelled before a consumer handled it: it is never sent again, and does not block others. A leased message"
+        " stays `leased` when it is cancelled, and its consumer sees it in `delivery.cancelled`.",
         "`expires_at` is the smallest bigint, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is"
         " dropped",
         "was cancelled{because}",
     ),
     "expired": Meaning(
-        "No consumer took it before `expires_at`: it is never sent again, and blocks no other message. One with a"
-        " consumer at that time stays `leased`.",
+        "No consumer took it before `expires_at`: it is never sent again, and does not block others. A leased message"
+        " stays `leased`.",
         "`expires_at` is past, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is dropped",
         "expired at {expired}, before a consumer took it",
     ),
     "blocked": Meaning(
-        "Waits for messages before it in its group.",
+        "Waits for earlier messages of its group.",
         "a row of the group with a smaller `position` is not acked",
         "waits for message {blocking}, which is before it in {group}",
     ),
@@ -199,7 +199,7 @@ MESSAGES: Mapping[MessageState, Meaning] = {
     ),
     "scheduled": Meaning("Never sent, and due later.", "`time_next` is in the future", "is scheduled until {when}"),
     "ready": Meaning(
-        "Due, and with no consumer. A message whose lease ended without an ack is ready again.",
+        "Due, and not leased. A message whose lease ended without an ack is ready again.",
         "`time_next` is past",
         "has been ready since {when}; {who} gets it",
     ),
@@ -225,18 +225,17 @@ HOLDS: Mapping[Hold, Meaning] = {
     ),
     "owner_away": Meaning(
         "The owner of its group is gone. If the group is not pinned, the next claim takes it over.",
-        "no living row of `waterclock_consumers` bears the name in `assigned`",
+        "`waterclock_consumers` has no live row with the name in `assigned`",
         "the owner of the group, {who}, is gone; {then}",
     ),
     "unsettled": Meaning(
-        "Plain SQL deleted a message before it, and no consumer has looked since. It is repaired within"
-        " `poll_interval`.",
+        "Plain SQL deleted an earlier message. A consumer repairs the group within `poll_interval`.",
         "`ready_at` of the group contradicts its messages",
         "its group still waits for a message that is gone; a consumer that looks through the groups, every"
         " poll_interval, repairs it",
     ),
     "locked": Meaning(
-        "An open transaction, ours or a caller's, has locked it, its group, or another message of the group.",
+        "An open transaction has locked it, its group, or another message of the group.",
         "`SKIP LOCKED` skips the row of the group or of the message",
         "an open transaction has locked {what}",
     ),

@@ -29,7 +29,7 @@ class TableStats:
     scheduled
         Never sent, and due later.
     in_flight
-        With a consumer whose lease lasts.
+        Delivered to a consumer whose lease has not ended.
     delayed
         Sent before, given back, and due later.
     acked
