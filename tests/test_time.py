@@ -151,7 +151,7 @@ def test_times_are_written_with_as_many_decimals_as_they_need() -> None:
     [
         (pd.NaT, "event_time must be a time, got NaT"),
         (np.datetime64("NaT"), "event_time must be a time, got NaT"),
-        (np.datetime64("2026-07-01T12:00:00.5", "ns"), "give f'{value}Z'"),
+        (np.datetime64("2026-07-01T12:00:00.5", "ns"), "pass f'{value}Z'"),
     ],
 )
 def test_times_of_numpy_and_missing_times_are_refused_by_name(value: object, says: str) -> None:

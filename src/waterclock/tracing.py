@@ -27,7 +27,7 @@ active: Tracing | None = None
 """What makes spans; None: nothing does, and nothing of OpenTelemetry is imported."""
 
 
-class Handled(Protocol):
+class _Handled(Protocol):
     """The facts of a delivery that a span has."""
 
     @property
@@ -110,7 +110,7 @@ class Tracing:
                 yield [one.replace(headers={**headers, **(one.headers or {})}) for one in given]
 
     @contextmanager
-    def handling(self, table: str, delivery: Handled, expected: type[BaseException]) -> Generator[None]:
+    def handling(self, table: str, delivery: _Handled, expected: type[BaseException]) -> Generator[None]:
         """Record a span of a handler; exceptions of the expected type do not count as errors."""
         contexts = self._contexts(delivery)
         parent = contexts[0] if self._join == "parent" and len(contexts) == 1 else None
@@ -174,7 +174,7 @@ class Tracing:
         span.set_attribute("error.type", type(error).__qualname__)
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, in_a_line(str(error))))
 
-    def _contexts(self, delivery: Handled) -> list[Context]:
+    def _contexts(self, delivery: _Handled) -> list[Context]:
         """Return the contexts in which a delivery was put; of a batch, those in which its messages were appended."""
         carriers = [delivery.headers]
         payload = delivery.payload

@@ -64,7 +64,6 @@ class IngestFile:
             raise InvalidArgumentError(
                 f"{path}, line {lines.find('kafka')}: [broker] and [kafka] must not both be given; write two files"
             )
-        tables = _subscriptions(path, lines, content.get("subscribe"))
         database = TomlTable(path, lines, "database", content.get("database", {}))
         url, ledgers = database.url("url"), database.optional("ledgers")
         database.end()
@@ -76,10 +75,12 @@ class IngestFile:
         try:
             if "kafka" in content:
                 kafka = TomlTable(path, lines, "kafka", content["kafka"])
-                plan = _kafka_plan(kafka, tuple(map(_kafka_rule, tables)), dead_letters, most)
+                kafka_rules = tuple(map(_kafka_rule, _subscriptions(path, lines, content.get("subscribe"))))
+                plan = _kafka_plan(kafka, kafka_rules, dead_letters, most)
             else:
                 broker = _broker(TomlTable(path, lines, "broker", content.get("broker")))
-                plan = IngestPlan(broker, tuple(map(_rule, tables)), dead_letters, most)
+                rules = tuple(map(_rule, _subscriptions(path, lines, content.get("subscribe"))))
+                plan = IngestPlan(broker, rules, dead_letters, most)
         except InvalidArgumentError as error:
             if str(error).startswith(f"{path}"):
                 raise
