@@ -139,7 +139,7 @@ def _name_of(flag: Flag) -> str:
 
 
 def _flag_rows(flags: Sequence[tuple[Flag, float]], scale: Scale) -> list[int | None]:
-    """Choose for each flag a row in which its name is not over another one; None if there is no room."""
+    """Choose for each flag a row in which its name is not over another one; None if they do not fit."""
     taken: list[list[tuple[float, float]]] = [[] for _ in range(_MOST_FLAG_ROWS)]
     rows: list[int | None] = []
     for flag, x in flags:

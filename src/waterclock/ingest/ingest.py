@@ -10,7 +10,7 @@ from operator import attrgetter
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.connection import Database
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import UnavailableError
 from waterclock.ingest.appender import Appender
 from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.mapping.filters import split_share
@@ -19,6 +19,7 @@ from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.mqtt.session import BrokerSession, Surroundings, client_ids
 from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.append_plan import Stored
+from waterclock.ingest.storing.dead_letters import check_most_payload
 from waterclock.ingest.storing.received import Received
 from waterclock.ingest.storing.session_rows import silent_sessions
 from waterclock.ingest.storing.store import MOST_IN_FLIGHT, Store
@@ -107,11 +108,7 @@ class Ingest:
 
     def _made_store(self, topics: Mapping[str, Topic]) -> Store:
         database, plan = self._database, self._plan
-        largest = database.backend.largest_value // 2
-        if plan.most_payload > largest:
-            raise InvalidArgumentError(
-                f"max_payload must be at most {largest}, half of the limit of the database, got {plan.most_payload}"
-            )
+        check_most_payload(plan.most_payload, database.backend.largest_value)
         dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
         return Store(database.backend, self._rules, topics, dead_letters, plan.most_payload)
 

@@ -45,7 +45,7 @@ class LoggedOutput(Output):
 
     def complain(self, text: str, *, on_new_line: bool = False) -> None:
         """Log it as an error."""
-        del on_new_line  # there is no terminal
+        del on_new_line  # only a terminal has lines to end
         _log.error("%s", text, extra=event("error"))
 
     def relay_log(self, part: str, facts: Any, line: str) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE  
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.connection import Database
-from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from waterclock.errors import NotFoundError, UnavailableError
 from waterclock.ingest.appender import Appender
 from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.kafka.alignment import Alignment
@@ -34,6 +34,7 @@ from waterclock.ingest.kafka.open_partitions import OpenPartitions
 from waterclock.ingest.kafka.partition import Arrived, Partition, Place
 from waterclock.ingest.kafka.record import Record
 from waterclock.ingest.progress import Event, IngestProgress, Tell
+from waterclock.ingest.storing.dead_letters import check_most_payload
 from waterclock.ingest.storing.partition_rows import PartitionTakenError
 
 _AT_ONCE = 500
@@ -68,11 +69,7 @@ class KafkaIngest:
         self._plan = plan
         self._tell = tell
         topics = plan.open_topics(database)
-        largest = database.backend.largest_value // 2
-        if plan.most_payload > largest:
-            raise InvalidArgumentError(
-                f"max_payload must be at most {largest}, half of the limit of the database, got {plan.most_payload}"
-            )
+        check_most_payload(plan.most_payload, database.backend.largest_value)
         dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
         store = KafkaStore(database.backend, topics, dead_letters, plan.most_payload)
         self._inbox = Inbox[Arrived]()

@@ -18,7 +18,7 @@ from waterclock.ingest.local_files.fingerprint import FileKey
 from waterclock.ingest.local_files.line_format import LineFormat
 from waterclock.ingest.local_files.opened_file import OpenedFile, Piece, open_file
 from waterclock.ingest.progress import Event, Tell
-from waterclock.ingest.storing.dead_letters import dead_letter_of_line
+from waterclock.ingest.storing.dead_letters import check_most_payload, dead_letter_of_line
 from waterclock.ingest.storing.encoding import encode_in_pieces
 from waterclock.topics.writing.appending import JointAppend
 
@@ -165,11 +165,7 @@ class FileIngest:
         self._plan = plan
         self._tell = tell
         largest = self._backend.largest_value // 2
-        if plan.most_payload > largest:
-            raise InvalidArgumentError(
-                f"max_payload must be at most {largest}, half of the largest statement that the database accepts,"
-                f" got {plan.most_payload}"
-            )
+        check_most_payload(plan.most_payload, self._backend.largest_value)
         self._largest = largest
         self._topic = database.topic(plan.topic)
         self._dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)

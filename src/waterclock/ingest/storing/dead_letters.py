@@ -35,6 +35,15 @@ _TOPIC, _TOPIC_HEX, _RETAINED, _BYTES = (
 )
 
 
+def check_most_payload(most_payload: int, largest_value: int) -> None:
+    """Raise InvalidArgumentError if payloads could be too large for a statement, whose other half is for the rest."""
+    if most_payload > largest_value // 2:
+        raise InvalidArgumentError(
+            f"max_payload must be at most {largest_value // 2}, half of the largest statement that the database"
+            f" accepts, got {most_payload}"
+        )
+
+
 def dead_letter(published: Published, reason: str, received: int) -> Message:
     """Build a dead letter: the published message with the reason why it was not mapped."""
     topic, payload, is_retained = published

@@ -148,7 +148,7 @@ def find_messages(
     Parameters
     ----------
     window
-        Where to look unless by id or group, if it has been read already.
+        The messages to search, if they have been read already; searches by id or group ignore it.
 
     Raises
     ------
