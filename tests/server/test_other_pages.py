@@ -6,6 +6,7 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 from tests.server.browsing import BROWSER, send_form
 
@@ -89,6 +90,16 @@ def test_schedules_are_shown_in_words_and_run_now(database: wc.Database, client:
         answer = client.post(path, data={"form_token": token}, follow_redirects=False)
         assert answer.headers["location"] == f"/schedules?done={command}&rows={rows}"
     assert table.stats().ready == 1
+
+
+def test_a_table_that_cannot_be_opened_hides_no_schedule_of_another(database: wc.Database, client: TestClient) -> None:
+    for name in "broken", "orders":
+        database.create_table(name).schedule("nightly", cron="0 3 * * *", payload=b"x")
+    with database.begin() as connection:
+        connection.execute(sa.text("DROP TABLE broken"))
+    found = client.get("/schedules?format=json").json()
+    assert ([one["table"] for one in found["schedules"]], found["broken"]) == (["orders"], ["broken"])
+    assert "Table broken cannot be opened" in client.get("/schedules").text
 
 
 @pytest.mark.parametrize(

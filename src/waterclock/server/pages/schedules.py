@@ -11,12 +11,14 @@ from starlette.responses import Response
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.database.schema.table_catalogue import schedules as schedule_rows
+from waterclock.errors import NotFoundError, SchemaError
 from waterclock.server.access import AnyClient, ManageTable
 from waterclock.server.api import shapes
 from waterclock.server.pages.cron_words import in_words
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import page, see_other
 from waterclock.server.rights import Client
+from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.putting.scheduling import Schedule
 from waterclock.tables.model.timing.cron import next_tick
 
@@ -41,8 +43,15 @@ def schedules_data(database: Database, caller: Client) -> dict[str, Any]:
         )
         every = list(connection.scalars(with_some.order_by(message_tables.c.name)))
     names = caller.readable("table", every)
-    tables = [database.table(name) for name in names[:MOST_TABLES]]
+    tables: list[MessageTable] = []
+    broken: list[str] = []
+    for name in names[:MOST_TABLES]:
+        try:
+            tables.append(database.table(name))
+        except (NotFoundError, SchemaError):  # dropped or changed by plain SQL
+            broken.append(name)
     return {
+        "broken": broken,
         "schedules": [_described(table.name, one) for table in tables for one in table.schedules()],
         "more": len(names) > MOST_TABLES,
     }
