@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnavailableError,
         WaterclockError,
     )
+    from waterclock.figures.clock_offsets import clock_offsets
     from waterclock.figures.timeline import timeline
     from waterclock.message import Message, Position
     from waterclock.tables.consumers.delivery import Delivery
@@ -84,6 +85,7 @@ __all__ = [
     "Worker",
     "__version__",
     "assign_batches",
+    "clock_offsets",
     "connect",
     "restore",
     "timeline",
@@ -110,6 +112,7 @@ _HOMES = {
     "Topic": "topics.topic",
     "Worker": "work.worker",
     "assign_batches": "batching.event_time.columns",
+    "clock_offsets": "figures.clock_offsets",
     "connect": "connection",
     "restore": "backup.restoring",
     "timeline": "figures.timeline",

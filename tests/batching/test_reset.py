@@ -49,12 +49,12 @@ def test_messages_emitted_ahead_are_not_emitted_again_when_their_time_comes() ->
 
 def test_a_batcher_tells_how_far_its_clock_stands_ahead() -> None:
     batcher = EventTimeBatcher(window=50, max_delay=20)
-    assert batcher.stats() == (None, None, 0, 0, {})
+    assert batcher.stats() == (None, None, 0, 0, {}, {})
     batcher.add(message(DAY))
     batcher.add(message(1))
-    assert batcher.stats() == ("device", DAY, DAY - 1, 1, {})
+    assert batcher.stats() == ("device", DAY, DAY - 1, 1, {}, {})
     batcher.reset()
-    assert batcher.stats() == ("device", None, 0, 0, {})
+    assert batcher.stats() == ("device", None, 0, 0, {}, {})
 
 
 def test_the_clock_of_another_source_is_not_set_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from waterclock.batching.outside import OutsideCounts
+from waterclock.batching.stream_clocks import StreamClock
 
 
 class BatcherStats(NamedTuple):
@@ -25,6 +26,9 @@ class BatcherStats(NamedTuple):
     outside
         By rate, how many messages were in batches whose window they lie outside of, by stream, since the batcher was
         created or restored; see ``Batch.outside``. At most 1,000 streams are counted.
+    streams
+        By rate, how the clock of each stream differs from the receive clock, and how late and disordered it arrives,
+        from batches of the last 30 s; at most 1,000 streams.
     """
 
     source: str | None
@@ -32,3 +36,4 @@ class BatcherStats(NamedTuple):
     ahead: int
     buffered: int
     outside: dict[str, OutsideCounts]
+    streams: dict[str, StreamClock]

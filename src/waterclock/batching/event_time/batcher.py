@@ -211,7 +211,7 @@ class EventTimeBatcher:
     def stats(self) -> BatcherStats:
         """Return the state of the receive clock, and how far that is ahead of the messages."""
         clock = None if self._floor == MIN_NS else min(self._floor, MAX_NS)
-        return BatcherStats(self._source, clock, self._ahead, self._open.count, {})
+        return BatcherStats(self._source, clock, self._ahead, self._open.count, {}, {})
 
     @property
     def receive_clock(self) -> int:

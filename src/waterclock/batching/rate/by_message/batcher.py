@@ -19,6 +19,7 @@ from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.long_call import warn_of_long_call
 from waterclock.batching.rate.rule import ERA, Gated, RateRule, RateWindow, placed, plausible_range
 from waterclock.batching.stats import BatcherStats
+from waterclock.batching.stream_clocks import StreamClocks
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.time import Duration, Time, to_time
@@ -128,7 +129,7 @@ class RateAwareBatcher:
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
 
-    __slots__ = ("_adaptive", "_assembly", "_gate", "_outside", "_rule", "_silence", "_sources", "_stall")
+    __slots__ = ("_adaptive", "_assembly", "_clocks", "_gate", "_outside", "_rule", "_silence", "_sources", "_stall")
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class RateAwareBatcher:
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
         self._outside = OutsideWatch()
+        self._clocks = StreamClocks()
         self._sources: set[str] = set()  # one, once there was a message
         self._assembly: Assembly | None = None
 
@@ -272,12 +274,12 @@ class RateAwareBatcher:
         return batches
 
     def stats(self) -> BatcherStats:
-        """Return the state of the high-water mark, and which messages were outside their windows."""
+        """Return the high-water mark, the messages outside their windows, and the clocks of the streams."""
         source, mark, assembly = min(self._sources, default=None), self.high_water_mark, self._assembly
         ahead = 0
         if mark is not None and assembly is not None and assembly.active:
             ahead = max(0, mark - assembly.active[-1].event_time)
-        return BatcherStats(source, mark, ahead, self.buffered, dict(self._outside.counts))
+        return BatcherStats(source, mark, ahead, self.buffered, dict(self._outside.counts), self._clocks.estimates())
 
     def set_batch_length(self, batch_length: Duration) -> None:
         """Change the length from the next window on; the timeout stays in proportion.
@@ -424,8 +426,12 @@ class RateAwareBatcher:
         batcher._assembly = known.assembly(batcher._gate)
         if batcher._assembly is not None:
             batcher._sources = {batcher._assembly.source}
-            batcher._assembly.outside = batcher._outside
+            batcher._assembly.observers = batcher._observers
         return batcher
+
+    @property
+    def _observers(self) -> tuple[Callable[[Batch], None], ...]:
+        return self._outside.note, self._clocks.note
 
     @property
     def _in_force(self) -> RateRule:
@@ -470,7 +476,7 @@ class RateAwareBatcher:
         begin = min(oldest, start - 1)
         self._sources = {source}
         self._assembly = Assembly(source, self._rule, start, self._gate)
-        self._assembly.outside = self._outside
+        self._assembly.observers = self._observers
         self._assembly.starts.remember(begin)
         self._assembly.doubt()
         self._assembly.learn(messages)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from waterclock.batching.batch import Batch, CloseReason
-from waterclock.batching.rate.by_message.outside_watch import OutsideWatch
 from waterclock.batching.rate.by_message.stream import BEFORE_ALL, Track
 from waterclock.batching.rate.period import NEVER
 from waterclock.batching.rate.rule import ABSENT, STALLED, RateRule, RateWindow, placed
@@ -55,8 +54,8 @@ class Assembly:
         The window must be placed again with the next messages; it is empty.
     starts, setbacks
         The starts of windows, and how often one was placed before the furthest of them.
-    outside
-        Counts the messages outside the windows that have closed.
+    observers
+        Called with each batch of a window.
     """
 
     __slots__ = (
@@ -68,8 +67,8 @@ class Assembly:
         "held_until",
         "high_water",
         "lost",
+        "observers",
         "outnumbered",
-        "outside",
         "pending",
         "piled",
         "riding",
@@ -107,7 +106,7 @@ class Assembly:
         self.trusted_from = NEVER
         self.outnumbered = False
         self.lost = False
-        self.outside = OutsideWatch()
+        self.observers: tuple[Callable[[Batch], None], ...] = ()
         self._may_gate = may_gate
 
     def learn(self, messages: Iterable[Message]) -> None:
@@ -327,7 +326,8 @@ class Assembly:
 
     def _give_out(self, reason: CloseReason) -> Batch:
         batch = self.batch(self.active, self.window.start, self.window.end, reason)
-        self.outside.note(batch)
+        for observe in self.observers:
+            observe(batch)
         if self.window.start >= self.trusted_from and self._is_agreed:
             self.doubtful, self.trusted_from = False, NEVER
         self.outnumbered = 2 * self.strays > len(self.active)
