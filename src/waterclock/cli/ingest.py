@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from waterclock._support.blocked_imports import block_import
 from waterclock._support.quoting import counted, in_a_line, quoted
+from waterclock._support.small_process import keep_small
 from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
@@ -118,7 +118,7 @@ def ingest(
     source
         mqtt://HOST[:PORT], mqtts://HOST[:PORT], kafka://HOST[:PORT][,HOST[:PORT]…], or a TOML file.
     """
-    block_import("pandas")  # pyarrow would import it, for seconds and 60 MB, and no frame occurs here
+    keep_small()
     read = _read(source, mapping, kafka)
     output = log.output(common)
     with _with_database_of(read, common).connect() as database:

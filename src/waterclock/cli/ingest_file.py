@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from waterclock._support.blocked_imports import block_import
 from waterclock._support.quoting import quoted
+from waterclock._support.small_process import keep_small
 from waterclock.cli.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.log_format import LogOptions
@@ -68,7 +68,7 @@ def file(
     max_payload
         Bytes that a payload may have.
     """
-    block_import("pandas")  # pyarrow would import it, for seconds and 60 MB, and no frame occurs here
+    keep_small()
     from waterclock.ingest.local_files.file_ingest import FileIngest, FilePlan
     from waterclock.ingest.local_files.line_format import LineFormat
     from waterclock.ingest.mapping.csv_columns import CsvOptions

@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from waterclock import connect
-from waterclock._support.blocked_imports import block_import
+from waterclock._support.small_process import keep_small
 from waterclock.ingest.kafka.kafka_ingest import KafkaIngest
 from waterclock.ingest.kafka.kafka_plan import KafkaCluster, KafkaPlan
 from waterclock.ingest.kafka.record import KafkaRule
@@ -16,7 +16,7 @@ from waterclock.topics.writing.appending import JointAppend
 
 def main(database: str, ledgers: str, servers: str, kafka_topic: str, death: str) -> None:
     """Run until the first append is about to commit, or has committed."""
-    block_import("pandas")  # pyarrow would import it, for seconds
+    keep_small()
     commit = JointAppend.commit
 
     def die_at(*arguments: Any) -> object:

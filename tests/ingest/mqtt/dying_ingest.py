@@ -10,14 +10,14 @@ from typing import Any
 from tests.ingest.mqtt.places import Place
 
 from waterclock import connect
-from waterclock._support.blocked_imports import block_import
+from waterclock._support.small_process import keep_small
 from waterclock.ingest.ingest import Ingest
 from waterclock.topics.writing.appending import JointAppend
 
 
 def main(database: str, ledgers: str, url: str, name: str, version: str, death: str, append: str) -> None:
     """Run until the append of that number, counted from 1, is about to commit, or has committed and is not acked."""
-    block_import("pandas")  # pyarrow would import it, for seconds
+    keep_small()
     commit, numbers = JointAppend.commit, count(1)
 
     def die_at(*arguments: Any) -> object:

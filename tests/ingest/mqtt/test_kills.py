@@ -33,6 +33,11 @@ def test_a_killed_ingest_stores_each_message_once(
     with running(database, place.plan(version=version)):
         pass  # so that the broker has a session, and keeps what follows
     published: list[bytes] = []
+
+    def drain() -> None:
+        with running(database, place.plan(version=version)):
+            until(lambda: len(set(payloads(database))) == len(published))
+
     for number in range(kills):
         some = [b"%d-%d" % (number, each) for each in range(chance.randint(1, 40))]
         publisher.publish(place.topic(), *some)

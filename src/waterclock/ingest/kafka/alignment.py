@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from waterclock.ingest.kafka.partition import Arrived, Partition
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 2 << 20
 """Bytes of records that wait for others."""
 
-MOST_WAITING = 20_000
+MOST_WAITING = 5_000
 """Records that wait for others; each takes a kilobyte in addition to its content."""
 
 PATIENCE = 10.0

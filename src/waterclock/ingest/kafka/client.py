@@ -16,8 +16,11 @@ _log = logging.getLogger(__name__)
 
 _ANSWER_IN = 10.0  # s
 
-_QUEUED_KILOBYTES = 8_192
+_QUEUED_KILOBYTES = 2_048
 """KiB that librdkafka fetches ahead; its default is 64 MiB, half of what an ingest may take."""
+
+_QUEUED_RECORDS = 5_000
+"""Records that librdkafka fetches ahead; its default is 100,000, and each takes some 600 bytes besides its content."""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """The id of a topic of a cluster that has no ids, as before Kafka 2.8."""
@@ -74,6 +77,7 @@ def open_consumer(cluster: KafkaCluster, note_error: Callable[[KafkaError], None
     """
     properties: dict[str, Any] = {
         "queued.max.messages.kbytes": _QUEUED_KILOBYTES,
+        "queued.min.messages": _QUEUED_RECORDS,
         **cluster.properties,
         "bootstrap.servers": cluster.servers,
         # Without a group, librdkafka wants a name all the same; nothing is joined or committed.

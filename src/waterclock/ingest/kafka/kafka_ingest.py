@@ -37,6 +37,9 @@ from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.dead_letters import check_most_payload
 from waterclock.ingest.storing.partition_rows import PartitionTakenError
 
+_INBOX_BYTES, _INBOX_RECORDS = 2 << 20, 5_000
+"""Bytes and records that wait for their append: less than from MQTT, since Kafka keeps what is not read."""
+
 _AT_ONCE = 500
 _WAIT = 0.02
 """Seconds in which records are collected, out of the 250 ms until they should be readable."""
@@ -72,7 +75,7 @@ class KafkaIngest:
         check_most_payload(plan.most_payload, database.backend.largest_value)
         dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
         store = KafkaStore(database.backend, topics, dead_letters, plan.most_payload)
-        self._inbox = Inbox[Arrived]()
+        self._inbox = Inbox[Arrived](_INBOX_BYTES, _INBOX_RECORDS)
         self._appender = Appender(database.backend, self._inbox, store.append, self.progress, tell)
         self.lags = self._appender.lags
         self._topic_ids = {name: topic.storage.topic_id for name, topic in topics.items()}
