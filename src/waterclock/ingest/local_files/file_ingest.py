@@ -213,8 +213,9 @@ class FileIngest:
                 self._tell(Event("half_line", text, {"path": file.path}, is_warning=True))
         if self._unreadable:
             path, reason = next(iter(self._unreadable.items()))
-            others = f" and {len(self._unreadable) - 1} others" if len(self._unreadable) > 1 else ""
-            raise UnavailableError(f"cannot read {path}{others}: {reason}")
+            more = len(self._unreadable) - 1
+            others = f". {counted(more, 'other file')} could not be read either, see above" if more else ""
+            raise UnavailableError(f"cannot read {path}: {reason}{others}")
         if not self._files:
             raise NotFoundError(f"no file {', '.join(map(quoted, self._plan.patterns))} found")
 
@@ -238,7 +239,7 @@ class FileIngest:
                 status = os.stat(path)  # noqa: PTH116  # a Path for each file at each look takes longer
                 key = FileKey.of(status)
             except (OSError, InvalidArgumentError) as error:
-                self._report_unreadable(path, error)
+                self._report_unreadable(path, error, follow=follow)
                 is_complete = False
                 continue
             found.add(key)
@@ -287,7 +288,7 @@ class FileIngest:
                     file.is_due = True
                     return
         except (OSError, InvalidArgumentError, SchemaError) as error:
-            self._report_unreadable(file.path, error)
+            self._report_unreadable(file.path, error, follow=follow)
             return
         self._unreadable.pop(file.path, None)
         file.has_half_line = opened.size() != file.position.offset
@@ -384,10 +385,14 @@ class FileIngest:
         for file in opened[:-_MOST_OPEN]:
             _close(file)
 
-    def _report_unreadable(self, path: str, error: Exception) -> None:
+    def _report_unreadable(self, path: str, error: Exception, *, follow: bool) -> None:
+        """Report a path once; the error that ends a run without following names the first one."""
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        if self._unreadable.get(path) != reason:
-            self._unreadable[path] = reason
+        if self._unreadable.get(path) == reason:
+            return
+        is_first = not self._unreadable
+        self._unreadable[path] = reason
+        if follow or not is_first:
             self._tell(Event("unreadable", f"{path}: {reason}", {"path": path}, is_warning=True))
 
 
