@@ -275,7 +275,9 @@ def test_unreadable_files_are_named_and_the_others_are_read(
         ingest("x*").run(follow=False)
 
 
-def test_a_csv_without_its_columns_is_an_error_of_the_file(topic: wc.Topic, ingest: MakeIngest, tmp_path: Path) -> None:
+def test_a_csv_without_its_columns_is_an_error_of_the_file(
+    topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event]
+) -> None:
     (tmp_path / "a.csv").write_text("time,value\n1,2\n")
     with pytest.raises(wc.UnavailableError, match="no column 'source' for source in the first line; it has"):
         ingest("*.csv").run(follow=False)
