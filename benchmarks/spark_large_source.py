@@ -25,9 +25,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 
 from benchmarks.measure import PeakMemory, write_results
 from benchmarks.spark_messages import STREAMS
+from waterclock.columnar.packing import CLOCKED_SCHEMA, pack
+from waterclock.columnar.records import POSITIONED
 from waterclock.spark import event_time_batches, session
-from waterclock.spark.packing import CLOCKED_SCHEMA, pack
-from waterclock.spark.records import POSITIONED
 
 AT_ONCE = 500_000
 """Messages that a task makes; between those of two tasks is a silence."""

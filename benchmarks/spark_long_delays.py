@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from benchmarks.measure import write_results
 from waterclock.batching.event_time.rule import EventTimeRule
-from waterclock.spark.many_sources import ManySources, joined
-from waterclock.spark.records import POSITIONED
-from waterclock.spark.streaming.event_time_stream import EventTimeStream
+from waterclock.columnar.many_sources import ManySources, joined
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams.event_time_stream import EventTimeStream
 from waterclock.time import to_duration
 
 SOURCES = 125

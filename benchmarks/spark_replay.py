@@ -34,7 +34,7 @@ GAP = "500 milliseconds"
 """Of Spark's session windows; as long as our window, so that both find one batch a burst."""
 
 JUDGED_AT_ONCE = 2**17
-"""As in `waterclock.spark.streaming.slices`."""
+"""As in `waterclock.columnar.streams.slices`."""
 
 ROUNDS = 4
 WORK = Path(__file__).parent / "scratch" / "spark_replay"

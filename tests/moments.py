@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 from waterclock._support.moments import Moments, replaced
-from waterclock.tables.consumers.heartbeat import Heartbeat
+from waterclock.tables.consumers.heartbeats.heartbeat import Heartbeat
 
 PATIENCE = 30  # s; far more than is needed, where a machine is busy
 

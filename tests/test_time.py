@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from waterclock import Message
 from waterclock.arrow import as_message_columns
+from waterclock.columnar.packing import columns_of
+from waterclock.columnar.records import PLAIN
 from waterclock.errors import InvalidArgumentError, WaterclockError
-from waterclock.spark.packing import columns_of
-from waterclock.spark.records import PLAIN
 from waterclock.time import MAX_NS, MIN_NS, UnitWarning, format_duration, format_time, to_duration, to_time
 from waterclock.time_columns import as_nanoseconds
 

@@ -31,7 +31,8 @@ ALLOWED = {
     "spark/reading/topic_read_options.py": {"timestamp"},  # Spark's names of options
     "time_columns.py": {"timestamp"},  # a type of Arrow's
     "database/engines/postgresql.py": {"timestamp"},  # PostgreSQL's functions
-    "spark/streaming": {"watermark"},  # Spark's own, by which it tells the time
+    "columnar/streams": {"watermark"},  # Spark's own, by which it tells the time
+    "spark/streaming": {"watermark"},  # likewise
     "database/migrations": {"attendance", "timestamp"},  # what was done under a former name was done so
 }
 """Words that mean something else there, which is not ours to name."""
@@ -53,14 +54,14 @@ ONE_MEANING = {
         ("tables", "spark", "ingest", "database/schema/ingest_catalogue.py", "topics/upkeep/removing.py"),
         set[str](),
     ),  # in Spark's interface they are Spark's, and Kafka's in an ingest
-    "entry": (("topics", "spark", "demo", "database", "message.py", "errors.py"), set[str]()),
+    "entry": (("topics", "spark", "columnar", "demo", "database", "message.py", "errors.py"), set[str]()),
 }
 """Words that mean one thing only: where their names may be, and which longer names are other words."""
 
 NOT_OURS = {
     "topics/writing/producers.py": {"begin_epoch"},  # the producer's epoch
     "topics/topic.py": {"epoch"},  # the keyword of `append`, which callers write
-    "topics/reading/subscription_rows.py": {"epoch"},  # an attribute that callers read
+    "topics/finding/subscription_rows.py": {"epoch"},  # an attribute that callers read
     "server/api/topic_messages.py": {"epoch"},  # the producer's epoch, which clients write
     "aio/deliveries.py": {"epoch"},  # an attribute that callers read
     "tracing.py": {"epoch"},  # likewise, of a delivery

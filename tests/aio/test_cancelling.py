@@ -11,7 +11,7 @@ from tests.aio.conftest import Run
 
 import waterclock
 from waterclock import UnavailableError, aio
-from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 
 
 async def _use_some(orders: aio.MessageTable, seed: int, kept: list[aio.Delivery]) -> None:

@@ -333,7 +333,7 @@ def test_a_second_process_starts_without_compiling(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["batching.event_time.kernel", "batching.rate.by_column.kernel", "spark.packing_kernel"]
+    "room", ["batching.event_time.kernel", "batching.rate.by_column.kernel", "columnar.packing_kernel"]
 )
 def test_code_compiled_together_is_in_one_file(room: str) -> None:
     # Numba's cache looks for changes in the file of the function that is called, and in no other.

@@ -15,17 +15,17 @@ from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.columnar.many_sources import ManySources, from_packed, nothing
+from waterclock.columnar.packing import ROWS, pack
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.judging import judge
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.rate_stream import RateStream
+from waterclock.columnar.streams.waiting_chunks import read_chunk, write_chunk
 from waterclock.errors import WaterclockError
 from waterclock.message import Message, Position
-from waterclock.spark.many_sources import ManySources, from_packed, nothing
-from waterclock.spark.packing import ROWS, pack
-from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.batch_rows import messages_in
-from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.spark.streaming.judging import judge
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.rate_stream import RateStream
-from waterclock.spark.streaming.waiting_chunks import read_chunk, write_chunk
 
 _METADATA = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
 _MS = 1_000_000

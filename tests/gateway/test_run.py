@@ -18,7 +18,7 @@ from tests.services import Service
 import waterclock as wc
 from waterclock.live.follower import Follower
 from waterclock.time import format_time, system_clock
-from waterclock.topics.reading.positions import beginning
+from waterclock.topics.finding.positions import beginning
 
 SECOND = 10**9
 HANDLER = """

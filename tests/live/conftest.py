@@ -11,7 +11,7 @@ from tests.clocks import MovableClock
 import waterclock as wc
 from waterclock.live.follower import Follower
 from waterclock.live.rules import ByEventTime, LiveRule
-from waterclock.topics.reading.positions import beginning
+from waterclock.topics.finding.positions import beginning
 
 SECOND = 10**9
 START = 1_782_907_200 * SECOND

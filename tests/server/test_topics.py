@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 import waterclock as wc
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import LeaseLostError
-from waterclock.server.api.arrow_bodies import MEDIA_TYPE
+from waterclock.server.api.formats.arrow_bodies import MEDIA_TYPE
 from waterclock.server.api.readers import Readers
 
 ARROW = {"Content-Type": MEDIA_TYPE}

@@ -16,8 +16,8 @@ from waterclock.database.backend import Backend
 from waterclock.topics import subscription
 from waterclock.topics.catalogue import ledgers
 from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.finding import subscription_rows
 from waterclock.topics.model.producer_state import Numbering
-from waterclock.topics.reading import subscription_rows
 from waterclock.topics.upkeep import retention, sealing
 from waterclock.topics.writing import producers
 

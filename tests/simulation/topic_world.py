@@ -24,7 +24,7 @@ from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import retention, sweeping
-from waterclock.topics.upkeep.faults import HARMLESS
+from waterclock.topics.verifying.faults import HARMLESS
 from waterclock.topics.writing.appending import Appended
 
 _T = TypeVar("_T")

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from waterclock.arrow import POSITION_FIELDS, to_arrow
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.batching.event_time.batcher import EventTimeBatcher
+from waterclock.columnar.packing import unpack
+from waterclock.columnar.records import records
 from waterclock.message import Message, Position
 from waterclock.spark import batches_of, rejected_of
-from waterclock.spark.packing import unpack
-from waterclock.spark.records import records
 from waterclock.time import MAX_NS
 
 POSITION = [field.name for field in POSITION_FIELDS]
@@ -70,7 +70,7 @@ def facts(message: Message) -> Facts:
 
 
 def results_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Results:
-    """Read the rows of `waterclock.spark.streaming.judging.judge`."""
+    """Read the rows of `waterclock.columnar.streams.judging.judge`."""
     batches: list[tuple[Any, ...]] = []
     rejected: list[tuple[Any, ...]] = []
     for rows in outcomes:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
+from waterclock.columnar.batch_bytes import encode_batches
 from waterclock.message import Message, Position
-from waterclock.spark.batch_bytes import encode_batches
 
 names = st.sampled_from(["a", "press-01", "öl", "x" * 70])
 times = st.integers(-3, 3) | st.just(2**63 - 1)

@@ -12,9 +12,9 @@ import pytest
 
 import waterclock as wc
 from waterclock.batching.batch import Batch
+from waterclock.columnar.packing import ROWS, unpack
+from waterclock.columnar.records import POSITIONED, cells_of_records
 from waterclock.spark import pace
-from waterclock.spark.packing import ROWS, unpack
-from waterclock.spark.records import POSITIONED, cells_of_records
 from waterclock.spark.streaming import batch_rows
 from waterclock.spark.streaming.batch_rows import Payloads, encoded, looks
 from waterclock.spark.writing import message_writer

@@ -13,13 +13,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.results import METADATA
 
 from waterclock.arrow import to_arrow
+from waterclock.columnar.many_sources import many_from_cell
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import PLAIN
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.message import Message
 from waterclock.spark import buckets
 from waterclock.spark.buckets import MOST_BUCKETS, bucket_keys, checked_buckets, pack_to_buckets, to_buckets
-from waterclock.spark.many_sources import many_from_cell
-from waterclock.spark.packing import pack
-from waterclock.spark.records import PLAIN
 
 
 def sent(sources: int, each: int) -> list[Message]:

@@ -19,13 +19,13 @@ from tests.spark.results import METADATA, in_entries, results_in_rows, results_o
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.columnar.many_sources import ManySources, from_packed, joined, nothing
+from waterclock.columnar.packing import ROWS, pack
+from waterclock.columnar.records import PLAIN, POSITIONED
+from waterclock.columnar.streams import waiting_chunks
+from waterclock.columnar.streams.event_time_stream import EventTimeStream
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message
-from waterclock.spark.many_sources import ManySources, from_packed, joined, nothing
-from waterclock.spark.packing import ROWS, pack
-from waterclock.spark.records import PLAIN, POSITIONED
-from waterclock.spark.streaming import waiting_chunks
-from waterclock.spark.streaming.event_time_stream import EventTimeStream
 from waterclock.time import MAX_NS, MIN_NS
 
 MS = 1_000_000

@@ -16,13 +16,13 @@ from tests.spark.results import METADATA, Results, in_entries, results_in_rows, 
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.columnar import packing
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import PLAIN, POSITIONED, records
+from waterclock.columnar.streams import event_time_rows, slices
+from waterclock.columnar.streams.judging import judge
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
-from waterclock.spark import packing
-from waterclock.spark.packing import pack
-from waterclock.spark.records import PLAIN, POSITIONED, records
-from waterclock.spark.streaming import event_time_rows, slices
-from waterclock.spark.streaming.judging import judge
 from waterclock.time import MAX_NS
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from waterclock.columnar.packing import ROWS, row_counts
 from waterclock.spark.pace import BYTES_AT_ONCE, MESSAGES_AT_ONCE, Pace
-from waterclock.spark.packing import ROWS, row_counts
 
 
 def rows(*counts: int) -> pa.RecordBatch:

@@ -15,12 +15,12 @@ from tests.batching.traffic import arrivals
 from tests.spark.results import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
+from waterclock.columnar import packing
+from waterclock.columnar.many_sources import from_packed, joined, many_from_cell, nothing
+from waterclock.columnar.packing import ROWS, pack, unpack
+from waterclock.columnar.records import PLAIN, POSITIONED, cells_of_records
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
-from waterclock.spark import packing
-from waterclock.spark.many_sources import from_packed, joined, many_from_cell, nothing
-from waterclock.spark.packing import ROWS, pack, unpack
-from waterclock.spark.records import PLAIN, POSITIONED, cells_of_records
 
 BOUNDS = np.array([0, 1, 4, 6])
 

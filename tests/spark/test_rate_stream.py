@@ -19,14 +19,14 @@ from tests.spark.results import METADATA, Results, facts, results_in_rows, resul
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.columnar.many_sources import ManySources, from_packed, nothing
+from waterclock.columnar.packing import ROWS, pack
+from waterclock.columnar.records import POSITIONED, records
+from waterclock.columnar.streams import slices
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.rate_stream import RateStream, judge_by_rate
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
-from waterclock.spark.many_sources import ManySources, from_packed, nothing
-from waterclock.spark.packing import ROWS, pack
-from waterclock.spark.records import POSITIONED, records
-from waterclock.spark.streaming import slices
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.rate_stream import RateStream, judge_by_rate
 from waterclock.time import MIN_NS
 
 # Calls drawn at random bring anything.

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from tests.spark.results import in_entries
 
 from waterclock.arrow import to_arrow
-from waterclock.errors import DamagedError, SchemaError
-from waterclock.message import Message
-from waterclock.spark import packing_kernel
-from waterclock.spark.packing import pack
-from waterclock.spark.records import (
+from waterclock.columnar import packing_kernel
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import (
     PLAIN,
     POSITIONED,
     Records,
@@ -26,6 +24,8 @@ from waterclock.spark.records import (
     records,
     records_of,
 )
+from waterclock.errors import DamagedError, SchemaError
+from waterclock.message import Message
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 FIELDS = st.tuples(LONG, LONG, st.integers(0, 2**32 - 1), LONG, LONG, st.integers(-(2**31), 2**31 - 1))

@@ -16,11 +16,11 @@ from tests.spark.results import METADATA, Results, in_entries, results_in_rows, 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams import slices
+from waterclock.columnar.streams.judging import judge, unsynchronised
 from waterclock.message import Message
-from waterclock.spark.packing import pack
-from waterclock.spark.records import POSITIONED
-from waterclock.spark.streaming import slices
-from waterclock.spark.streaming.judging import judge, unsynchronised
 
 LATEST = 160
 

@@ -12,15 +12,15 @@ from tests.spark.results import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.columnar.cells import from_cell
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams import waiting_chunks
+from waterclock.columnar.streams.outcome_rows import OUTCOMES
+from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 from waterclock.spark.buckets import to_buckets
-from waterclock.spark.cells import from_cell
-from waterclock.spark.packing import pack
-from waterclock.spark.records import POSITIONED
-from waterclock.spark.streaming import waiting_chunks
-from waterclock.spark.streaming.outcome_rows import OUTCOMES
-from waterclock.spark.streaming.rate_options import RateOptions
 from waterclock.spark.streaming.stateful import EventTimeProcessor, RateProcessor
 from waterclock.time import MAX_NS
 

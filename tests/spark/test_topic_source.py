@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 import waterclock as wc
+from waterclock.columnar.packing import unpack
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.packing import unpack
 from waterclock.spark.reading.columns import check_columns
 from waterclock.spark.reading.pushdown import exact_test
 from waterclock.spark.reading.source import TopicReader

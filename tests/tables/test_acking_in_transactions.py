@@ -331,7 +331,7 @@ def test_messages_that_a_subscription_cannot_give_back_on_sqlite_keep_their_leas
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("waterclock.tables.consumers.leaving.PATIENCE", 0.1)
+    monkeypatch.setattr("waterclock.tables.consumers.heartbeats.leaving.PATIENCE", 0.1)
     with wc.connect(sqlite_url, tmp_path, clock=clock) as database:
         table = database.create_table("orders", payload="text", jitter=0, ack_wait="30s", **options)
         table.put_many([{"payload": name, "group": name} for name in "ab"])

@@ -12,7 +12,7 @@ from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.consumers.heartbeat import LOOK_EVERY
+from waterclock.tables.consumers.heartbeats.heartbeat import LOOK_EVERY
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock

@@ -16,8 +16,8 @@ from tests.moments import SteppedHeartbeat, later_each_time
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.errors import UnavailableError
-from waterclock.tables.consumers import heartbeat
-from waterclock.tables.consumers.heartbeat import Heartbeat
+from waterclock.tables.consumers.heartbeats import heartbeat
+from waterclock.tables.consumers.heartbeats.heartbeat import Heartbeat
 from waterclock.tables.groups import consumers
 from waterclock.tables.message_table import MessageTable
 

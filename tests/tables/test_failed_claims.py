@@ -14,8 +14,8 @@ from waterclock.connection import Database
 from waterclock.connection import connect as connect_again_to
 from waterclock.database.driver_fast_path import Direct, Together
 from waterclock.errors import RefusedError, UnavailableError, WaterclockError
-from waterclock.tables.consumers import consumer_heartbeat
-from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat
+from waterclock.tables.consumers.heartbeats import consumer_heartbeat
+from waterclock.tables.consumers.heartbeats.consumer_heartbeat import ConsumerHeartbeat
 from waterclock.tables.groups import consumers
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat

@@ -18,8 +18,8 @@ from tests.moments import SteppedHeartbeat
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
 from waterclock.errors import LeaseLostError
-from waterclock.tables.consumers import heartbeat
-from waterclock.tables.consumers.heartbeat import beat_after
+from waterclock.tables.consumers.heartbeats import heartbeat
+from waterclock.tables.consumers.heartbeats.heartbeat import beat_after
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock

@@ -14,7 +14,7 @@ from tests.statements import statements_of
 from waterclock.connection import Database
 from waterclock.database.engines import mariadb, postgresql
 from waterclock.errors import TimedOutError
-from waterclock.tables.consumers import leaving
+from waterclock.tables.consumers.heartbeats import leaving
 from waterclock.tables.databases import table_dialect
 from waterclock.tables.message_table import MessageTable
 

@@ -17,7 +17,7 @@ from waterclock.connection import Database, connect
 from waterclock.errors import ForbiddenError, InvalidArgumentError, NotFoundError, RefusedError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
-from waterclock.tables.consumers.ticking import Ticking
+from waterclock.tables.consumers.heartbeats.ticking import Ticking
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.putting.scheduling import tick
 from waterclock.tables.model.timing.cron import MOST, ON_TIME, Ticks
@@ -298,7 +298,7 @@ def test_a_consumer_that_gains_the_right_to_put_schedules_without_a_restart(
     monkeypatch.setattr("waterclock.tables.consumers.subscription.heartbeat_of", lambda _backend: heartbeat)
     with jobs.subscribe() as deliveries:
         with monkeypatch.context() as patch:
-            patch.setattr("waterclock.tables.consumers.ticking.tick", _forbid)
+            patch.setattr("waterclock.tables.consumers.heartbeats.ticking.tick", _forbid)
             clock.move("2h")
             heartbeat.beat()
         heartbeat.beat()

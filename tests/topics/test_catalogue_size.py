@@ -10,8 +10,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
 from waterclock.topics.catalogue import ledgers as listing
 from waterclock.topics.catalogue.topic_info import list_topics, smallest
-from waterclock.topics.reading import planning, positions
-from waterclock.topics.reading.positions import position_of
+from waterclock.topics.finding import positions
+from waterclock.topics.finding.positions import position_of
+from waterclock.topics.reading import planning
 from waterclock.topics.reading.pruning import ReadFilter
 from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.store import sealed_file

@@ -17,7 +17,7 @@ from waterclock.database.schema.topic_catalogue import files
 from waterclock.errors import UnavailableError
 from waterclock.message import Position
 from waterclock.topics.catalogue import pending_files
-from waterclock.topics.reading.positions import place_of, position_of
+from waterclock.topics.finding.positions import place_of, position_of
 from waterclock.topics.reading.pruning import ReadFilter
 from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.store import sealed_file

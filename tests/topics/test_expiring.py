@@ -7,7 +7,7 @@ from tests.topics.flows import append_ledgers, ledger_path, published
 
 from waterclock.errors import UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics.reading.positions import Place
+from waterclock.topics.finding.positions import Place
 from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import expiring
 from waterclock.topics.upkeep.expiring import Expired

@@ -20,7 +20,7 @@ from tests.topics.flows import (
 from waterclock.database.schema.topic_catalogue import BOUNDED, entries, ledgers, topics
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
-from waterclock.topics.reading.finding import Found, find_statement
+from waterclock.topics.finding.finding import Found, find_statement
 from waterclock.topics.topic import Topic
 
 TEN_LEDGERS = [[[10 * i, 10 * i + 1], [10 * i + 2]] for i in range(10)]

@@ -11,8 +11,8 @@ from tests.topics.flows import append_ledgers, first_at_or_after
 
 from waterclock.database.backend import Backend
 from waterclock.database.schema.topic_catalogue import ledgers
+from waterclock.topics.finding.finding import Found
 from waterclock.topics.model.topic_options import TopicOptions
-from waterclock.topics.reading.finding import Found
 from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
 

@@ -14,8 +14,8 @@ from waterclock.database.schema.topic_catalogue import entries, ledgers, topics
 from waterclock.errors import DamagedError, NotFoundError
 from waterclock.message import Position
 from waterclock.topics.catalogue.damage_policy import Damage
+from waterclock.topics.finding.positions import entry_boundary, position_of
 from waterclock.topics.reading import contiguity
-from waterclock.topics.reading.positions import entry_boundary, position_of
 from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.topic import Topic
 

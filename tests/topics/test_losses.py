@@ -18,7 +18,7 @@ from waterclock.errors import DamagedError, InvalidArgumentError, NotFoundError
 from waterclock.message import Position
 from waterclock.topics.catalogue.ledgers import LedgerState
 from waterclock.topics.catalogue.tombstones import LOST, record_lost_entries, record_lost_ledger
-from waterclock.topics.reading.positions import place_of, position_of
+from waterclock.topics.finding.positions import place_of, position_of
 from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.topic import Topic
 

@@ -16,8 +16,9 @@ from tests.topics.flows import FORMS, append_ledgers, bring_to, ledger_path, on_
 from waterclock.arrow import POSITIONED_SCHEMA
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.message import Message, Position
+from waterclock.topics.finding import looking_up
 from waterclock.topics.format.entries import Decoded, decode_entries
-from waterclock.topics.reading import contiguity, looking_up
+from waterclock.topics.reading import contiguity
 from waterclock.topics.store import sealed_file
 from waterclock.topics.topic import Topic
 

@@ -8,7 +8,7 @@ from tests.topics.flows import FORMS, append_ledgers, bring_to
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.message import Position
-from waterclock.topics.reading.positions import place_of, position_of
+from waterclock.topics.finding.positions import place_of, position_of
 from waterclock.topics.reading.pruning import ReadFilter
 from waterclock.topics.reading.slicing import read_slice
 from waterclock.topics.store import sealed_file

@@ -15,7 +15,7 @@ from tests.work import shop
 from tests.work.conftest import PATIENCE, Waiting, running, until
 
 import waterclock as wc
-from waterclock.tables.consumers.heartbeat import Heartbeat
+from waterclock.tables.consumers.heartbeats.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.work.flow.outcome_writer import Recorder

@@ -15,7 +15,7 @@ from waterclock.aio.calling import Awaited, Facade, Plain, Threads
 from waterclock.aio.waiting import Waiting
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
-from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription as SyncSubscription
 from waterclock.tables.model.attempts import Attempt
 

@@ -8,8 +8,8 @@ from typing import Self
 from waterclock.aio.calling import Awaited, AwaitedAs, AwaitedProperty, Facade, Iterated, Plain
 from waterclock.message import Position
 from waterclock.topics.catalogue.topic_info import TopicInfo
+from waterclock.topics.finding.subscription_rows import SubscriptionInfo
 from waterclock.topics.model.bounds import Bounds
-from waterclock.topics.reading.subscription_rows import SubscriptionInfo
 from waterclock.topics.subscription import Backlog
 from waterclock.topics.subscription import Subscription as SyncSubscription
 from waterclock.topics.topic import Topic as SyncTopic

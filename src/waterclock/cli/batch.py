@@ -102,7 +102,7 @@ def batch(
     if by == "event_time":
         window, max_delay = _checked_lengths(window, max_delay)
     if into is not None:
-        from waterclock.cli.batch_into import batch_into
+        from waterclock.cli.gateway.batch_into import batch_into
 
         rule = (
             (window, max_delay, max_lead, on_conflict, gap) if by == "event_time" else (batch_length, longest, timeout)

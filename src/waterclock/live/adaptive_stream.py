@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.facts import parsed, read_as
-from waterclock.spark.many_sources import ManySources
-from waterclock.spark.streaming.outcome_rows import OUTCOMES
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.rate_stream import RateStream
+from waterclock.columnar.many_sources import ManySources
+from waterclock.columnar.streams.outcome_rows import OUTCOMES
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.rate_stream import RateStream
 
 _BATCHES = OUTCOMES.names[-1]
 _NAME = "the state of batching by rate with an adaptive length"

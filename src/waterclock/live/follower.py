@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 
 from waterclock._support import moments
 from waterclock._support.log_events import event
+from waterclock.columnar.many_sources import ManySources, from_packed, nothing
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import POSITIONED
 from waterclock.connection import Database
 from waterclock.live.adaptive_stream import AdaptiveRateStream
 from waterclock.live.batch_rows import batch_rows, outside, rejections
 from waterclock.live.follower_row import FollowerState, enter, load, save
 from waterclock.live.rules import LiveRule, LiveStream
-from waterclock.spark.many_sources import ManySources, from_packed, nothing
-from waterclock.spark.packing import pack
-from waterclock.spark.records import POSITIONED
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
 from waterclock.spark.writing.put_batches import put_batches
 from waterclock.tables.message_table import MessageTable
-from waterclock.topics.reading.positions import Place, place_of
+from waterclock.topics.finding.positions import Place, place_of
 from waterclock.topics.topic import Topic
 
 MESSAGES_A_STEP = 20_000

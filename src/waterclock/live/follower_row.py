@@ -10,7 +10,7 @@ from waterclock.database.schema.topic_catalogue import followers
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.message import Position
 from waterclock.topics.catalogue.storage import Storage
-from waterclock.topics.reading.positions import Place
+from waterclock.topics.finding.positions import Place
 
 
 class FollowerState(NamedTuple):

@@ -11,12 +11,12 @@ import pyarrow as pa
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
+from waterclock.columnar.many_sources import ManySources
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.rate_stream import RateStream
 from waterclock.live.adaptive_stream import AdaptiveRateStream
-from waterclock.spark.many_sources import ManySources
-from waterclock.spark.records import POSITIONED
-from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.rate_stream import RateStream
 from waterclock.time import Duration, format_duration
 
 

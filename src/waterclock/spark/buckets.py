@@ -18,9 +18,9 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 
 from waterclock._support.quoting import quoted
 from waterclock.checksum import checksum
+from waterclock.columnar.many_sources import ManySources, from_packed
+from waterclock.columnar.packing import ROWS, clock_of, columns_of, encoded, together
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.many_sources import ManySources, from_packed
-from waterclock.spark.packing import ROWS, clock_of, columns_of, encoded, together
 
 BUCKETS = 64
 """Default number for a query: as many tasks may judge at the same time."""
@@ -30,7 +30,7 @@ MOST_BUCKETS = 960
 
 BUCKETED_SCHEMA = "bucket INT, rows BINARY, clock BIGINT"
 """The columns of messages on their way to the operator; ``rows`` is a cell of `ManySources`, and ``clock`` as in
-`waterclock.spark.packing`."""
+`waterclock.columnar.packing`."""
 
 # Spark hands 10,000 rows of any size to Python at once, and Arrow takes 2 GiB of bytes in a column.
 _LARGEST_CELL = 2**17
@@ -75,9 +75,9 @@ def pack_to_buckets(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], bu
     Parameters
     ----------
     batches
-        Messages, as `waterclock.spark.packing.pack` takes them.
+        Messages, as `waterclock.columnar.packing.pack` takes them.
     record
-        `waterclock.spark.records.PLAIN` or `POSITIONED`.
+        `waterclock.columnar.records.PLAIN` or `POSITIONED`.
     buckets
         How many there are.
 
@@ -108,7 +108,7 @@ def to_buckets(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], buckets
     Parameters
     ----------
     batches
-        Rows of `waterclock.spark.packing.CLOCKED_SCHEMA`.
+        Rows of `waterclock.columnar.packing.CLOCKED_SCHEMA`.
     record, buckets
         As of `pack_to_buckets`.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from waterclock.spark.packing import row_counts
+from waterclock.columnar.packing import row_counts
 
 MESSAGES_AT_ONCE = 2**17
 """Messages that a task lays out at once, at most."""

@@ -15,10 +15,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from waterclock.columnar.packing import CLOCKED_SCHEMA
 from waterclock.errors import UnavailableError
 from waterclock.spark.buckets import bucketed_schema
 from waterclock.spark.options import plainly
-from waterclock.spark.packing import CLOCKED_SCHEMA
 from waterclock.spark.reading.columns import spark_schema
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.table_read_options import TableReadOptions, refuse_batch_read

@@ -30,7 +30,7 @@ from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.delivery_handle import delivery_of
 from waterclock.tables.consumers.extending_together import extend_together
-from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.receiving import Request, Watched, receive, receive_waiting
 from waterclock.tables.consumers.retrying import give_back, nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.subscription import TableSubscription

@@ -17,14 +17,14 @@ from waterclock.message import Message, Position
 from waterclock.time import Duration, Time, to_duration
 from waterclock.topics.catalogue.damage_policy import Damage, OnDamage
 from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.finding import subscription_rows as rows
+from waterclock.topics.finding.finding import check_by, place_at
+from waterclock.topics.finding.positions import Place
+from waterclock.topics.finding.subscription_rows import NotBefore, SubscriptionInfo
 from waterclock.topics.model.bounds import time_column
 from waterclock.topics.model.counter import Counter
 from waterclock.topics.model.names import new_holder
-from waterclock.topics.reading import subscription_rows as rows
-from waterclock.topics.reading.finding import check_by, place_at
-from waterclock.topics.reading.positions import Place
 from waterclock.topics.reading.reading import check_limit, positioned, read_chunks
-from waterclock.topics.reading.subscription_rows import NotBefore, SubscriptionInfo
 from waterclock.topics.upkeep.expiring import Expired, expire_subscription
 
 _PIECE = 4096  # messages that are turned from columns into objects at once

@@ -23,15 +23,16 @@ from waterclock.topics.catalogue.damage_policy import Damage, OnDamage, check_on
 from waterclock.topics.catalogue.ledgers import LedgerInfo, list_files, list_ledgers, roll
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.topic_info import TopicInfo, bounds_of_topic, topic_info
+from waterclock.topics.finding import subscription_rows
+from waterclock.topics.finding.finding import Found, check_by, find_first, find_newest, find_start, place_at
+from waterclock.topics.finding.looking_up import look_up
+from waterclock.topics.finding.positions import entry_boundary, place_of, position_of
+from waterclock.topics.finding.subscription_rows import SubscriptionInfo
 from waterclock.topics.format.entries import encode_entry
 from waterclock.topics.model.bounds import Bounds
 from waterclock.topics.model.names import check_integer, check_name, check_size
 from waterclock.topics.model.topic_options import TopicChanges, TopicOptions
-from waterclock.topics.reading import subscription_rows
-from waterclock.topics.reading.finding import Found, check_by, find_first, find_newest, find_start, place_at
-from waterclock.topics.reading.looking_up import look_up
 from waterclock.topics.reading.planning import plan_slices
-from waterclock.topics.reading.positions import entry_boundary, place_of, position_of
 from waterclock.topics.reading.pruning import ALL, ReadFilter, check_names
 from waterclock.topics.reading.reading import (
     ReadOptions,
@@ -42,19 +43,18 @@ from waterclock.topics.reading.reading import (
     read_chunks,
 )
 from waterclock.topics.reading.slicing import Slice
-from waterclock.topics.reading.subscription_rows import SubscriptionInfo
 from waterclock.topics.store.ledger_root import LedgerRoot
 from waterclock.topics.subscription import Subscription
 from waterclock.topics.upkeep.compacting import FILE_BYTES, compact_topic
 from waterclock.topics.upkeep.expiring import Expired, expire_topic
-from waterclock.topics.upkeep.faults import Repaired, Verified
 from waterclock.topics.upkeep.relocating import Progress, Relocated, relocate_topic
 from waterclock.topics.upkeep.removing import remove_topic
-from waterclock.topics.upkeep.repairing import repair_topic
 from waterclock.topics.upkeep.retention import delete_before, end_of_older, enforce_retention
 from waterclock.topics.upkeep.sealing import seal_ledgers
 from waterclock.topics.upkeep.sweeping import sweep
-from waterclock.topics.upkeep.verifying import verify_topic
+from waterclock.topics.verifying.faults import Repaired, Verified
+from waterclock.topics.verifying.repairing import repair_topic
+from waterclock.topics.verifying.verifying import verify_topic
 from waterclock.topics.writing.appending import Appended, append_entry
 from waterclock.topics.writing.producers import numbered
 from waterclock.topics.writing.producing import Producer

@@ -148,7 +148,7 @@ def seek(
         subscription = _existing(opened, name)
         where = position_or_time(chosen[0])
         if dry_run:
-            from waterclock.topics.reading.finding import place_at
+            from waterclock.topics.finding.finding import place_at
 
             common.output.facts(
                 {"name": name, "from": subscription.position, "to": place_at(opened.storage, where, by).position}

@@ -22,9 +22,9 @@ from waterclock.aio.deliveries import Delivery as AsyncDelivery
 from waterclock.aio.tables import MessageTable as AsyncTable
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.server.access import Act, ReceiveTable
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import MOST_ITEMS, Body, DurationValue
 from waterclock.server.api.delivery_streams import DeliveryStream
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, DurationValue
 from waterclock.server.errors import error_response, http_error
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable

@@ -9,8 +9,8 @@ from fastapi import APIRouter
 from pydantic import Field, StrictStr
 
 from waterclock.server.access import Act, ManageTable, ReadTable
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import Body, Limit, TimeValue
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import Body, Limit, TimeValue
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages.group_admin.group_commands import GroupChange
 

@@ -11,9 +11,9 @@ from pydantic import Field, StrictInt, StrictStr
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.server.access import Act, ManageTable, PutTable, ReadTable
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import MOST_ITEMS, Body, DurationValue, IdValue, Limit, TimeValue, plain_id
-from waterclock.server.api.payloads import payload_of
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, DurationValue, IdValue, Limit, TimeValue, plain_id
+from waterclock.server.api.formats.payloads import payload_of
 from waterclock.tables.message_table import MessageTable
 
 router = APIRouter(tags=["messages"], prefix="/tables/{table:name}")

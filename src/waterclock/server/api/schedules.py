@@ -8,9 +8,9 @@ from fastapi import APIRouter
 from pydantic import Field, StrictInt, StrictStr
 
 from waterclock.server.access import ManageTable, ReadTable
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import Body, DurationValue
-from waterclock.server.api.payloads import payload_of
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import Body, DurationValue
+from waterclock.server.api.formats.payloads import payload_of
 from waterclock.tables.messages.putting.scheduling import unknown_schedule
 
 router = APIRouter(tags=["schedules"], prefix="/tables/{table:name}/schedules")

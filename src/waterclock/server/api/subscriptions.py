@@ -12,10 +12,10 @@ from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.ingest.files import message_to_json
 from waterclock.message import Position
 from waterclock.server.access import Act, ManageTopic, ReadTopic, ReceiveTopic
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import MOST_ITEMS, Body, TimeValue
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, TimeValue
 from waterclock.server.api.topics import ExpiryBody
-from waterclock.topics.reading.subscription_rows import SubscriptionInfo
+from waterclock.topics.finding.subscription_rows import SubscriptionInfo
 from waterclock.topics.topic import Topic
 
 router = APIRouter(tags=["subscriptions"], prefix="/topics/{topic:name}/subscriptions")

@@ -9,8 +9,8 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
 from waterclock.errors import NotFoundError, SchemaError
 from waterclock.server.access import Act, AnyClient, ManageTable, ReadTable
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import Body, DurationValue, TimeValue
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import Body, DurationValue, TimeValue
 from waterclock.server.opened_tables import OpenedTables
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.options import OptionChanges

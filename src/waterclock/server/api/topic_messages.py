@@ -13,8 +13,8 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.files import message_from_json, message_to_json
 from waterclock.message import Position
 from waterclock.server.access import AppendTopic, ReadTopic
-from waterclock.server.api.arrow_bodies import MEDIA_TYPE, table_of
-from waterclock.server.api.bodies import MOST_ITEMS, Body, time_of
+from waterclock.server.api.formats.arrow_bodies import MEDIA_TYPE, table_of
+from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, time_of
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import Appended
 

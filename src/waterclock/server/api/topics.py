@@ -9,8 +9,8 @@ from pydantic import Field
 
 from waterclock.message import Position
 from waterclock.server.access import AnyClient, ManageTopic, ReadTopic
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import Body, DurationValue, Limit, TimeValue
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import Body, DurationValue, Limit, TimeValue
 from waterclock.topics.model.topic_options import TopicChanges
 
 router = APIRouter(tags=["topics"])

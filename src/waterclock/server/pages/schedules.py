@@ -13,7 +13,7 @@ from waterclock.database.schema.table_catalogue import message_tables
 from waterclock.database.schema.table_catalogue import schedules as schedule_rows
 from waterclock.errors import NotFoundError, SchemaError
 from waterclock.server.access import AnyClient, ManageTable
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.server.pages.cron_words import in_words
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import page, see_other

@@ -12,7 +12,7 @@ from waterclock.connection import Database
 from waterclock.database.held_snapshots import held_snapshots
 from waterclock.errors import ForbiddenError
 from waterclock.server.access import AnyClient
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
 from waterclock.work.upkeep import Upkeep

@@ -13,7 +13,7 @@ from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import heartbeats, message_tables
 from waterclock.monitoring.database_facts import Facts
 from waterclock.server.access import AnyClient
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
 from waterclock.tables.catalogue.context import TableContext

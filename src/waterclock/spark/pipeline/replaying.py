@@ -17,8 +17,8 @@ from waterclock.spark.pipeline.rules import named_rule
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes, unsynchronised_sources
 from waterclock.time import MIN_NS, format_time, to_duration
-from waterclock.topics.reading.finding import find_start
-from waterclock.topics.reading.positions import beginning
+from waterclock.topics.finding.finding import find_start
+from waterclock.topics.finding.positions import beginning
 from waterclock.topics.reading.pruning import ReadFilter
 from waterclock.topics.topic import Topic
 

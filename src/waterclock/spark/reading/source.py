@@ -10,19 +10,19 @@ from typing import cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from waterclock.columnar.packing import pack
+from waterclock.columnar.records import POSITIONED
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.buckets import pack_to_buckets
 from waterclock.spark.options import plainly
-from waterclock.spark.packing import pack
 from waterclock.spark.reading.columns import laid_out, stored_columns
 from waterclock.spark.reading.pushdown import Test, exact_test, passing, positions_by, wanted_by
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired
-from waterclock.spark.records import POSITIONED
 from waterclock.spark.runtime.partitions import MOST_CONNECTING
 from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
-from waterclock.topics.reading.finding import find_first, find_start
+from waterclock.topics.finding.finding import find_first, find_start
 from waterclock.topics.reading.planning import plan_runs
 from waterclock.topics.reading.pruning import ALL
 from waterclock.topics.reading.slicing import Slice, SliceRun, read_slice

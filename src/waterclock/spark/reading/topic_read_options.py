@@ -14,9 +14,9 @@ from waterclock.spark.options import Opening, known_only, needed, number, truth
 from waterclock.spark.reading.columns import METADATA_COLUMNS, check_columns
 from waterclock.time import is_duration, to_duration, to_time
 from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
+from waterclock.topics.finding.finding import check_by
+from waterclock.topics.finding.positions import beginning
 from waterclock.topics.model.literals import By
-from waterclock.topics.reading.finding import check_by
-from waterclock.topics.reading.positions import beginning
 from waterclock.topics.topic import Topic
 
 _KNOWN = (
@@ -51,7 +51,7 @@ class TopicReadOptions(Opening):
     columns
         The columns wanted, in order.
     packed
-        Whether messages come packed (`waterclock.spark.packing`), which takes `METADATA_COLUMNS` of them.
+        Whether messages come packed (`waterclock.columnar.packing`), which takes `METADATA_COLUMNS` of them.
     buckets
         In how many buckets a stream's messages are gathered at reading, which implies packed; None: they come
         by source.

@@ -35,9 +35,9 @@ from waterclock.spark.reading.source import FIRST, SLICE_MESSAGES, partitions_of
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_end
 from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
-from waterclock.topics.reading.finding import FINDABLE, find_start, place_at
+from waterclock.topics.finding.finding import FINDABLE, find_start, place_at
+from waterclock.topics.finding.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.reading.planning import plan_runs
-from waterclock.topics.reading.positions import Place, beginning, entry_boundary, place_of
 from waterclock.topics.topic import Topic
 
 Offset = dict[str, Any]

@@ -32,8 +32,8 @@ from waterclock.spark.reading.source import SLICE_MESSAGES, partitions_of, read_
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.time import Time
+from waterclock.topics.finding.finding import check_by, find_first, find_start
 from waterclock.topics.model.literals import By
-from waterclock.topics.reading.finding import check_by, find_first, find_start
 from waterclock.topics.reading.whole_files import whole_files
 from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 from waterclock.topics.store.sealed_file import FILE_SCHEMA, SHARED_SCHEMA

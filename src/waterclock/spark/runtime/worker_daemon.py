@@ -21,9 +21,9 @@ _FOR_TASKS = (
     "pyspark.worker",
     "waterclock.batching.event_time.kernel",
     "waterclock.batching.rate.by_column.kernel",
-    "waterclock.spark.packing_kernel",
-    "waterclock.spark.batch_bytes_kernel",
-    "waterclock.spark.streaming.judging",
+    "waterclock.columnar.packing_kernel",
+    "waterclock.columnar.batch_bytes_kernel",
+    "waterclock.columnar.streams.judging",
     "waterclock.spark.streaming.stateful",
 )
 

@@ -22,10 +22,10 @@ from pyspark.sql.types import (
 )
 
 from waterclock._support.quoting import quoted
+from waterclock.columnar.packing import row_counts
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.options import Opening, plainly
-from waterclock.spark.packing import row_counts
 from waterclock.spark.runtime.partitions import few_connecting
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_rows import Payloads, looks

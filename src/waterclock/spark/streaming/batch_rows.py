@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 
 from waterclock._support.quoting import quoted
 from waterclock.arrow import POSITION_FIELDS, POSITIONED_SCHEMA
+from waterclock.columnar.batch_bytes import encode_batches
+from waterclock.columnar.packing import row_counts, unpack
 from waterclock.errors import (
     DamagedError,
     InvalidArgumentError,
@@ -21,13 +23,11 @@ from waterclock.errors import (
     UnavailableError,
     WaterclockError,
 )
-from waterclock.spark.batch_bytes import encode_batches
 from waterclock.spark.pace import FIRST_LOOK, MESSAGES_AT_ONCE, MOST_BYTES, Pace
-from waterclock.spark.packing import row_counts, unpack
 from waterclock.time_columns import as_nanoseconds
 from waterclock.topics.catalogue.damage_policy import OnDamage
+from waterclock.topics.finding.looking_up import TooManyBytesError, look_up
 from waterclock.topics.reading.decoded_groups import DecodedGroups
-from waterclock.topics.reading.looking_up import TooManyBytesError, look_up
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.topic import Topic
 

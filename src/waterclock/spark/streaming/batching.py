@@ -15,6 +15,17 @@ from waterclock.batching.batch import LONGEST_SOURCE, NUL, SOURCE_BEGINNING, SOU
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.rule import Gated
+from waterclock.columnar.packing import (
+    CLOCKED_SCHEMA,
+    UNPACKED_COLUMNS,
+    pack,
+    unpack,
+)
+from waterclock.columnar.records import PLAIN, POSITIONED
+from waterclock.columnar.streams.judging import judge, unsynchronised
+from waterclock.columnar.streams.outcome_rows import OUTCOMES_SCHEMA
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.rate_stream import judge_by_rate
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.buckets import (
     BUCKETED_SCHEMA,
@@ -24,19 +35,8 @@ from waterclock.spark.buckets import (
     pack_to_buckets,
     to_buckets,
 )
-from waterclock.spark.packing import (
-    CLOCKED_SCHEMA,
-    UNPACKED_COLUMNS,
-    pack,
-    unpack,
-)
 from waterclock.spark.reading.message_columns import message_columns, missing_position
-from waterclock.spark.records import PLAIN, POSITIONED
 from waterclock.spark.runtime.workers import freezing_imports
-from waterclock.spark.streaming.judging import judge, unsynchronised
-from waterclock.spark.streaming.outcome_rows import OUTCOMES_SCHEMA
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.rate_stream import judge_by_rate
 from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
 from waterclock.time import Duration, to_duration
 
@@ -88,7 +88,7 @@ def event_time_batches(
         One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"``, ``"gap"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count
         (INT), outside (INT, as the sum of `waterclock.Batch.outside`), streams (ARRAY<STRING>) and messages (BINARY:
-        their times, streams and positions in order of event time and stream, laid out as `waterclock.spark.records`
+        their times, streams and positions in order of event time and stream, laid out as `waterclock.columnar.records`
         says).
 
     Raises
@@ -140,7 +140,7 @@ def event_time_outcomes(
     Returns
     -------
     DataFrame
-        Columns `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum
+        Columns `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum
         of ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the
         DataFrame that ``foreachBatch`` gets: two queries would batch twice.
     """
@@ -234,7 +234,7 @@ def rate_aware_outcomes(
     Returns
     -------
     DataFrame
-        Columns `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
+        Columns `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
     options = RateOptions.checked(batch_length, timeout, gated, forget_after)
     skew = to_duration(max_skew, "max_skew")

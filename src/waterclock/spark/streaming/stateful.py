@@ -19,15 +19,15 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.rate_stream import RateStream
+from waterclock.columnar.streams.stream_state import REMEDY
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
-from waterclock.spark.records import POSITIONED
 from waterclock.spark.runtime.workers import freeze_imports, freezing_imports
-from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.spark.streaming.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.rate_stream import RateStream
-from waterclock.spark.streaming.stream_state import REMEDY
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import (
@@ -87,7 +87,7 @@ class _Processor(StatefulProcessor):
     Parameters
     ----------
     record
-        `waterclock.spark.records.PLAIN` or `POSITIONED`.
+        `waterclock.columnar.records.PLAIN` or `POSITIONED`.
     buckets
         How many there are.
     wakes

@@ -29,8 +29,8 @@ from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.spark.streaming.batch_rows import POSITION, Payloads, found_at
 from waterclock.spark.writing.write_options import WriteOptions
 from waterclock.spark.writing.writer import Writer
+from waterclock.topics.finding.looking_up import TooManyBytesError
 from waterclock.topics.model.producer_state import NumbersUsedError
-from waterclock.topics.reading.looking_up import TooManyBytesError
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.producers import forget_producers
 

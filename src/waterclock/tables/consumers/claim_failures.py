@@ -8,7 +8,7 @@ from typing import Any
 from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock.errors import TimedOutError, UnavailableError, WaterclockError
-from waterclock.tables.consumers.consumer_heartbeat import ConsumerHeartbeat, NoHeartbeat
+from waterclock.tables.consumers.heartbeats.consumer_heartbeat import ConsumerHeartbeat, NoHeartbeat
 from waterclock.tables.messages.rows.process_heartbeat import OpenSubscription, ProcessHeartbeat
 
 RETRY_EVERY = 0.2

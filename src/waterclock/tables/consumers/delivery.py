@@ -20,7 +20,7 @@ from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.consumers.heartbeat import beat_after, heartbeat_of
+from waterclock.tables.consumers.heartbeats.heartbeat import beat_after, heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages.finishing import acking, extending
 from waterclock.tables.messages.finishing.dead_letters import bury_leased, dies_when_given_back, exhausted_reason

@@ -27,15 +27,15 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import select_on
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
 from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
-from waterclock.tables.consumers.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
-from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.heartbeats.consumer_heartbeat import keep_alive
+from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
+from waterclock.tables.consumers.heartbeats.leaving import leave_behind, leaving
+from waterclock.tables.consumers.heartbeats.ticking import Ticking
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
-from waterclock.tables.consumers.leaving import leave_behind, leaving
 from waterclock.tables.consumers.receiving import Request, Watched, pause, receive, seconds_until_own_due
 from waterclock.tables.consumers.retrying import give_back
-from waterclock.tables.consumers.ticking import Ticking
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.finishing.expiring import expire_some, expire_unstarted

@@ -21,13 +21,13 @@ from waterclock.message import Position
 from waterclock.time import MIN_NS, format_time
 from waterclock.topics.catalogue.ledgers import ledger_from
 from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.finding.positions import Place
+from waterclock.topics.finding.subscription_rows import advance, list_infos
 from waterclock.topics.format.row_groups import row_groups_from_json
 from waterclock.topics.model.bounds import time_column
 from waterclock.topics.model.counter import Counter
 from waterclock.topics.model.names import new_holder
-from waterclock.topics.reading.positions import Place
 from waterclock.topics.reading.reading import read_chunks
-from waterclock.topics.reading.subscription_rows import advance, list_infos
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.upkeep.retention import delete_before, end_of_older
 

@@ -20,8 +20,8 @@ from waterclock.topics.catalogue.ledgers import close_ledger, write_counter
 from waterclock.topics.catalogue.running_max import lower_peaks, note_deletion
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.stored_bytes import resizing
+from waterclock.topics.finding.measuring import measure_ledger
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.reading.measuring import measure_ledger
 from waterclock.topics.upkeep.sweeping import delete_rows
 
 GRACE = 3_600_000_000_000

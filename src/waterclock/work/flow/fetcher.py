@@ -15,7 +15,7 @@ from waterclock.database.deadlines import answers_within
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard
-from waterclock.tables.consumers.heartbeat import heartbeat_of
+from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.time import Duration

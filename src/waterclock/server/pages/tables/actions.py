@@ -16,7 +16,7 @@ from starlette.responses import Response
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.server.access import Act, ManageTable
-from waterclock.server.api.bodies import MOST_ITEMS, time_of
+from waterclock.server.api.formats.bodies import MOST_ITEMS, time_of
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
 from waterclock.server.pages.tables.failures import dead_ids

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.inspecting.failures import dead_messages, failed_messages
 from waterclock.tables.messages.inspecting.searching import ScanWindow, read_window

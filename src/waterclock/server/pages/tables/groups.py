@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from waterclock.database.schema.table_catalogue import groups as group_rows
 from waterclock.server.access import ManageTable, ReadTable
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
 from waterclock.tables.catalogue.context import TableContext

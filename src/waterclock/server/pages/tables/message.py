@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from waterclock.server.access import ReadTable
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import plain_id
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import plain_id
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.tables.table import found_message
 from waterclock.tables.message_table import MessageTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from waterclock.server.api.bodies import plain_id
+from waterclock.server.api.formats.bodies import plain_id
 from waterclock.tables.messages.inspecting.searching import MessageFilter
 
 NAMES = ("id", "group", "state", "header", "where", "text", "error")

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from waterclock.server.access import Act, ReadTable
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.tables.failures import failures_of
 from waterclock.server.pages.tables.selections import NAMES, message_filter, selection_of

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from waterclock.monitoring.database_facts import Facts
 from waterclock.monitoring.table_facts import TableCounts, TableRecord
 from waterclock.server.access import AnyClient
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
 

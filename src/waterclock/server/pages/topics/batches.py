@@ -14,8 +14,8 @@ from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.lane_view import bar_count
 from waterclock.server.access import ReadTopic
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import time_of
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import time_of
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.topics.batch_range import (
     VERDICTS,

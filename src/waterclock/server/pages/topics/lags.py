@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waterclock.ingest.stream_lags import AHEAD, LATE
-from waterclock.server.api import shapes
+from waterclock.server.api.formats import shapes
 from waterclock.topics.topic import Topic
 
 MOST_READ = 20_000

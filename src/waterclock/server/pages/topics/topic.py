@@ -10,8 +10,8 @@ from starlette.responses import Response
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.server.access import AnyClient, ManageTopic, ReadTopic
-from waterclock.server.api import shapes
-from waterclock.server.api.bodies import time_of
+from waterclock.server.api.formats import shapes
+from waterclock.server.api.formats.bodies import time_of
 from waterclock.server.api.subscriptions import subscription_info
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
@@ -19,8 +19,8 @@ from waterclock.server.pages.topics.lags import lags_data
 from waterclock.server.pages.topics.time_range import TimeRange
 from waterclock.topics.catalogue.outline import Outline, outline
 from waterclock.topics.catalogue.topic_info import list_topics
+from waterclock.topics.finding.finding import check_by
 from waterclock.topics.model.bounds import Bounds
-from waterclock.topics.reading.finding import check_by
 from waterclock.topics.topic import Topic
 
 MOST_BLOCKS = 300

@@ -121,7 +121,7 @@ def compiled(kernel: str = "packing_kernel") -> Any:
     """
     try:
         # Importing Numba takes several times as long as all else; planning a read does not need it.
-        return import_module(f"waterclock.spark.{kernel}")
+        return import_module(f"waterclock.columnar.{kernel}")
     except RuntimeError as error:
         raise UnavailableError(
             f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from waterclock.batching.event_time.columns import read_clocks
 from waterclock.batching.rate.by_message.silence import silences
-from waterclock.spark.many_sources import ManySources
-from waterclock.spark.streaming.event_time_rows import begins
+from waterclock.columnar.many_sources import ManySources
+from waterclock.columnar.streams.event_time_rows import begins
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -25,9 +25,9 @@ from waterclock.topics.catalogue.tombstones import is_lost
 from waterclock.topics.format.entries import decode_entries
 from waterclock.topics.model.bounds import Bounds
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.upkeep.faults import Fault, Progress, Verified
-from waterclock.topics.upkeep.importing import is_of_another, orphans
-from waterclock.topics.upkeep.verifying_files import check_file
+from waterclock.topics.verifying.faults import Fault, Progress, Verified
+from waterclock.topics.verifying.importing import is_of_another, orphans
+from waterclock.topics.verifying.verifying_files import check_file
 
 FILES_AT_ONCE = 8
 """Files that are read at the same time: a store on another machine answers several as fast as one."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from waterclock.batching.facts import count, each, maybe, moment
 from waterclock.checksum import framed, unframed
+from waterclock.columnar.many_sources import ManySources, many_from_cell
+from waterclock.columnar.streams.event_time_rows import begins
 from waterclock.errors import DamagedError
-from waterclock.spark.many_sources import ManySources, many_from_cell
-from waterclock.spark.streaming.event_time_rows import begins
 from waterclock.time import MIN_NS
 
 MOST_RECENT = 4096

@@ -5,7 +5,7 @@ A packed row has
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
 - ``count``: how many messages it holds;
-- ``messages``: binary, a cell of them (see `waterclock.spark.records`): of records, or
+- ``messages``: binary, a cell of them (see `waterclock.columnar.records`): of records, or
   before batching, if they have positions, of differences;
 - before batching, ``clock``: the receive clock of the task that packed it, microseconds since the epoch.
 
@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waterclock._support.quoting import quoted
-from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
-from waterclock.spark.records import (
+from waterclock.columnar.records import (
     PLAIN,
     POSITIONED,
     Records,
@@ -35,6 +34,7 @@ from waterclock.spark.records import (
     records_of,
     words,
 )
+from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.time import MAX_NS
 from waterclock.time_columns import as_nanoseconds
 

@@ -17,8 +17,8 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.live.follower import Follower, FollowerCounts
 from waterclock.live.rules import ByEventTime, ByRate, LiveRule
 from waterclock.time import format_duration, to_duration
-from waterclock.topics.reading.finding import find_start
-from waterclock.topics.reading.positions import beginning, place_of
+from waterclock.topics.finding.finding import find_start
+from waterclock.topics.finding.positions import beginning, place_of
 from waterclock.work.running.signals import stopping_at_signals
 
 LOOK_EVERY = 0.2

@@ -11,12 +11,12 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import assign_arrays, read_clocks
 from waterclock.batching.event_time.replay import ReplayRange, synchronised
 from waterclock.batching.event_time.rule import EventTimeRule
-from waterclock.spark.many_sources import from_packed, nothing
-from waterclock.spark.packing import reading_order
-from waterclock.spark.records import POSITIONED, compiled, words
-from waterclock.spark.streaming.event_time_rows import outcome_rows
-from waterclock.spark.streaming.event_time_stream import EventTimeStream
-from waterclock.spark.streaming.slices import slices
+from waterclock.columnar.many_sources import from_packed, nothing
+from waterclock.columnar.packing import reading_order
+from waterclock.columnar.records import POSITIONED, compiled, words
+from waterclock.columnar.streams.event_time_rows import outcome_rows
+from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.slices import slices
 from waterclock.time import MAX_NS, MIN_NS
 
 _NS_PER_MS = 1_000_000
@@ -39,7 +39,7 @@ def judge(
     Parameters
     ----------
     batches
-        Packed rows (see `waterclock.spark.packing`), those of a source one after another; with positions, in order of
+        Packed rows (see `waterclock.columnar.packing`), each source one after another; with positions, in order of
         their first messages, so that a source with very many messages is judged part by part, after all others.
     record
         `PLAIN` or `POSITIONED`, whichever they were packed with.
@@ -53,7 +53,7 @@ def judge(
     Yields
     ------
     pyarrow.RecordBatch
-        Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
+        Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`.
     """
     large = EventTimeStream(rule, record, span)
     promised = 0 if span is None else max(span.promised // _NS_PER_MS, 0)

@@ -17,7 +17,7 @@ from waterclock.topics.reading.footers import read_footer
 from waterclock.topics.reading.reading import path_now
 from waterclock.topics.reading.sealed_ledger import SealedLedger, checked_row_groups
 from waterclock.topics.store.ledger_files import LostFileError
-from waterclock.topics.upkeep.faults import Fault
+from waterclock.topics.verifying.faults import Fault
 
 
 class CheckedFile(NamedTuple):

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from waterclock.columnar.cells import from_cell, to_cell
+from waterclock.columnar.packing import encoded, reading_order, renumbered, row_counts, stream_numbers
+from waterclock.columnar.records import Records, records_of
 from waterclock.errors import DamagedError, SchemaError
-from waterclock.spark.cells import from_cell, to_cell
-from waterclock.spark.packing import encoded, reading_order, renumbered, row_counts, stream_numbers
-from waterclock.spark.records import Records, records_of
 
 _CELL = pa.schema(
     [

@@ -16,13 +16,13 @@ from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, Event
 from waterclock.batching.facts import count, flag, maybe, parsed, read_as, whole
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
+from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
+from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams.event_time_rows import begins, outcome_rows
+from waterclock.columnar.streams.outcome_rows import OUTCOMES
+from waterclock.columnar.streams.stream_state import REMEDY, state_parts
+from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.errors import DamagedError, InvalidArgumentError
-from waterclock.spark.many_sources import ManySources, joined, many_from_cell, nothing
-from waterclock.spark.records import POSITIONED
-from waterclock.spark.streaming.event_time_rows import begins, outcome_rows
-from waterclock.spark.streaming.outcome_rows import OUTCOMES
-from waterclock.spark.streaming.stream_state import REMEDY, state_parts
-from waterclock.spark.streaming.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.time import MAX_NS, MIN_NS, format_duration
 
 _VERSION = 2
@@ -47,7 +47,7 @@ class EventTimeStream:
     rule
         The checked options.
     record
-        `waterclock.spark.records.PLAIN` or `POSITIONED`.
+        `waterclock.columnar.records.PLAIN` or `POSITIONED`.
     span
         The range of a replay; None: everything.
     store
@@ -92,7 +92,7 @@ class EventTimeStream:
         Returns
         -------
         pyarrow.RecordBatch
-            Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`.
+            Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`.
         """
         promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
         many = joined([self._kept, arrived.in_reading_order()], self._record)

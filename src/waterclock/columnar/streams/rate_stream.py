@@ -22,16 +22,16 @@ from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import RateRule, gate_chooser
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
+from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
+from waterclock.columnar.packing import encoded, local_streams
+from waterclock.columnar.records import POSITIONED, cells_of_records
+from waterclock.columnar.streams.event_time_rows import begins
+from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_structs
+from waterclock.columnar.streams.rate_options import RateOptions
+from waterclock.columnar.streams.slices import slices
+from waterclock.columnar.streams.source_sessions import Lives
+from waterclock.columnar.streams.stream_state import REMEDY, state_parts
 from waterclock.errors import DamagedError, InvalidArgumentError
-from waterclock.spark.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
-from waterclock.spark.packing import encoded, local_streams
-from waterclock.spark.records import POSITIONED, cells_of_records
-from waterclock.spark.streaming.event_time_rows import begins
-from waterclock.spark.streaming.outcome_rows import OUTCOMES, REASONS, batch_structs
-from waterclock.spark.streaming.rate_options import RateOptions
-from waterclock.spark.streaming.slices import slices
-from waterclock.spark.streaming.source_sessions import Lives
-from waterclock.spark.streaming.stream_state import REMEDY, state_parts
 from waterclock.time import MAX_NS, MIN_NS
 
 Flags = npt.NDArray[np.bool_]
@@ -95,7 +95,7 @@ class RateStream:
         Returns
         -------
         pyarrow.RecordBatch
-            Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`.
+            Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`.
 
         Raises
         ------
@@ -297,7 +297,7 @@ def judge_by_rate(
     Yields
     ------
     pyarrow.RecordBatch
-        Rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
+        Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`.
     """
     large = RateStream(options, span)
     for part, begun, ends in slices(rows, sliced=True, by_entry=True):
@@ -317,7 +317,7 @@ def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:
 
 
 def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
-    """Lay batches out as rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`."""
+    """Lay batches out as rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`."""
     sizes, per_source = np.diff(found.offsets), np.diff(found.bounds)
     batch_of = np.repeat(np.arange(len(sizes)), sizes)
     sources = np.flatnonzero(per_source)

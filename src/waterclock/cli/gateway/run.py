@@ -41,7 +41,7 @@ def run(file: Path, /, *, log: LogOptions = LogOptions(), common: Common = Commo
     ledgers = common.ledgers if read.url is None else read.ledgers
     chosen = {"--json": common.json, "-q": common.quiet, "-v": common.verbose, "--log-format=json": output.logs}
     flags = [word for word, given in chosen.items() if given]
-    program = [sys.executable, "-m", "waterclock.cli.gateway_part", str(os.getpid())]
+    program = [sys.executable, "-m", "waterclock.cli.gateway.part", str(os.getpid())]
     parts = [replace(part, words=(*part.words, *flags)) for part in read.parts]
     supervisor = Supervisor(parts, program, current_environment(url, ledgers), _teller(output))
     output.talk(f"running {', '.join(part.name for part in parts)}")

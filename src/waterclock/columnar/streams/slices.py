@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from waterclock._support.closing import closing_writer
 from waterclock._support.quoting import quoted
+from waterclock.columnar.many_sources import ManySources, from_packed
+from waterclock.columnar.packing import ROWS, encoded, reading_order, renumbered
+from waterclock.columnar.records import POSITIONED, Records, cells_of_records
+from waterclock.columnar.streams.event_time_rows import begins
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.many_sources import ManySources, from_packed
-from waterclock.spark.packing import ROWS, encoded, reading_order, renumbered
-from waterclock.spark.records import POSITIONED, Records, cells_of_records
-from waterclock.spark.streaming.event_time_rows import begins
 
 # Larger arrays are new memory each time, which takes as long to get as to fill.
 _JUDGED_AT_ONCE = 2**17

@@ -12,8 +12,8 @@ from waterclock.message import Position
 from waterclock.time import format_time
 from waterclock.topics.catalogue.ledgers import ledger_from
 from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.finding.positions import Place
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.reading.positions import Place
 
 
 class SubscriptionInfo(NamedTuple):

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.spark.cells import from_cell, to_cell
-from waterclock.spark.packing import PACKED_SCHEMA, ROWS
+from waterclock.columnar.cells import from_cell, to_cell
+from waterclock.columnar.packing import PACKED_SCHEMA, ROWS
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by the number that stands for it."""
@@ -59,7 +59,7 @@ def outcome_cells(outcomes: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def expand(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn rows of `CELL_SCHEMA` into rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES`."""
+    """Turn rows of `CELL_SCHEMA` into rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`."""
     for batch in rows:
         for cell in batch.column("outcomes").drop_null():
             yield from_cell(cell.as_buffer(), OUTCOMES)

@@ -20,16 +20,16 @@ from waterclock.errors import DamagedError
 from waterclock.topics.catalogue.running_max import lower_peaks
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.catalogue.tombstones import record_lost_entries, record_lost_ledger
+from waterclock.topics.finding.measuring import measure_ledger
 from waterclock.topics.format.file_checksums import FileChecksums
 from waterclock.topics.format.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.reading.measuring import measure_ledger
 from waterclock.topics.reading.sealed_ledger import SealedLedger
 from waterclock.topics.store.ledger_files import LostFileError
-from waterclock.topics.upkeep.faults import HARMLESS, Fault, Progress, Repaired, Verified
-from waterclock.topics.upkeep.importing import import_lost
-from waterclock.topics.upkeep.moved_files import find_moved
-from waterclock.topics.upkeep.verifying import verify_topic
+from waterclock.topics.verifying.faults import HARMLESS, Fault, Progress, Repaired, Verified
+from waterclock.topics.verifying.importing import import_lost
+from waterclock.topics.verifying.moved_files import find_moved
+from waterclock.topics.verifying.verifying import verify_topic
 
 
 def repair_topic(storage: Storage, progress: Progress | None = None) -> Repaired:

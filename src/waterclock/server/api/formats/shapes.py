@@ -22,9 +22,9 @@ from waterclock.tables.model.options import DURATIONS as TABLE_DURATIONS
 from waterclock.time import MAX_NS, format_duration, format_time
 from waterclock.topics.catalogue.ledgers import LedgerInfo
 from waterclock.topics.catalogue.topic_info import TopicInfo
+from waterclock.topics.finding.subscription_rows import SubscriptionInfo
 from waterclock.topics.model.bounds import Bounds
 from waterclock.topics.model.topic_options import DURATIONS as TOPIC_DURATIONS
-from waterclock.topics.reading.subscription_rows import SubscriptionInfo
 
 _SECOND = 1_000_000_000
 

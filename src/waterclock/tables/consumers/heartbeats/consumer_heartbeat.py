@@ -18,8 +18,8 @@ from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import TableRow
-from waterclock.tables.consumers.heartbeat import SLACK, heartbeat_of, patience_of
-from waterclock.tables.consumers.leaving import PATIENCE, leaving
+from waterclock.tables.consumers.heartbeats.heartbeat import SLACK, heartbeat_of, patience_of
+from waterclock.tables.consumers.heartbeats.leaving import PATIENCE, leaving
 from waterclock.tables.groups import consumers
 
 _BEATS_OF_A_LEASE = 4

@@ -19,11 +19,11 @@ from waterclock.message import Position
 from waterclock.time import Time
 from waterclock.topics.catalogue.damage_policy import Damage, OnDamage, located
 from waterclock.topics.catalogue.storage import Storage
+from waterclock.topics.finding.measuring import measure_ledger
+from waterclock.topics.finding.positions import Place, place_of
 from waterclock.topics.format.entries import decode_entries
 from waterclock.topics.model.bounds import time_column
 from waterclock.topics.model.literals import By
-from waterclock.topics.reading.measuring import measure_ledger
-from waterclock.topics.reading.positions import Place, place_of
 from waterclock.topics.reading.reading import check_position, path_now
 from waterclock.topics.reading.sealed_ledger import SealedLedger
 from waterclock.topics.store.ledger_files import LostFileError

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from waterclock.arrow import POSITIONED_SCHEMA, WORTH_COMPRESSING, to_ipc
 from waterclock.batching.batch import add_trailer, batch_metadata, batch_trailer, encode_batch
 from waterclock.checksum import FRAME_BYTES
-from waterclock.spark.records import compiled
+from waterclock.columnar.records import compiled
 
 Numbers = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from waterclock._support.quoting import counted, in_a_line, quoted
 from waterclock._support.small_process import keep_small
-from waterclock.cli.ingest_talk import saying, signals, teller
+from waterclock.cli.gateway.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.cli.terminal.log_format import LogOptions
@@ -37,7 +37,7 @@ recognised. Lines that cannot be mapped become dead letters.
 """
 
 app = App(name="ingest")
-app.command("waterclock.cli.ingest_file:file", name="file", help=_FILE)
+app.command("waterclock.cli.gateway.ingest_file:file", name="file", help=_FILE)
 
 _OF_MQTT = ("filter", "qos", "retained", "client_id", "mqtt_version")
 

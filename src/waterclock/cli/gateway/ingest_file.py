@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from waterclock._support.quoting import quoted
 from waterclock._support.small_process import keep_small
-from waterclock.cli.ingest_talk import saying, signals, teller
+from waterclock.cli.gateway.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.errors import InvalidArgumentError

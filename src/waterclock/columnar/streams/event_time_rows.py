@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from waterclock.batching.event_time.columns import Assignment, closing_times, ended_by_gap
 from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED, EventTimeRule
-from waterclock.spark.many_sources import ManySources
-from waterclock.spark.packing import local_streams
-from waterclock.spark.records import cells_of_records
-from waterclock.spark.streaming.outcome_rows import REASONS, batch_structs
+from waterclock.columnar.many_sources import ManySources
+from waterclock.columnar.packing import local_streams
+from waterclock.columnar.records import cells_of_records
+from waterclock.columnar.streams.outcome_rows import REASONS, batch_structs
 
 # By verdict.
 _REJECTIONS = pa.array([REJECTIONS.get(verdict) for verdict in range(UNDECIDED)])
@@ -22,7 +22,7 @@ _LARGEST_ROW = 2**20
 
 
 def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> pa.RecordBatch:
-    """Encode the outcomes of messages: rows of `waterclock.spark.streaming.outcome_rows.OUTCOMES_SCHEMA`.
+    """Encode the outcomes of messages: rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`.
 
     Parameters
     ----------

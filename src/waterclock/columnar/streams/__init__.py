@@ -1,0 +1,1 @@
+"""Both batching rules as streams over columns: rows in, outcomes and state out."""

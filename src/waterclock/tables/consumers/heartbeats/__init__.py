@@ -1,0 +1,1 @@
+"""What a consumer does in the background: heartbeats, schedules' due messages, and how it leaves."""

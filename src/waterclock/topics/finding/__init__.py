@@ -1,0 +1,1 @@
+"""Positions: found by time and by subscription, and looked up."""

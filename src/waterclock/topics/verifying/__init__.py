@@ -1,0 +1,1 @@
+"""Verifying and repairing a topic's files, and importing files that were moved."""
