@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from tests.ingest.kafka.conftest import Place, payloads, running, until_stored
+from tests.ingest.kafka.mock_cluster import MockCluster
 from tests.ingest.mqtt.conftest import until
 
 from waterclock.connection import Database
@@ -187,6 +188,36 @@ def test_it_polls_while_the_database_is_away_and_appends_each_record_once(
         until(lambda: "database_back" in own.names())
         until_stored(database, b"1", b"2", b"3")
         assert "revoked" not in own.names()
+        own.ingest.lags.look()
+        assert set(own.ingest.lags.latest) == {("press", place.name)}
+
+
+def test_partitions_without_a_leader_hold_up_no_others(database: Database, mock_cluster: MockCluster) -> None:
+    for group in (None, "sharing"):
+        place = Place(mock_cluster)
+        mock_cluster.create(place.name, 2)
+        mock_cluster.set_leader(place.name, 1, -1)
+        before = payloads(database) if group else []
+        with running(database, place.plan(group=group)) as own:
+            place.send(b"1")
+            until_stored(database, *before, b"1")
+            until(lambda: "waits" in own.names())  # at once
+            assert own.text("waits") == f"cannot read partition 1 of {place.name} yet: it has no leader"
+            mock_cluster.set_leader(place.name, 1, 1)
+            place.send(b"2", partition=1)
+            until_stored(database, *before, b"1", b"2")
+
+
+def test_a_partition_that_loses_its_leader_goes_on_with_the_next(database: Database, place: Place) -> None:
+    place.send(b"1")
+    with running(database, place.plan()) as own:
+        until_stored(database, b"1")
+        place.cluster.set_leader(place.name, 0, -1)
+        until(lambda: own.ingest._look_at)
+        place.cluster.set_leader(place.name, 0, 1)
+        place.send(b"2")
+        until_stored(database, b"1", b"2")
+        assert own.names().count("broker_error") <= 1
 
 
 def test_brokers_that_are_down_are_waited_for(database: Database, place: Place) -> None:

@@ -59,7 +59,7 @@ class KafkaStore:
             If the database is away. Whether it committed is unknown; call again with the same batch, before any other.
         """
         while True:
-            plan = AppendPlan(self._clock(), self._dead_letters, self._latest)
+            plan = AppendPlan(self._clock(), self._dead_letters, self._latest.copy())
             after = self._map_all(plan, batch)
             if not after:
                 return plan.stored
@@ -70,6 +70,7 @@ class KafkaStore:
                     continue
             for partition, offset in after.items():
                 partition.committed = offset
+            self._latest = plan.latest
             return plan.stored
 
     def _map_all(self, plan: AppendPlan, batch: Sequence[Arrived]) -> dict[Partition, int]:

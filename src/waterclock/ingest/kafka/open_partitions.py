@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from waterclock._support import moments
 from waterclock.database.backend import Backend
@@ -22,6 +22,10 @@ the time are skipped."""
 
 _ANSWER_IN = 2.0  # s
 _TRY_AGAIN_AFTER = 1.0  # s
+
+_REST = 5
+"""After an attempt to open a partition failed, so many times as long no other is tried: brokers that do not answer must
+not keep this thread from the partitions that it reads."""
 
 Say = Callable[..., None]
 """Takes an event's name, its text and whether it is a warning."""
@@ -67,6 +71,7 @@ class OpenPartitions:
         self._alignment = alignment
         self._say = say
         self._pending: dict[Place, float] = {}
+        self._rest_until = 0.0
         self._reported: set[Place] = set()
         self._paused: set[Place] = set()
 
@@ -112,18 +117,21 @@ class OpenPartitions:
     def open_pending(self) -> None:
         """Open partitions that wait; one whose leader or whose database is away is tried again later."""
         for place, due in list(self._pending.items()):
-            if moments.monotonic() < due:
+            began = moments.monotonic()
+            if began < max(due, self._rest_until):
                 continue
+            del self._pending[place]
             try:
                 self._open(place)
             except (KafkaException, UnavailableError) as error:
-                self._pending[place] = moments.monotonic() + _TRY_AGAIN_AFTER
+                now = moments.monotonic()
+                self._rest_until = now + _REST * (now - began)
+                self._pending[place] = now + _TRY_AGAIN_AFTER  # behind the others
                 if place not in self._reported:
                     self._reported.add(place)
                     topic, number = place
-                    self._say("waits", f"cannot read partition {number} of {topic} yet: {text_of(error)}", warns=True)
+                    self._say("waits", f"cannot read partition {number} of {topic} yet: {_why(error)}", warns=True)
             else:
-                del self._pending[place]
                 self._reported.discard(place)
 
     def pause(self, wanted: Collection[Partition]) -> None:
@@ -184,3 +192,10 @@ class OpenPartitions:
         if really:
             parts: Any = [TopicPartition(*place)]
             self._consumer.incremental_unassign(parts)
+
+
+def _why(error: KafkaException | UnavailableError) -> str:
+    inner = error.args[0]
+    if isinstance(inner, KafkaError) and inner.code() == KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001  # named so
+        return "it has no leader"
+    return text_of(error)
