@@ -38,7 +38,7 @@ from waterclock.ingest.storing.dead_letters import check_most_payload
 from waterclock.ingest.storing.partition_rows import PartitionTakenError
 
 _INBOX_BYTES, _INBOX_RECORDS = 2 << 20, 5_000
-"""Bytes and records that wait for their append: less than from MQTT, since Kafka keeps what is not read."""
+"""Bytes and records that wait for their append: less than from MQTT, since Kafka keeps unread records."""
 
 _AT_ONCE = 500
 _WAIT = 0.02
