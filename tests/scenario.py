@@ -55,9 +55,14 @@ class Scenario:
         closings = [
             Closing(tuple(b["messages"]), *b["window"], b["closes_at"], b["reason"]) for b in written["batches"]
         ]
-        messages = dict(map(_arrival, written["arrivals"]))
+        messages = cls.read_arrivals(written["arrivals"])
         rule = {name: written[name] for name in ("window", "max_delay", "gap") if name in written}
         return cls(written["title"], rule, messages, closings, written.get("rejected", {}))
+
+    @staticmethod
+    def read_arrivals(written: list[str]) -> dict[str, Message]:
+        """Read messages, by name."""
+        return dict(map(_arrival, written))
 
     def places(self) -> dict[str, Place]:
         """Tell of every message where it must end up."""

@@ -124,6 +124,7 @@ def test_a_databases_methods(database: wc.Database) -> None:
     [
         wc.EventTimeBatcher(window="1s", max_delay="1s"),
         wc.RateAwareBatcher(batch_length="1s"),
+        wc.IdBatcher("id", max_delay="1s"),
         wc.BySource(lambda: wc.EventTimeBatcher(window="1s", max_delay="1s")),
     ],
     ids=lambda batcher: type(batcher).__name__,
@@ -137,6 +138,7 @@ def test_a_batchers_methods(batcher: object) -> None:
     [
         (wc.EventTimeBatcher, {"window": "1s", "max_delay": "1s"}),
         (wc.RateAwareBatcher, {"batch_length": "1s"}),
+        (wc.IdBatcher, {"id_of": "id", "max_delay": "1s"}),
         (wc.RateAwareColumns, {"streams": ["a"], "batch_length": "1s"}),
         (wc.Message, {"source": "a", "stream": "b", "event_time": 1}),
         (
@@ -153,7 +155,7 @@ def test_factories_of_batchers_and_messages(make: Callable[..., object], right: 
     def tried() -> Iterator[tuple[str, Callable[[], object]]]:
         for name in inspect.signature(make).parameters:
             for wrong in WRONG:
-                if name == "gated" and callable(wrong):
+                if name in ("gated", "id_of") and callable(wrong):
                     continue  # it means what it may do
                 yield f"{name}={wrong!r:.40}", lambda given=right | {name: wrong}: make(**given)
 

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from waterclock.backup.restoring import restore
     from waterclock.batching.adaptive import AdaptiveBatchLength
     from waterclock.batching.batch import Batch, Rejection
+    from waterclock.batching.by_id.batcher import IdBatcher
+    from waterclock.batching.by_id.columns import assign_batches_by_id
+    from waterclock.batching.by_id.missing import MissingIds, missing_ids
     from waterclock.batching.by_source import BySource
     from waterclock.batching.event_time.batcher import EventTimeBatcher
     from waterclock.batching.event_time.columns import assign_batches
@@ -59,11 +62,13 @@ __all__ = [
     "Discard",
     "EventTimeBatcher",
     "ForbiddenError",
+    "IdBatcher",
     "InvalidArgumentError",
     "LeaseLostError",
     "LongCallWarning",
     "Message",
     "MessageTable",
+    "MissingIds",
     "NotFoundError",
     "OrderError",
     "OutsideWindowWarning",
@@ -85,8 +90,10 @@ __all__ = [
     "Worker",
     "__version__",
     "assign_batches",
+    "assign_batches_by_id",
     "clock_offsets",
     "connect",
+    "missing_ids",
     "restore",
     "timeline",
 ]
@@ -100,8 +107,10 @@ _HOMES = {
     "Delivery": "tables.consumers.delivery",
     "Discard": "work.ground.outcomes",
     "EventTimeBatcher": "batching.event_time.batcher",
+    "IdBatcher": "batching.by_id.batcher",
     "Message": "message",
     "MessageTable": "tables.message_table",
+    "MissingIds": "batching.by_id.missing",
     "Position": "message",
     "RateAwareBatcher": "batching.rate.by_message.batcher",
     "RateAwareColumns": "batching.rate.by_column.columns",
@@ -112,8 +121,10 @@ _HOMES = {
     "Topic": "topics.topic",
     "Worker": "work.worker",
     "assign_batches": "batching.event_time.columns",
+    "assign_batches_by_id": "batching.by_id.columns",
     "clock_offsets": "figures.clock_offsets",
     "connect": "connection",
+    "missing_ids": "batching.by_id.missing",
     "restore": "backup.restoring",
     "timeline": "figures.timeline",
 }

@@ -323,6 +323,25 @@ def test_a_file_of_messages_is_cut_into_batches_and_drawn(shell: Shell) -> None:
     assert "<svg" in (shell.folder / "out.svg").read_text()
 
 
+def test_by_id_a_file_is_batched_and_a_table_is_refused(shell: Shell) -> None:
+    file = write_messages(
+        shell.folder,
+        *({"stream": s, "headers": {"train": str(n)}} for s, n in [("a", 1), ("b", 1), ("a", 2), ("a", 5)]),
+    )
+    command = ["batch", file, "--by", "id", "--id-of", "train", "--max-delay", "1s", "--stream", "a", "--stream", "b"]
+    rows = shell.json(*command)
+    assert [(row["id"], row["messages"], row["reason"]) for row in rows] == [
+        ("press-01@1", 2, "complete"),
+        ("press-01@2", 1, "timeout"),
+        ("press-01@5", 1, "timeout"),
+    ]
+    assert "missing: 2 ids; 2 batches without all streams" in shell.said
+    shell(*command, "--into", "work", expect=WRONG_USAGE)
+    assert "by must be event_time or rate with --into, got 'id'" in shell.said
+    shell("batch", file, "--by", "id", "--max-delay", "1s", expect=WRONG_USAGE)
+    assert "id_of is missing: batching by id needs it, for example pulse_id" in shell.said
+
+
 @pytest.mark.parametrize("place", [".", "nowhere/out.svg"])
 def test_a_place_where_nothing_can_be_drawn_is_named(shell: Shell, place: str) -> None:
     file = write_messages(shell.folder, {})

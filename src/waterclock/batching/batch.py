@@ -12,7 +12,7 @@ import pyarrow as pa
 from waterclock._support.html import facts_as_html, rows_as_html
 from waterclock._support.quoting import quoted
 from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
-from waterclock.batching.facts import moment, parsed, read_as, text
+from waterclock.batching.facts import maybe, moment, parsed, read_as, text
 from waterclock.batching.outside import OutsideCounts, count_outside, outside_messages
 from waterclock.checksum import has_trailer, trailer, without_trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
@@ -51,7 +51,10 @@ NUL = "\0"
 
 
 def batch_id(source: str, start: int) -> str:
-    """Name the batch of ``source`` that starts at ``start`` (ns). Unique, because windows of a source never overlap."""
+    """Name the batch of ``source`` that starts at ``start`` (ns). Unique, because windows of a source never overlap.
+
+    Batches by id have their ``number`` for the start.
+    """
     return f"{short_source(source)}@{start}"
 
 
@@ -63,15 +66,15 @@ def short_source(source: str) -> str:
     return f"{beginning}~{hashlib.sha256(source.encode()).hexdigest()[:SOURCE_DIGITS]}"
 
 
-def encode_batch(columns: pa.RecordBatch, source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
+def encode_batch(columns: pa.RecordBatch, facts: bytes) -> bytes:
     """Write a batch whose messages are columns of `POSITIONED_SCHEMA`, freshly laid out, as `Batch.to_bytes` does."""
-    metadata = batch_metadata(encode_facts(source, start, end, closed_at, reason))
-    return add_trailer(to_ipc(columns.replace_schema_metadata(metadata)))
+    return add_trailer(to_ipc(columns.replace_schema_metadata(batch_metadata(facts))))
 
 
-def encode_facts(source: str, start: int, end: int, closed_at: int, reason: str) -> bytes:
+def encode_facts(source: str, start: int, end: int, closed_at: int, reason: str, number: int | None = None) -> bytes:
     """Encode the facts of a batch besides its messages."""
-    return _to_json({"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}).encode()
+    facts: dict[str, object] = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
+    return _to_json(facts if number is None else facts | {"number": number}).encode()
 
 
 def batch_metadata(facts: bytes) -> dict[bytes, bytes]:
@@ -100,14 +103,17 @@ class Batch:
     start, end
         The window in event time, ns. ``end`` is start + window and included; after a conflict it is the event time
         of the message that conflicted, and excluded (message batching, UC3). If conflicts are isolated, that of a
-        batch of conflicting messages is ``start``, and included.
+        batch of conflicting messages is ``start``, and included. By id, the first and the last event time.
     closed_at
-        Receive-clock time at which nothing more can belong here, ns: ``end`` + max_delay. Of a batch by rate, the
-        high-water mark at its closing, in event time. A fact of the data, not of when the code ran.
+        Receive-clock time at which nothing more can belong here, ns: ``end`` + max_delay; by id, the receive time of
+        the first message + max_delay. Of a batch by rate, the high-water mark at its closing, in event time. A fact of
+        the data, not of when the code ran.
     reason
         Why it closed.
     messages
         In event-time order; equal times in order of stream.
+    number
+        By id, the integer id of its messages; else None.
     """
 
     source: str
@@ -116,11 +122,12 @@ class Batch:
     closed_at: int
     reason: CloseReason
     messages: tuple[Message, ...]
+    number: int | None = None
 
     @property
     def id(self) -> str:
-        """What names this batch everywhere, also as a message id: source and start."""
-        return batch_id(self.source, self.start)
+        """What names this batch everywhere, also as a message id: source and start, or source and number."""
+        return batch_id(self.source, self.start if self.number is None else self.number)
 
     @property
     def outside(self) -> dict[str, OutsideCounts]:
@@ -137,8 +144,11 @@ class Batch:
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the messages as columns of `waterclock.arrow.POSITIONED_SCHEMA`, the batch's facts in its metadata."""
-        facts = encode_facts(self.source, self.start, self.end, self.closed_at, self.reason)
-        return to_arrow(self.messages, positions=True).replace_schema_metadata(batch_metadata(facts))
+        return to_arrow(self.messages, positions=True).replace_schema_metadata(batch_metadata(self._facts))
+
+    @property
+    def _facts(self) -> bytes:
+        return encode_facts(self.source, self.start, self.end, self.closed_at, self.reason, self.number)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the messages as a pandas data frame. Times are datetimes in UTC, payloads bytes, headers dicts.
@@ -170,8 +180,7 @@ class Batch:
 
     def to_bytes(self) -> bytes:
         """Write the batch as Arrow IPC, its facts in the schema metadata: the payload of a batch in a message table."""
-        columns = to_arrow(self.messages, positions=True)
-        return encode_batch(columns, self.source, self.start, self.end, self.closed_at, self.reason)
+        return encode_batch(to_arrow(self.messages, positions=True), self._facts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
@@ -201,12 +210,13 @@ class Batch:
             facts = parsed(written)
             source, reason = text(facts["source"]), text(facts["reason"])
             start, end, closed_at = (moment(facts[name]) for name in ("start", "end", "closed_at"))
+            number = maybe(facts.get("number"), moment)
         if reason not in _REASONS:
             raise SchemaError(
                 f"cannot read the batch: this version does not know close reason {quoted(reason)}. Read it"
                 " with the version that wrote it"
             )
-        return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)))
+        return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)), number)
 
 
 def check_batch(value: object) -> None:

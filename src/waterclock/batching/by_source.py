@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection, check_batch
+from waterclock.batching.by_id.batcher import IdBatcher
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.batching.rate.by_message.lanes import RateLanes
@@ -25,7 +26,7 @@ class _Lane:
 
     __slots__ = ("advanced", "batcher", "deadline")
 
-    def __init__(self, batcher: EventTimeBatcher) -> None:
+    def __init__(self, batcher: EventTimeBatcher | IdBatcher) -> None:
         self.batcher = batcher
         self.deadline: int | None = None
         self.advanced: int | None = None
@@ -43,17 +44,17 @@ class BySource:
     Parameters
     ----------
     factory
-        Creates the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")`` or ``lambda:
-        RateAwareBatcher("1s")``. A rate-aware batcher gets the messages of its source in a list with one call. It has
-        no deadline; `advance` makes it check whether its window has stalled, and whether to forget its state
-        (``forget_after``).
+        Creates the batcher of a source, for example ``lambda: EventTimeBatcher("500ms", "400ms")``, ``lambda:
+        IdBatcher("pulse_id", max_delay="2s")`` or ``lambda: RateAwareBatcher("1s")``. A rate-aware batcher gets the
+        messages of its source in a list with one call. It has no deadline; `advance` makes it check whether its window
+        has stalled, and whether to forget its state (``forget_after``).
 
     Notes
     -----
     The cost of `add`, `advance` and `next_deadline` depends on their input and output, however many sources are idle.
     """
 
-    def __init__(self, factory: Callable[[], EventTimeBatcher | RateAwareBatcher]) -> None:
+    def __init__(self, factory: Callable[[], EventTimeBatcher | IdBatcher | RateAwareBatcher]) -> None:
         if not callable(factory):
             raise InvalidArgumentError(f"factory must be a function that returns a batcher, got {quoted(factory)}")
         self._factory = factory
@@ -163,13 +164,13 @@ class BySource:
         Raises
         ------
         InvalidArgumentError
-            If the source is batched by event time, or the length is not adaptive.
+            If the source is not batched by rate, or the length is not adaptive.
         """
         check_batch(batch)
         if batch.source in self._lanes:
             raise InvalidArgumentError(
-                f"batch must come from batching by rate, got {quoted(batch.id)}, a batch by event time, whose window"
-                " cannot change"
+                f"batch must come from batching by rate, got {quoted(batch.id)}, whose rule has no length"
+                " that could change"
             )
         batcher = self._by_rate.batchers.get(batch.source)
         return None if batcher is None else batcher.processed(took, batch)
@@ -182,6 +183,8 @@ class BySource:
         batch: later messages of a forgotten source are judged by the promise of `advance`. If it is not called, a
         message received at least ``idle`` ago is judged as if nothing had come before, so that a batch may have the
         identity of an earlier one.
+
+        By id, the ids of a forgotten source are forgotten too.
 
         By rate, a source counts as silent by its batcher's clock. Its later messages begin again: its first call is a
         batch, and its streams' rates are learned again. A batch may have the identity of an earlier one if event

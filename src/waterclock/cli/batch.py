@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -13,6 +13,8 @@ from cyclopts import Parameter
 
 from waterclock._support.quoting import counted, quoted
 from waterclock.batching.batch import Batch, Rejection
+from waterclock.batching.by_id.batcher import IdBatcher
+from waterclock.batching.by_id.missing import missing_ids
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.cli.terminal.common import Common
@@ -35,7 +37,9 @@ def batch(
     max_lead: str = "0s",
     gap: str | None = None,
     on_conflict: Literal["split", "replace", "isolate", "keep"] | None = None,
-    by: Literal["event_time", "rate"] = "event_time",
+    by: Literal["event_time", "rate", "id"] = "event_time",
+    id_of: str | None = None,
+    stream: Annotated[list[str] | None, Parameter(negative="")] = None,
     batch_length: str = "1s",
     longest: str | None = None,
     timeout: str | None = None,
@@ -63,7 +67,8 @@ def batch(
     window
         Longest span of event time in a batch, for example 500ms. Needed by event time.
     max_delay
-        How late a message may be received, for example 400ms. Needed by event time.
+        How late a message may be received, for example 400ms. Needed by event time, and by id: there it counts from the
+        first message of an id.
     max_lead
         How far ahead of the receive clock an event time may be.
     gap
@@ -72,7 +77,11 @@ def batch(
         Effect of a second message of a stream on the open batch: split it, replace the older message, stand alone, or
         keep both. The default is split, and keep with --gap.
     by
-        The rule: event_time, or rate with --into, by the rates of the streams.
+        The rule: event_time; rate with --into, by the rates of the streams; or id without --into.
+    id_of
+        By id, the header that holds the id of a message.
+    stream
+        By id, a stream of each source; may be given several times. An id with all of them closes at once.
     batch_length
         By rate, the length of a batch, or adaptive: from 1s on, longer while batches take longer than their window.
     longest
@@ -104,6 +113,8 @@ def batch(
     if into is not None:
         from waterclock.cli.gateway.batch_into import batch_into
 
+        if by == "id":
+            raise InvalidArgumentError("by must be event_time or rate with --into, got 'id'. Use IdBatcher in Python")
         rule = (
             (window, max_delay, max_lead, on_conflict, gap) if by == "event_time" else (batch_length, longest, timeout)
         )
@@ -113,7 +124,12 @@ def batch(
         return
     if by == "rate" or follow or since is not None or source is not None:
         raise InvalidArgumentError("into is missing: by=rate, follow, since and source need it. Name a message table")
-    make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap)
+    make_batcher: Callable[[], EventTimeBatcher | IdBatcher]
+    if by == "id":
+        header = _checked("id_of", id_of, "id", "pulse_id")
+        make_batcher = partial(IdBatcher, header, max_delay=_checked("max_delay", max_delay, "id"), streams=stream)
+    else:
+        make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap)
     make_batcher()  # refuses wrong lengths before anything is read
     batcher = BySource(make_batcher)
     batches: list[Batch] = []
@@ -126,16 +142,21 @@ def batch(
     rejected = batcher.take_rejected()
     output.rows(map(_row, batches), _COLUMNS)
     output.talk(_summary(batches, rejected))
+    if by == "id":
+        output.talk(_missing(batches, stream))
     if svg is not None:
         svg.write_text(timeline(batches, rejected), encoding="utf-8")
         output.talk(f"drew {svg}")
 
 
 def _checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
-    for name, value in (("window", window), ("max_delay", max_delay)):
-        if value is None:
-            raise InvalidArgumentError(f"{name} is missing: batching by event time needs it, for example 500ms")
-    return str(window), str(max_delay)
+    return _checked("window", window, "event time"), _checked("max_delay", max_delay, "event time")
+
+
+def _checked(name: str, value: str | None, by: str, example: str = "500ms") -> str:
+    if value is None:
+        raise InvalidArgumentError(f"{name} is missing: batching by {by} needs it, for example {example}")
+    return value
 
 
 def _messages(
@@ -173,6 +194,13 @@ def _row(closed: Batch) -> dict[str, object]:
         "messages": len(closed.messages),
         "streams": len({message.stream for message in closed.messages}),
     }
+
+
+def _missing(batches: list[Batch], streams: list[str] | None) -> str:
+    found = missing_ids(batches, streams)
+    incomplete = sum(1 for ids in found if ids.streams)
+    missing = sum(ids.last - ids.first + 1 for ids in found if not ids.streams)
+    return f"missing: {counted(missing, 'id')}; {counted(incomplete, 'batch', 'batches')} without all streams"
 
 
 def _summary(batches: list[Batch], rejected: list[Rejection]) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waterclock.arrow import POSITIONED_SCHEMA, WORTH_COMPRESSING, to_ipc
-from waterclock.batching.batch import add_trailer, batch_metadata, batch_trailer, encode_batch
+from waterclock.batching.batch import add_trailer, batch_metadata, batch_trailer, encode_batch, encode_facts
 from waterclock.checksum import FRAME_BYTES
 from waterclock.columnar.records import compiled
 
@@ -97,7 +97,7 @@ def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
         messages = reader.read_next_batch()
     if messages.num_rows:
         return add_trailer(to_ipc(messages))
-    return encode_batch(_NO_MESSAGES, *(rows.column(name)[row].as_py() for name in _FACTS))
+    return encode_batch(_NO_MESSAGES, encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS)))
 
 
 def _kernel() -> Any:

@@ -7,6 +7,7 @@ from heapq import heapreplace
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, CloseReason, Rejection
+from waterclock.batching.declared_streams import declared_streams
 from waterclock.batching.event_time.given_out import GivenOut
 from waterclock.batching.event_time.open_windows import OpenWindows
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
@@ -89,7 +90,7 @@ class EventTimeBatcher:
         gap: Duration | None = None,
     ) -> None:
         self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
-        self._newest = None if streams is None else dict.fromkeys(_declared(streams), _BEFORE_ALL)
+        self._newest = None if streams is None else dict.fromkeys(declared_streams(streams), _BEFORE_ALL)
         self._slowest = _heap(self._newest)
         self._source: str | None = None
         self._floor = MIN_NS  # the least receive time that may still come
@@ -336,22 +337,3 @@ class EventTimeBatcher:
 
 def _heap(newest: Mapping[str, int] | None) -> list[tuple[int, str]]:
     return sorted((time, stream) for stream, time in (newest or {}).items())
-
-
-def _declared(streams: Iterable[str]) -> list[str]:
-    if isinstance(streams, str):
-        raise InvalidArgumentError(
-            f"streams must be a list of names, got {quoted(streams)}. Write streams=[{quoted(streams)}]"
-        )
-    try:
-        names = list(streams)
-    except TypeError:
-        raise InvalidArgumentError(f"streams must be a list of names or None, got {quoted(streams)}") from None
-    if not names:
-        raise InvalidArgumentError(
-            f"streams must name every stream of the source, got {quoted(streams)}. Pass None if they are not known"
-        )
-    for name in names:
-        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
-            raise InvalidArgumentError(f"streams must be non-empty strings, got {quoted(name)}")
-    return names

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from waterclock.batching.event_time.rule import (
     ACCEPTED,
@@ -19,9 +18,9 @@ from waterclock.batching.event_time.rule import (
     EventTimeRule,
     OnConflict,
 )
-from waterclock.errors import InvalidArgumentError, SchemaError, UnavailableError
+from waterclock.batching.message_columns import numbered_texts, refuse_added, times_of, with_nulls
+from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
-from waterclock.time_columns import as_nanoseconds
 
 _ADDED = ("batch_start", "batch_end", "rejected")
 _MOST_ROWS = 2**31
@@ -103,25 +102,21 @@ def assign_batches(
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
     clock = None if now is None else to_time(now, "now")
-    if not isinstance(table, pa.Table):
-        raise InvalidArgumentError(f"table must be a pyarrow.Table, got a {type(table).__name__}")
-    for name in _ADDED:
-        if name in table.schema.names:
-            raise SchemaError(f"the table already has a column {name!r}. Drop or rename it")
+    refuse_added(table, _ADDED)
     found = assign_arrays(
-        _codes(table, "source"),
-        _codes(table, "stream"),
-        _times(table, "event_time"),
-        _times(table, "receive_time"),
+        numbered_texts(table, "source"),
+        numbered_texts(table, "stream"),
+        times_of(table, "event_time"),
+        times_of(table, "receive_time"),
         rule,
         now=clock,
     )
     accepted = found.verdicts == ACCEPTED
     rejected = ~accepted & (found.verdicts != UNDECIDED)
-    reasons = _with_nulls(pa.int8(), (found.verdicts - min(REJECTIONS)).view(np.int8), rejected)
+    reasons = with_nulls(pa.int8(), (found.verdicts - min(REJECTIONS)).view(np.int8), rejected)
     columns = (
-        _with_nulls(pa.int64(), found.starts, accepted),
-        _with_nulls(pa.int64(), found.ends, accepted),
+        with_nulls(pa.int64(), found.starts, accepted),
+        with_nulls(pa.int64(), found.ends, accepted),
         pa.DictionaryArray.from_arrays(reasons, pa.array(list(REJECTIONS.values())), safe=False),
     )
     for name, column in zip(_ADDED, columns, strict=True):
@@ -339,56 +334,3 @@ def _distinct(codes: npt.NDArray[Any], name: str) -> int:
 
 def _plain(values: npt.NDArray[Any], wanted: type[np.generic]) -> npt.NDArray[Any]:
     return np.require(values.astype(wanted, casting="safe", copy=False), requirements=["C", "A"])
-
-
-def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
-    if table.schema.names.count(name) != 1:
-        raise SchemaError(f"the table must have exactly one column {name!r}, got {table.schema.names}")
-    column = table.column(name)
-    if column.null_count:
-        raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
-    return column
-
-
-def _times(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    column = as_nanoseconds(_column(table, name), name)
-    return _joined(column.chunks, pa.int64()).to_numpy()
-
-
-def _codes(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
-    """Return every text of a column a number."""
-    column = _column(table, name)
-    if pa.types.is_null(column.type):
-        column = column.cast(pa.string())
-    text = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_string_view(text):
-        column, text = column.cast(pa.large_string()), pa.large_string()
-    if not (pa.types.is_string(text) or pa.types.is_large_string(text)):
-        raise SchemaError(f"column {name!r} must hold strings or dictionary-encoded strings, got {column.type}")
-    if pa.types.is_dictionary(column.type) and not _numbers_each_text_once(column):
-        column = column.cast(text)
-        if column.null_count:
-            raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    codes = [chunk.indices.cast(pa.int32()) for chunk in column.unify_dictionaries().chunks]
-    return _joined(codes, pa.int32()).to_numpy()
-
-
-def _numbers_each_text_once(column: pa.ChunkedArray) -> bool:
-    """Return whether equal texts have equal numbers: an Arrow dictionary may repeat a text, and hold nulls."""
-    dictionaries = [chunk.dictionary for chunk in column.chunks]
-    return all(
-        not each.null_count and pc.call_function("count_distinct", [each]).as_py() == len(each) for each in dictionaries
-    )
-
-
-def _joined(chunks: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    # Joining a single one would copy it.
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else pa.array([], kind)
-
-
-def _with_nulls(kind: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Array:
-    bits = np.packbits(valid, bitorder="little")
-    nulls = len(values) - int(np.count_nonzero(valid))
-    return pa.Array.from_buffers(kind, len(values), [pa.py_buffer(bits), pa.py_buffer(values)], nulls)

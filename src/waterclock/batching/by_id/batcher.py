@@ -1,0 +1,263 @@
+"""Batching by id: messages of a source that carry the same integer id belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from waterclock._support.quoting import quoted
+from waterclock.batching.batch import Batch, CloseReason, Rejection
+from waterclock.batching.by_id.rule import IdRule, closing_time, number_in
+from waterclock.batching.by_id.state import IdState
+from waterclock.batching.by_id.taken_ids import TakenIds
+from waterclock.batching.declared_streams import declared_streams
+from waterclock.batching.stats import BatcherStats
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_duration, to_time
+
+_order = attrgetter("event_time", "stream")
+
+
+class IdBatcher:
+    """Batches the messages of one source by an integer id that they carry, such as that of a pulse, a train or a frame.
+
+    For the messages of one source, max delay D:
+
+    1. the messages with an id are a batch, whatever their event times;
+    2. it closes at the receive time of its first message + D (``timeout``), or, if streams are declared, as soon as it
+       holds a message of each of them (``complete``), with the same contents;
+    3. received more than D after the first message of its id: rejected ``late``. Exactly D is accepted;
+    4. same stream and same id as an accepted message: rejected ``duplicate``.
+
+    The ids need neither be in order nor follow each other. The result depends on the set of messages and not on the
+    order in which those received at the same time are added.
+
+    The receive clock only moves forward. A message received behind it is judged as received now.
+
+    Parameters
+    ----------
+    id_of
+        The name of the header that holds the id, as a decimal number; or a function of the message that returns an int.
+        Ids are int64.
+    max_delay
+        How much later than the first message of an id its other messages may be received.
+    streams
+        All streams of the source. The declaration is a promise: a message of another stream is an error.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For an invalid option.
+
+    Notes
+    -----
+    An id must not be used again: a source whose counter starts again needs another name. The batcher remembers the ids
+    that it has returned, as runs of neighbours; of more than 10,000 runs it takes those of the smallest ids for one.
+    ``missing_ids`` finds what did not come. The ``window`` of a batch is from the first to the last event time in it.
+    """
+
+    __slots__ = ("_ahead", "_floor", "_open", "_open_until", "_rejected", "_rule", "_source", "_streams", "_taken")
+
+    def __init__(
+        self, id_of: str | Callable[[Message], int], *, max_delay: Duration, streams: Iterable[str] | None = None
+    ) -> None:
+        if not callable(id_of) and (not isinstance(id_of, str) or not id_of):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
+            raise InvalidArgumentError(f"id_of must be the name of a header or a function, got {quoted(id_of)}")
+        self._rule = IdRule(id_of, to_duration(max_delay, "max_delay"))
+        self._streams = None if streams is None else frozenset(declared_streams(streams))
+        self._source: str | None = None
+        self._floor = MIN_NS  # the least receive time that may still come
+        self._ahead = 0  # how far the newest arrival was received before it, ns
+        self._open: dict[int, dict[str, Message]] = {}  # by id, in the order in which they close
+        self._open_until: dict[int, int] = {}  # when they close, ns
+        self._taken = TakenIds()
+        self._rejected: list[Rejection] = []
+
+    def add(self, message: Message, now: Time | None = None) -> list[Batch]:
+        """Add a message, and return the batches that it closes.
+
+        Parameters
+        ----------
+        message
+            A message of this batcher's source, which is that of the first message.
+        now
+            The receive clock, ns: when the message was received. Default ``message.receive_time``.
+
+        Returns
+        -------
+        list of Batch
+            In order of closing; often empty.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For a message of another source, of a stream that was not declared, without an id, and if neither ``now``
+            nor the message says when it was received. The batcher is then as it was before.
+        """
+        if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
+            raise InvalidArgumentError(f"message must be a waterclock.Message, got {quoted(message)}")
+        clock = message.receive_time if now is None else to_time(now, "now")
+        clock, number = self._check(message, clock)
+        self._source = message.source
+        self._ahead = max(0, self._floor - clock)
+        self._floor = floor = max(self._floor, clock)
+        batches = self._take_ended(floor)
+        streams = self._open.get(number)
+        if streams is None:
+            if (reason := self._taken.verdict(number, message.stream, floor)) is not None:
+                self._rejected.append(Rejection(message, reason))
+                return batches
+            streams = self._open[number] = {}
+            self._open_until[number] = closing_time(floor, self._rule.max_delay)
+        if message.stream in streams:
+            self._rejected.append(Rejection(message, "duplicate"))
+            return batches
+        streams[message.stream] = message
+        if self._streams is not None and len(streams) == len(self._streams):
+            batches.append(self._close(number, "complete"))
+        return batches
+
+    def advance(self, now: Time) -> list[Batch]:
+        """Move the receive clock on: a promise that nothing received at or before ``now`` comes later.
+
+        Returns
+        -------
+        list of Batch
+            The batches whose ``closed_at`` is at or before ``now``, in order of closing.
+        """
+        self._floor = max(self._floor, to_time(now, "now") + 1)
+        return self._take_ended(self._floor)
+
+    def flush(self) -> list[Batch]:
+        """Close every open batch at once, as at the end of the data; the receive clock stays.
+
+        A message that comes later with the id of a returned batch is rejected, as a duplicate or late.
+        """
+        return [self._close(number, "flush") for number in list(self._open)]
+
+    def reset(self, source: str | None = None) -> list[Batch]:
+        """Reset the receive clock, for example after a message that was received by a clock far ahead.
+
+        Open messages are returned, as by `flush`, and the next message sets the clock again. Returned ids stay known.
+
+        Parameters
+        ----------
+        source
+            Whose clock; another source than this batcher's is an error. Default: this batcher's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            For another source.
+        """
+        if source is not None and source != self._source:
+            whose = "none yet" if self._source is None else quoted(self._source)
+            raise InvalidArgumentError(f"source must be the batcher's source ({whose}), got {quoted(source)}")
+        batches = self.flush()
+        self._floor, self._ahead = MIN_NS, 0
+        return batches
+
+    def stats(self) -> BatcherStats:
+        """Return the state of the receive clock, and how far that is ahead of the messages."""
+        clock = None if self._floor == MIN_NS else min(self._floor, MAX_NS)
+        return BatcherStats(self._source, clock, self._ahead, sum(map(len, self._open.values())), {}, {})
+
+    @property
+    def receive_clock(self) -> int:
+        """The least receive time that may still come, ns; before all times if nothing has come."""
+        return self._floor
+
+    def is_done(self, since: int, promised: int) -> bool:  # noqa: ARG002  # that of an id is not known
+        """Return whether nothing was received after ``since``, nothing is open and no rejection waits to be taken."""
+        return not self._open and not self._rejected and self._floor <= since
+
+    @property
+    def next_deadline(self) -> int | None:
+        """The earliest ``now`` for which `advance` closes a batch, ns; None if nothing is open."""
+        return next(iter(self._open_until.values()), None)
+
+    @property
+    def sleeps_until(self) -> int | None:
+        """The same as `next_deadline`."""
+        return self.next_deadline
+
+    def take_rejected(self) -> list[Rejection]:
+        """Return the messages rejected since the last call, in the order of their rejection."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def state(self) -> bytes:
+        """Write down everything that the batcher knows, options included but for a function, for `restore`."""
+        return IdState(
+            self._rule,
+            None if self._streams is None else sorted(self._streams),
+            self._source,
+            self._floor,
+            [(number, self._open_until[number], list(streams.values())) for number, streams in self._open.items()],
+            self._taken,
+            self._rejected,
+        ).to_bytes()
+
+    @classmethod
+    def restore(cls, state: bytes, id_of: Callable[[Message], int] | None = None) -> IdBatcher:
+        """Restore a batcher from ``state``, to continue after its last message.
+
+        Parameters
+        ----------
+        state
+            What `state` wrote.
+        id_of
+            The function, if it was one: the state cannot hold it.
+
+        Raises
+        ------
+        SchemaError
+            If ``state`` is something else or of another version.
+        InvalidArgumentError
+            If the state needs a function and ``id_of`` is None, or the other way round.
+        """
+        known = IdState.from_bytes(state, id_of)
+        batcher = cls(known.rule.id_of, max_delay=known.rule.max_delay, streams=known.streams)
+        batcher._source, batcher._floor = known.source, known.floor
+        for number, until, messages in known.open:
+            batcher._open[number] = {message.stream: message for message in messages}
+            batcher._open_until[number] = until
+        batcher._taken, batcher._rejected = known.taken, known.rejected
+        return batcher
+
+    def _check(self, message: Message, clock: int | None) -> tuple[int, int]:
+        """Return when a message was received, and its id; it changes nothing."""
+        if clock is None:
+            raise InvalidArgumentError(
+                f"receive_time must be set, got None in {quoted(message)}. Set it, or pass the time:"
+                " add(message, now=…)"
+            )
+        if self._source not in (None, message.source):
+            raise InvalidArgumentError(
+                f"source must be {quoted(self._source)}, as in earlier messages, got {quoted(message.source)}."
+                " Use BySource for many sources"
+            )
+        if self._streams is not None and message.stream not in self._streams:
+            raise InvalidArgumentError(
+                f"stream must be one of {', '.join(sorted(self._streams))}, as declared in streams=, got"
+                f" {quoted(message.stream)}"
+            )
+        return clock, number_in(message, self._rule.id_of)
+
+    def _take_ended(self, floor: int) -> list[Batch]:
+        batches: list[Batch] = []
+        while self._open_until:
+            number = next(iter(self._open_until))
+            if self._open_until[number] >= floor:
+                break
+            batches.append(self._close(number, "timeout"))
+        return batches
+
+    def _close(self, number: int, reason: CloseReason) -> Batch:
+        assert self._source is not None  # noqa: S101  # something is open, so there was a message
+        streams, closed_at = self._open.pop(number), self._open_until.pop(number)
+        self._taken.add(number, closed_at, None if reason == "timeout" else streams, self._floor)
+        messages = tuple(sorted(streams.values(), key=_order))
+        start, end = messages[0].event_time, messages[-1].event_time
+        return Batch(self._source, start, end, closed_at, reason, messages, number)

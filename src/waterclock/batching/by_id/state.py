@@ -1,0 +1,116 @@
+"""The stored state of an id batcher: messages as Arrow IPC, facts as JSON in the schema metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, get_args
+
+from waterclock.arrow import from_arrow
+from waterclock.batching.batch import Rejection, RejectReason
+from waterclock.batching.by_id.rule import IdRule
+from waterclock.batching.by_id.taken_ids import TakenIds
+from waterclock.batching.facts import count, each, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.state_bytes import StateForm, refuse_version
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+
+_FORM = StateForm(b"WCN1", b"waterclock.id_batcher", "the state of an id batcher")
+_VERSION = 1
+_REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(RejectReason)}
+
+
+@dataclass(slots=True)
+class IdState:
+    """Everything that an id batcher knows.
+
+    Attributes
+    ----------
+    rule, streams
+        Its options.
+    source
+        Whose messages it batches; None before the first.
+    floor
+        The least receive time that may still come, ns.
+    open
+        Id, time of closing (ns) and messages of each open batch, in order of closing.
+    taken
+        The ids that have been returned.
+    rejected
+        Rejections not yet taken.
+    """
+
+    rule: IdRule
+    streams: list[str] | None
+    source: str | None
+    floor: int
+    open: list[tuple[int, int, list[Message]]]
+    taken: TakenIds
+    rejected: list[Rejection]
+
+    def to_bytes(self) -> bytes:
+        """Write the state; messages of the open batches first, then the rejected ones."""
+        taken = self.taken
+        facts = {
+            "version": _VERSION,
+            "header": None if callable(self.rule.id_of) else self.rule.id_of,
+            "max_delay": self.rule.max_delay,
+            "streams": self.streams,
+            "source": self.source,
+            "floor": self.floor,
+            "open": [[number, until, len(messages)] for number, until, messages in self.open],
+            "firsts": taken.firsts,
+            "lasts": taken.lasts,
+            "early": [[number, until, sorted(streams)] for number, (until, streams) in taken.early.items()],
+            "rejected": [rejection.reason for rejection in self.rejected],
+        }
+        messages = [message for _, _, held in self.open for message in held]
+        messages += [rejection.message for rejection in self.rejected]
+        return _FORM.write(json.dumps(facts).encode(), messages)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, id_of: Callable[[Message], int] | None) -> IdState:
+        """Read back what `to_bytes` wrote; see `IdBatcher.restore`."""
+        written, columns = _FORM.read(data)
+        with read_as(_FORM.name):
+            facts = parsed(written)
+            refuse_version(facts["version"], _VERSION)
+            header = maybe(facts["header"], text)
+        if (header is None) == (id_of is None):
+            needed = "a function, as the batcher had" if id_of is None else f"None: the batcher reads header {header!r}"
+            raise InvalidArgumentError(f"id_of must be {needed}, got {id_of!r}")
+        with read_as(_FORM.name):
+            return _from_facts(facts, header or id_of, list(from_arrow(columns)))  # pyright: ignore[reportArgumentType]  # either is None
+
+
+def _from_facts(facts: dict[str, Any], id_of: str | Callable[[Message], int], messages: list[Message]) -> IdState:
+    taken = TakenIds()
+    taken.firsts, taken.lasts = each(facts["firsts"], whole), each(facts["lasts"], whole)
+    bounds = [bound for run in zip(taken.firsts, taken.lasts, strict=True) for bound in run]
+    if any(first > last for first, last in pairwise(bounds)):
+        raise ValueError("the runs of ids are not in order")
+    taken.early = {
+        whole(number): (moment(until), frozenset(each(names, text))) for number, until, names in facts["early"]
+    }
+    opened: list[tuple[int, int, list[Message]]] = []
+    place = 0
+    for number, until, size in facts["open"]:
+        held = messages[place : place + count(size)]
+        if not held or len({message.stream for message in held}) < size:
+            raise ValueError("an open batch lacks messages")
+        opened.append((whole(number), moment(until), held))
+        place += size
+    return IdState(
+        rule=IdRule(id_of, count(facts["max_delay"])),
+        streams=maybe(facts["streams"], lambda names: each(names, text)),
+        source=maybe(facts["source"], text),
+        floor=moment(facts["floor"]),
+        open=opened,
+        taken=taken,
+        rejected=[
+            Rejection(message, _REASONS[reason])
+            for message, reason in zip(messages[place:], each(facts["rejected"], text), strict=True)
+        ],
+    )
