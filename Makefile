@@ -25,8 +25,17 @@ test: setup ## Run lint, types, import contracts and every test
 tests: compiled
 	@scripts/test-all
 
-test-quick: setup ## Run the tests that need no server and no Spark
-	@$(BIN)/pytest -m "not slow" --databases sqlite --ignore tests/spark --ignore tests/demo --ignore tests/test_services.py
+# Tests of each part's heart, all cheap. What needs a process, a server or many examples is left to `make test`.
+QUICK := $(addprefix tests/,sql figures ingest/mapping aio/test_names.py test_message.py test_public_names.py \
+	test_quoting.py test_time.py test_urls_of_files.py) \
+	$(addprefix tests/batching/,rate/test_adaptive.py rate/test_rate_aware.py rate/test_rules.py rate/test_scenarios.py \
+	test_batch_bytes.py test_by_source.py test_event_time.py test_event_time_state.py test_scenarios.py) \
+	$(addprefix tests/tables/,test_acking.py test_attempts.py test_backoff.py test_conditions.py test_exclusive_groups.py \
+	test_options.py test_putting.py test_receiving.py test_schedules.py test_transactions.py test_unique_keys.py) \
+	$(addprefix tests/topics/,test_appending.py test_group_commit.py test_producers.py test_subscriptions.py test_topic.py)
+
+test-quick: setup ## Run the cheap tests of each part, on SQLite: a minute
+	@$(BIN)/pytest -m "not slow" --databases sqlite -n auto --dist loadscope $(QUICK)
 
 soak: setup ## Run the long soaks, and every property on thousands of examples
 	@HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m "slow or hypothesis" --timeout 3600
