@@ -2,8 +2,8 @@
 
 A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
 between leaves messages in both; the next one takes the producer over, which fences the killed one, reads the producer's
-last append back from the topic, and deletes its messages from the table before it goes on. So it may find other rows
-due than the killed process did, and table and topic may be in different databases.
+last append back from the topic, and deletes its messages from the table before it goes on. The next process may
+therefore find other rows due than the killed one did, and table and topic may be in different databases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREFIX = "waterclock."
 _log = logging.getLogger(__name__)
 
 _ROWS = 1000
-_BYTES = 4 << 20  # of payloads in one append; MariaDB takes 8 MB at once unless configured otherwise
+_BYTES = 4 << 20  # payload bytes in one append; MariaDB takes 8 MB at once unless configured otherwise
 
 
 def archive_table(
@@ -46,14 +46,15 @@ def archive_table(
     Parameters
     ----------
     older_than
-        How long ago a message must have been acked. The table's ``purge_after`` must leave time for the archive.
+        Minimum time since a message's ack. The table's ``purge_after`` must leave time for the archive.
     producer
-        Under which name to append; None: one made of the table's and its shard's. Tables of one name need two.
+        Name of the producer that appends; None: built from the names of the table and its shard. Two tables of the same
+        name need different producers.
 
     Returns
     -------
     int
-        How many messages were archived by this call.
+        Number of messages that this call archived.
 
     Raises
     ------
@@ -108,7 +109,7 @@ def _pieces(context: TableContext, before: int) -> Iterator[Sequence[Any]]:
         size = 0
         for row in rows:
             if isinstance(row.message, Unreadable) or isinstance(row.id, Unreadable):
-                continue  # it cannot be read: it stays in the table, to be looked at
+                continue  # unreadable: it stays in the table for an operator to inspect
             if piece and size > _BYTES:
                 yield piece
                 piece, size = [], 0
@@ -139,7 +140,7 @@ def _message(context: TableContext, row: Any) -> Message:
 def _own_headers(text: str | None) -> Mapping[str, str]:
     try:
         own = json.loads(text or "{}")
-        str(own).encode()  # half of a surrogate pair, which JSON can escape, no message can hold
+        str(own).encode()  # JSON can escape half of a surrogate pair, but a message cannot hold it
     except (ValueError, RecursionError):
         own = None
     return (
@@ -151,6 +152,6 @@ def _payload(context: TableContext, value: Any) -> bytes:
     if context.options.payload == "json":
         try:
             return json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # half of a surrogate pair, which only its escape can stand for
+        except UnicodeEncodeError:  # half of a surrogate pair: only its escape can be stored
             return json.dumps(value).encode()
     return value.encode() if isinstance(value, str) else value or b""

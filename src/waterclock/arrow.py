@@ -28,7 +28,7 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-"""The columns of a message, without its place."""
+"""The columns of a message, without its position."""
 
 POSITION_FIELDS = (
     pa.field("ledger", pa.int64()),
@@ -46,13 +46,13 @@ MESSAGE_TIMES = ("event_time", "publish_time", "receive_time")
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 MOST_BYTES = (1 << 31) - 2
-"""Bytes that one column of texts or payloads holds: Arrow counts them with 31 bits, and splits a column above that."""
+"""Maximum bytes in one column of texts or payloads: Arrow counts them with 31 bits, and splits a larger column."""
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
 _STREAM = b"\xff\xff\xff\xff"
 WORTH_COMPRESSING = 4096
-"""Bytes written below which compressing takes as long as all else does, and makes a message or two even larger."""
+"""Fewer written bytes are not compressed: it would double the time, and make one or two messages larger."""
 
 
 def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.RecordBatch:
@@ -95,7 +95,7 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
 
 
 def _header_bytes(messages: Sequence[Message]) -> int:
-    """Return the bytes of all headers; only an upper bound unless it matters, as counting bytes takes encoding."""
+    """Return the bytes of all headers: an upper bound if that is small enough, because an exact count has to encode."""
     headers = [m.headers for m in messages if m.headers is not None]
     most = 4 * sum([len(name) + len(text) for each in headers for name, text in each.items()])
     if most <= MOST_BYTES:
@@ -153,7 +153,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.C
     if field.name in MESSAGE_TIMES:
         column = as_nanoseconds(column, field.name, time_unit)
     elif field.type == pa.string() and not _is_text(column.type):
-        # Arrow would write 7.0 and true, names that the producer never said.
+        # Arrow would write 7.0 and true, which no producer used as a name.
         raise SchemaError(f"column {field.name!r} must hold strings or dictionary-encoded strings, got {column.type}")
     elif pa.types.is_map(field.type) and pa.types.is_map(column.type):
         for what, kind in ("keys", column.type.key_type), ("values", column.type.item_type):
@@ -212,7 +212,7 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
 def _holds_null_value(headers: pa.MapArray) -> bool:
     if not headers.items.null_count:
         return False
-    first, last = headers.offsets[0].as_py(), headers.offsets[-1].as_py()  # of a slice, the values of its rows
+    first, last = headers.offsets[0].as_py(), headers.offsets[-1].as_py()  # for a slice, the values of its rows
     return bool(headers.items.slice(first, last - first).null_count)
 
 
@@ -233,8 +233,8 @@ def _absent(field: pa.Field, count: int) -> pa.ChunkedArray:
 def to_ipc(batch: pa.RecordBatch, *others: pa.RecordBatch) -> bytes:
     """Write record batches of one schema as one Arrow IPC stream, compressed if that pays."""
     sink = pa.BufferOutputStream()
-    # The size as it is written, because the size in memory depends on how the columns came about, and equal batches are
-    # to have equal bytes.
+    # The size as it is written, because the size in memory depends on how the columns were built, and equal batches
+    # must have equal bytes.
     size = pa.ipc.get_record_batch_size(batch)
     options = _COMPRESSED if others or size >= WORTH_COMPRESSING else _UNCOMPRESSED
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -257,7 +257,7 @@ def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
 
 
 def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
-    """Read back what `to_ipc` wrote, at least one record batch, and refuse anything that could harm its users.
+    """Read back the output of `to_ipc`, at least one record batch, and refuse data that could crash its users.
 
     Raises
     ------

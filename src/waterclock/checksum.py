@@ -1,4 +1,4 @@
-"""Checksums: every form that is written gets one, and it is compared before the bytes are decoded.
+"""Checksums: everything that is stored has one, which is compared before the bytes are decoded.
 
 CRC-32 (ISO 3309, `zlib.crc32`) detects every change of up to 32 neighbouring bits, and all but one in four billion
 other changes. It detects faults of disks and memory and truncation, not deliberate changes.
@@ -18,7 +18,7 @@ FRAME_BYTES = _FRAME.size
 
 
 checksum = zlib.crc32
-"""The CRC-32 of some bytes; a second argument goes on from that of the bytes in front of them."""
+"""The CRC-32 of some bytes; a second argument is the checksum of the preceding bytes, to continue from."""
 
 
 def framed(form: bytes, *parts: bytes) -> bytes:
@@ -49,7 +49,7 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
     Raises
     ------
     DamagedError
-        If they are too short, of another form, or not those that were written.
+        If they are too short, have another form, or differ from the written bytes.
     """
     if len(data) < FRAME_BYTES:
         raise DamagedError(f"{name} is corrupt: {len(data)} bytes are too few")
@@ -63,7 +63,7 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
 
 
 def trailer(form: bytes, body: bytes | memoryview) -> bytes:
-    """Return a form and the checksum of form and body, to stand behind a body whose readers stop at its own end."""
+    """Return a form and the checksum of form and body, to append to a body whose readers stop at its own end."""
     return _FRAME.pack(form, checksum(body, checksum(form)))
 
 

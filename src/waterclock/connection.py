@@ -51,7 +51,7 @@ class Database(Closing):
     backend
         Engine, transactions and clock, for callers who run SQL of their own.
     ledgers
-        Folder or filesystem URL under which the sealed ledgers of new topics lie, as it was given; None: not known.
+        Folder or filesystem URL for the sealed ledgers of new topics, as passed to `connect`; None: unknown.
     """
 
     def __init__(self, backend: Backend, place: LedgerRoot) -> None:
@@ -84,8 +84,8 @@ class Database(Closing):
         retention
             How long messages are kept; None: forever.
         max_ahead
-            How far ahead of the database's clock a publish_time or receive_time may be: one message whose clock is
-            three years ahead is found for every publish_time of these years. None: any.
+            How far ahead of the database's clock a publish_time or receive_time may be: a single message three years
+            ahead is the result of every search for a publish_time in these years. None: any.
         on_ahead
             Treatment of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
             the reason, in the answer; ``"keep"`` writes it, with a warning in the log.
@@ -113,17 +113,17 @@ class Database(Closing):
     def topic(self, name: str) -> Topic:
         """Open a topic.
 
-        Its ledgers lie in the store in which they were written, which is known by the marker at its root: under the
-        ``ledgers`` of `connect`, or at its place in the catalogue if that is not given or holds another store. If that
-        place
-        cannot be reached just now, the topic opens all the same, so that producers can append.
+        Its ledgers lie in the store in which they were written, which is identified by the marker at its root. It is
+        looked for under the ``ledgers`` of `connect`, or at its place in the catalogue if that is omitted or holds
+        another store. If that place cannot be reached just now, the topic opens all the same, so that producers can
+        append.
 
         Raises
         ------
         NotFoundError
             If it is missing.
         UnavailableError
-            If no store lies at that place, or another one; the text names both places.
+            If that place holds no store, or another one; the text names both places.
         """
         from waterclock.topics.topic import Topic
 
@@ -177,16 +177,16 @@ class Database(Closing):
         Parameters
         ----------
         name
-            Up to 48 letters, digits and underscores; the SQL table bears it too.
+            Up to 48 letters, digits and underscores; the SQL table has the same name.
         ack_wait
-            How long a message that was sent waits for its first ack until it is sent again; the wait doubles each time.
-            At most fifty years, as ``min_backoff``.
+            How long to wait for the first ack of a message before it is sent again; the wait doubles each time. At most
+            fifty years, like ``min_backoff``.
         purge_after
             How long acked messages are kept; None: forever.
         batch_size
             How many messages a consumer takes at a time, unless it sets this itself.
         cache_size
-            How many messages a subscription holds at most that are neither acked nor returned.
+            Maximum number of messages that a subscription holds, neither acked nor returned.
         poll_interval
             How often consumers look for messages that no notification announced.
         min_backoff
@@ -196,15 +196,15 @@ class Database(Closing):
         jitter
             Fraction by which waits vary from the second attempt on.
         max_attempts
-            How often a message is sent at most; None: without end. Each claim counts, so workers and subscriptions then
-            claim no message before they can begin it.
+            Maximum number of times that a message is sent; None: no limit. Each claim counts, so workers and
+            subscriptions then claim no message before they can begin it.
         attempts_kept
-            The number of failed attempts of a message that are kept with it, at most 100; `Delivery.attempts` and
+            How many of a message's failed attempts are kept with it, at most 100; `Delivery.attempts` and
             `MessageTable.explain` show them.
         dead_letter
             The message table that takes messages whose attempts are used up, or that expire.
         rate_limit
-            How many messages a second are handed out at most; None: no limit.
+            Maximum number of messages handed out per second; None: no limit.
         groups
             ``"sequenced"``: only the first messages of a group are out, to one consumer, until all are acked.
             ``"exclusive"``: a group stays with one consumer. None: messages have no order.
@@ -234,7 +234,7 @@ class Database(Closing):
             The keyspace ids that the table holds; `ShardedDatabase` sets it for the shards of a table.
         purge_by
             ``"partition"``: acked messages lie in one partition for each day, on PostgreSQL and MariaDB, and purging
-            drops whole days, which writes next to no log. ``"rows"``: they are deleted.
+            drops whole days, which writes almost no log. ``"rows"``: they are deleted.
         adopt
             Turn the existing SQL table of this name into a message table: it must have the columns of *Vitess
             Messaging* ("Creating a message table"), and missing columns are added. Its rows are delivered.
@@ -300,8 +300,8 @@ class Database(Closing):
     def begin(self) -> AbstractContextManager[sa.Connection]:
         """Begin a transaction of your own: it commits when the block ends, and an error in the block rolls it back.
 
-        Pass its connection as ``connection=`` to `MessageTable.put`, `Delivery.ack` and all else that takes one. On
-        SQLite the transaction waits for the write lock first, half a minute at most.
+        Pass its connection as ``connection=`` to `MessageTable.put`, `Delivery.ack` and every other method that takes
+        one. On SQLite the transaction waits for the write lock first, half a minute at most.
 
         Returns
         -------
@@ -311,7 +311,7 @@ class Database(Closing):
         Raises
         ------
         UnavailableError
-            If the database is away, busy, or may not be written to.
+            If the database is unavailable, busy, or read-only.
         """
         return self.backend.lend()
 
@@ -370,9 +370,9 @@ def connect(
     url
         ``sqlite:///factory.db``, ``postgresql+psycopg://…`` or ``mysql+pymysql://…``. PyMySQL reads the machine's
         certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
-        on the same machine, or behind a network that is trusted. Behind a PgBouncer that pools transactions, a URL of
-        PostgreSQL ends with ``?prepare_threshold=none``; consumers are not notified there, and ask. An SQLite file that
-        may not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read where its
+        on the same machine, or on a trusted network. Behind a PgBouncer that pools transactions, a URL of PostgreSQL
+        ends with ``?prepare_threshold=none``; consumers then get no notifications, and poll. An SQLite file that may
+        not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read where its
         catalogue is of this version.
     ledgers
         Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
@@ -390,9 +390,9 @@ def connect(
         a topic or message table is created. True: now, also of an SQLite file; and an older catalogue is migrated.
         False: raise.
     timeout
-        How long a call waits for a database that is busy or away, or that does not answer over a connection that stays
-        open. A statement on a large table may need more. A call whose last attempt begins late takes up to twice as
-        long. It does not apply to transactions of yours, whether on ``backend.engine`` or on your own connections.
+        How long a call waits for a database that is busy or unavailable, or that is silent on an open connection. A
+        statement on a large table may need more. A call whose last attempt begins late takes up to twice as long. It
+        does not apply to your own transactions, whether on ``backend.engine`` or on your own connections.
     clock
         Stands in for the database's clock, for tests and simulations: returns ns since the epoch.
 
@@ -416,7 +416,7 @@ def connect(
             raise InvalidArgumentError("shards must be a dict of URLs by key range, such as {'-80': …, '80-': …}")
         from waterclock.tables.sharding.sharded_database import ShardedDatabase
 
-        # No topic is in a shard, so nothing is ever asked of its ledgers.
+        # Shards hold no topics, so their ledgers are never used.
         return ShardedDatabase(
             shards,
             lambda each: Database(Backend(each, clock=clock, create=create, timeout=seconds), LedgerRoot(None)),

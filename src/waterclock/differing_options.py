@@ -39,7 +39,8 @@ def warn_of_differences(
         if value != existing[name] and value != defaults[name]
     ]
     if differences:
-        # The caller's line: above this are what creates, the class method and the method of the database.
+        # Points at the caller's line: above this function are the code that creates, the class method and the
+        # database's method.
         warnings.warn(
             f"{what} exists with other options, which are kept: {'; '.join(differences)}. Change them with alter()",
             stacklevel=5,

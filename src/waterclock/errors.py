@@ -99,15 +99,15 @@ def _damaged(message: str, ledger: int | None, entry: int | None) -> DamagedErro
 
 
 class PartlyPutError(UnavailableError):
-    """Shards were away while messages were put, so only those of the other shards are in.
+    """Some shards were unavailable during a put, so only the messages of the other shards were written.
 
     Attributes
     ----------
     ids
-        The ids of all messages, in their order, also of those that got theirs in the call.
+        The ids of all messages, in their order, including ids that the call generated.
     missing
-        Those of them that are not in. If a shard went away in the middle of a commit they may be in after all;
-        putting them again changes nothing then.
+        The ids that were not written. If a shard failed during its commit they may have been written after all; putting
+        them again then changes nothing.
     """
 
     def __init__(self, message: str, ids: Sequence[Any], missing: Sequence[Any]) -> None:

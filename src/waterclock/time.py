@@ -1,4 +1,4 @@
-"""Points in time and lengths of time: the forms that users may write, and the int nanoseconds of everything inside.
+"""Points in time and lengths of time: the forms that users may write, and the int nanoseconds used internally.
 
 A point in time is an int of nanoseconds since 1970-01-01T00:00:00Z; a length of time is an int of nanoseconds.
 Both fit a signed 64-bit integer, so points in time reach from 1677-09-21 to 2262-04-11.
@@ -61,7 +61,7 @@ _DURATION_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|min|s|m|h|d|w)\
 
 
 class UnitWarning(UserWarning):
-    """An int that is taken as nanoseconds is a time of our days in another unit.
+    """An int taken as nanoseconds would be a present-day time in another unit.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         For an int that as nanoseconds is before 1980, and as seconds, milliseconds or microseconds is between 1980
         and 2100.
     """
-    if type(value) is int:  # what nearly every message carries; the general checks below cost five times as much
+    if type(value) is int:  # nearly every message has an int; the general checks below cost five times as much
         if value < _YEAR_1980_NS:
             warn_of_unit(value, name)
         return _in_range(value, value, name)
@@ -119,7 +119,7 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
             )
         ns = (value - _UNIX_EPOCH) // _MICROSECOND * 1000 + getattr(
             value, "nanosecond", 0
-        )  # pandas' datetimes have some
+        )  # pandas' datetimes have nanoseconds
         return _in_range(ns, value, name)
     if is_numpy:
         raise InvalidArgumentError(
@@ -176,7 +176,7 @@ def to_duration(value: Duration, name: str = "duration", *, minimum: int = 0, ma
     if isinstance(value, str):
         ns = _parse_duration(value, name)
     elif isinstance(value, timedelta):
-        ns = value // _MICROSECOND * 1000 + getattr(value, "nanoseconds", 0)  # pandas' timedeltas have some
+        ns = value // _MICROSECOND * 1000 + getattr(value, "nanoseconds", 0)  # pandas' timedeltas have nanoseconds
     else:
         ns = _whole(value, name, "a string such as '500ms', a timedelta, or an int (ns)")
     if ns < 0:
@@ -214,9 +214,9 @@ def _decimals(fraction: int) -> str:
 
 
 def _whole(value: object, name: str, wanted: str) -> int:
-    # A bool is an int to Python and a mistake to a reader.
+    # In Python a bool is an int; here it is a mistake.
     if not isinstance(value, bool) and isinstance(value, SupportsIndex):
-        with suppress(TypeError):  # a class of ints has what makes an int of each of them
+        with suppress(TypeError):  # int classes of other libraries, such as numpy's, convert themselves
             return operator.index(value)
     raise InvalidArgumentError(f"{name} must be {wanted}, got {quoted(value)}")
 

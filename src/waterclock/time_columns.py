@@ -19,8 +19,7 @@ def as_nanoseconds(column: Column, name: str, unit: TimeUnit = "ns") -> Column:
     Parameters
     ----------
     column
-        Whole numbers, or timestamps of any unit with a time zone; or a dictionary of these, or
-        nulls alone.
+        Whole numbers, or timestamps of any unit with a time zone; or a dictionary of these, or only nulls.
     name
         The column's name, for the error.
     unit
@@ -70,7 +69,7 @@ def _in_range(numbers: Column, name: str, column: Column, factor: int, unit: str
             return whole
         return pc.call_function("multiply_checked", [whole, pa.scalar(factor, pa.int64())])
     except pa.ArrowInvalid:
-        # Both ends are compared as they are written, since the numbers may be of a type that has no such number.
+        # The limits are parsed as decimals, since the column's integer type may be too small for them.
         least, most = (str(bound // factor + (bound < 0 and factor > 1)) for bound in (MIN_NS, MAX_NS))
         wide = numbers.cast(pa.decimal128(38))
         beyond = pc.call_function(

@@ -1,4 +1,4 @@
-"""Traces with OpenTelemetry: a message's handling in the trace of what put or appended it, or linked to it.
+"""Traces with OpenTelemetry: the handling of a message joins, or links to, the trace in which it was put or appended.
 
 Nothing of OpenTelemetry is imported before `instrument` is called.
 """
@@ -24,11 +24,11 @@ _ARROW = b"\xff\xff\xff\xff"
 """The first bytes of a batch, as of all Arrow streams."""
 
 active: Tracing | None = None
-"""What makes spans; None: nothing does, and nothing of OpenTelemetry is imported."""
+"""Creates spans; None: tracing is off, and OpenTelemetry is not imported."""
 
 
 class _Handled(Protocol):
-    """The facts of a delivery that a span has."""
+    """The facts of a delivery that go into its span."""
 
     @property
     def id(self) -> object: ...
@@ -181,7 +181,7 @@ class Tracing:
         if isinstance(payload, bytes) and payload.startswith(_ARROW):
             from waterclock.batching.batch import Batch
 
-            with suppress(WaterclockError):  # it is something else, or the handler will find it damaged
+            with suppress(WaterclockError):  # not a batch, or a corrupt one, which the handler will report
                 carriers += [one.headers or {} for one in Batch.from_bytes(payload).messages]
         found: dict[str, Context] = {}
         for carrier in carriers:
@@ -199,7 +199,7 @@ class Tracing:
 def _with_headers(row: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, Any]:
     given = row.get("headers")
     if given is not None and not isinstance(given, Mapping):
-        return row  # which the put refuses
+        return row  # the put refuses them
     return {**row, "headers": {**headers, **(given or {})}}
 
 

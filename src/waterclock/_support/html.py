@@ -15,7 +15,7 @@ def facts_as_html(title: str, facts: Mapping[str, object]) -> str:
 
 
 def rows_as_html(names: Sequence[str], rows: Sequence[Sequence[object]], count: int) -> str:
-    """Write rows below the names of their columns, and how many of ``count`` are left out."""
+    """Write rows below the names of their columns, and how many of ``count`` rows are left out."""
     head = "".join(f"<th style='text-align:left'>{_text(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     left_out = count - len(rows)

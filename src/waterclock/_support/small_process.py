@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class _Blocker:
-    """A finder that finds some modules missing. None in `sys.modules` does not do: Cython's imports return it."""
+    """A finder that reports some modules as missing. None in `sys.modules` fails: Cython's imports return it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,7 +27,7 @@ class _Blocker:
 
 
 def keep_small() -> None:
-    """Block pandas from now on, which pyarrow would import for seconds and 60 MB, and let Arrow allocate with malloc.
+    """Block pandas, whose import by pyarrow takes seconds and 60 MB, and switch Arrow to malloc.
 
     Arrow's own pool keeps memory for each thread: 18 MiB of an ingest from Kafka that catches up, as measured. Call it
     before pyarrow is imported.

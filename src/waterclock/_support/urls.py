@@ -51,7 +51,7 @@ _HOSTS = re.compile(rf"(?:\[[^\]]*\]|[^:\[\]]*?){_PORT}(?:,(?:\[[^\]]*\]|[^:\[\]
 _PLAIN_VALUE = re.compile(r"[\w.,:/+ -]*")
 _URL_IN_TEXT = re.compile(
     r"""[A-Za-z][\w+.-]*://[^\s'"<>]+"""
-    r"""|(?!file:)[A-Za-z][\w+.-]+:/[^\s'"<>@?]*[@?][^\s'"<>]*""",  # one slash, as in a URL taken for a path
+    r"""|(?!file:)[A-Za-z][\w+.-]+:/[^\s'"<>@?]*[@?][^\s'"<>]*""",  # one slash: a URL normalised as a path
     re.IGNORECASE,
 )
 _NAMED = re.compile(

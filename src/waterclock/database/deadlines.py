@@ -64,7 +64,7 @@ def at_most(seconds: float) -> Generator[None]:
 
 
 class _DeadlineWatch:
-    """Hangs up on connections that are checked out for too long. One per process."""
+    """Shuts down connections that are checked out for too long. One per process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -262,8 +262,8 @@ class Together(Direct):
     The transaction begins with its first statement, and statements without a needed answer go with the next one, or
     with the commit. One pipeline spans the whole transaction. It is synced after each exchange except the last, which
     ends when the pipeline is left: psycopg then sends a Flush after the Sync. The server measures a transaction's
-    silence (`LONGEST_SILENCE`) from its answer to a Sync until the next message, and a Flush, which has no answer,
-    would end that for good.
+    silence (`LONGEST_SILENCE`) from its answer to a Sync until the next message. A Flush, which has no answer, would
+    stop that measurement for good.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ class Together(Direct):
         return run_in_time
 
     def leave_closed(self) -> None:
-        """Leave the pipeline of a closed connection, which raises for no use."""
+        """Leave the pipeline of a closed connection, ignoring its error."""
         with suppress(Exception):
             self._leaving.close()
 

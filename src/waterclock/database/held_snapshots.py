@@ -1,4 +1,4 @@
-"""Transactions that have been open for long. A server keeps rows changed since, and everything gets slower."""
+"""Transactions that have been open for long. The server keeps all row versions since, and everything gets slower."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HeldSnapshot:
     seconds
         For how long it has been open.
     user, program
-        Whose it is, as far as the server tells.
+        The session's user and program, as far as the server shows them.
     """
 
     process: int

@@ -1,4 +1,4 @@
-"""The subscription: a named, durable reading position in a topic, read by one at a time."""
+"""The subscription: a named, durable reading position in a topic, for one reader at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from waterclock.topics.model.names import new_holder
 from waterclock.topics.reading.reading import check_limit, positioned, read_chunks
 from waterclock.topics.upkeep.expiring import Expired, expire_subscription
 
-_PIECE = 4096  # messages that are turned from columns into objects at once
+_PIECE = 4096  # messages converted from columns to objects at once
 
 
 class Backlog(NamedTuple):
@@ -53,7 +53,7 @@ class _ReadAhead(NamedTuple):
 class Subscription(Closing):
     """A named, durable reading position in a topic. Made by `Topic.subscribe`; usable in ``with``.
 
-    One reader at a time holds a subscription, from its first `read` until it is closed, or silent for as long as the
+    One reader at a time holds a subscription, from its first `read` until it is closed, or idle for as long as the
     lease. Messages that were read but not committed are read again by the next reader: at least once.
 
     Parameters
@@ -61,7 +61,7 @@ class Subscription(Closing):
     storage
         The topic.
     name
-        The subscription, which exists.
+        Name of an existing subscription.
     lease
         How long it stays with a reader that neither reads nor commits, ns.
     on_damage
@@ -76,7 +76,7 @@ class Subscription(Closing):
         self._lease = lease
         self._holder = new_holder()
         self._lock = threading.Lock()
-        self._reader_epoch = -1  # of no subscription: the first read takes the position from the catalogue
+        self._reader_epoch = -1  # belongs to no subscription: the first read takes the position from the catalogue
         self._at = Place(Position(0, 0, 0), 0)
         self._committed = self._at
         self._pieces: Iterator[_ReadAhead] = iter(())
@@ -86,7 +86,7 @@ class Subscription(Closing):
     def read(self, limit: int = 1000) -> list[Message]:
         """Continue after the last `read`, or at the place that the subscription was moved to.
 
-        Messages in front of something that cannot be read are given first; the next call meets it then.
+        Messages before an unreadable part are returned first; the next call raises its error.
 
         Raises
         ------
@@ -140,8 +140,8 @@ class Subscription(Closing):
             Which time that is, as for `Topic.find`. One message of a producer whose clock is far ahead is found for
             every publish_time up to its own; "effective_time" is not misled by it.
         filter_older
-            With a time: messages behind that place whose own time, the one that ``by`` names, is before it are not
-            delivered. There are some because producers' clocks disagree.
+            With a time: messages after that place whose own time, the one that ``by`` names, is earlier are not
+            delivered. There are such messages because producers' clocks disagree.
 
         Returns
         -------
@@ -179,11 +179,11 @@ class Subscription(Closing):
 
     @property
     def backlog(self) -> Backlog:
-        """What there is to read from `position` on; messages that `seek` filters, or that are damaged, are counted."""
+        """The unread messages from `position` on, including damaged ones and those that `seek` filters."""
         info = self.info
         if info.unread == 0:
             return Backlog(0, 0)
-        passing = Damage(self._storage.name, "skip", quiet=True)  # the first that can be read tells the age
+        passing = Damage(self._storage.name, "skip", quiet=True)  # the first readable message determines the age
         first = next(read_chunks(self._storage, info.position, self._storage.head(), ["receive_time"], passing), None)
         if first is None:
             return Backlog(info.unread, 0)
@@ -229,7 +229,7 @@ class Subscription(Closing):
             self._open()
             piece = next(self._pieces, None)
         if piece is None:
-            self._at = self._stop  # nothing that can be read is left before it
+            self._at = self._stop  # no readable message is left before it
         return piece
 
     def _take(self, piece: _ReadAhead, wanted: int, not_before: NotBefore | None) -> list[Message]:
@@ -266,7 +266,7 @@ class Subscription(Closing):
         try:
             self._rest = next(self._pieces, None)
         except WaterclockError:
-            return  # the next read looks again, and meets it there
+            return  # the next read looks again, and reports it
         self._at = self._stop if self._rest is None else _place(self._rest)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The topic: a log of messages that can be searched by time. Its methods call the files of the folders here."""
+"""The topic: a log of messages that can be searched by time. Its methods call the modules of this package."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Topic:
     Parameters
     ----------
     storage
-        Its row in the catalogue, and its store..
+        Its row in the catalogue, and its store.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -132,7 +132,7 @@ class Topic:
         If publish_time or receive_time is None, it is set to the database's clock, read before the messages are
         encoded. (SQLite has no clock of its own: there it is the machine's.) In a topic with ``max_ahead``, messages
         that are too far ahead of that clock are left out and listed in the result. Threads that append to one topic at
-        a time share transactions, each with its own entry and result.
+        the same time share transactions; each gets its own entry and result.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class Topic:
             position, if it is one of the producer's last 5 appends.
         sequence
             Number of the first of the messages, from 0; the others follow, including rejected ones. A producer's
-            numbers only grow. Needed with ``producer``.
+            numbers only grow. Required with ``producer``.
         epoch
             Number of the producer's instance: one lower than the topic knows is refused. None: not compared.
 
@@ -280,7 +280,7 @@ class Topic:
         """Read as `read_arrow` does, into one pandas data frame.
 
         Its columns are those of `waterclock.arrow.POSITIONED_SCHEMA`, or the ``columns`` given. Times are datetimes in
-        UTC, exact to the nanosecond; payloads are bytes, headers dicts. Everything is in memory: give a range.
+        UTC, exact to the nanosecond; payloads are bytes, headers dicts. Everything is in memory: pass a range.
 
         Raises
         ------
@@ -389,12 +389,12 @@ class Topic:
         start
             Number of the ledger to begin at, or the next remaining one.
         limit
-            How many at most; others are not read. For the next page, start at the last number plus one.
+            Maximum number; others are not read. For the next page, start at the last number plus one.
         """
         return list_ledgers(self.storage, check_integer(start, "start"), check_limit(limit))
 
     def alter(self, **options: Unpack[TopicChanges]) -> None:
-        """Change options; those that are not given stay.
+        """Change options; omitted ones stay.
 
         Appends and upkeep follow a changed ``roll_after``, ``roll_size`` or ``retention`` at once. A changed
         ``max_ahead`` or ``on_ahead`` applies at once to appends through this topic, and within a second to those of
@@ -467,14 +467,12 @@ class Topic:
         """Check that everything in the catalogue exists and is intact. The topic may be in use.
 
         Compares rows with one another: numbers without holes, bounds, running maxima. Compares files with rows: each
-        exists with its length and an intact footer, and there are no others.
-
-        Parameters
+        exists with its length and an intact footer, and there are no others. Parameters
         ----------
         deep
             Also read every byte, compare it with its checksum, and compare every bound with the messages.
         progress
-            Is given how many files and unsealed ledgers are done, and how many there are.
+            Called with the number of finished files and unsealed ledgers, and the number of all.
 
         Raises
         ------
@@ -487,10 +485,10 @@ class Topic:
     def repair(self, *, progress: Progress | None = None) -> Repaired:
         """Correct the catalogue from the files, and record lost messages.
 
-        Ledger files of the store that the catalogue has lost are imported; if the topic is empty, all files of the
-        topic, so that a lost catalogue can be rebuilt from its files. Bounds are measured again. Messages that a deep
-        verification cannot read are recorded as lost: readers then skip them without an error, and all other messages
-        keep their positions and numbers. No file is removed or changed.
+        Ledger files that the catalogue has lost are imported. If the topic is empty, these are all of its files, so
+        that a lost catalogue can be rebuilt. Bounds are measured again. Messages that a deep verification cannot read
+        are recorded as lost: readers then skip them without an error, and all other messages keep their positions and
+        numbers. No file is removed or changed.
 
         Parameters
         ----------
@@ -671,12 +669,12 @@ class Topic:
         start, stop
             First position, and the one to stop before; None: the whole topic.
         max_messages
-            Size of a slice: it is exceeded only by a single row group or entry.
+            Maximum size of a slice; only a single row group or entry may exceed it.
         wanted
             The wanted messages. Parts that cannot hold any, as far as the catalogue knows, are left out; the rest holds
             other messages too.
         on_damage
-            What to do about missing or unreadable ledgers, as for `read`. Entries and files are checked when slices are
+            The treatment of missing or unreadable ledgers, as for `read`. Entries and files are checked when slices are
             read.
 
         Raises
@@ -711,7 +709,7 @@ class Topic:
         columns
             The columns to read; None: all of `waterclock.arrow.POSITIONED_SCHEMA`.
         pass_over
-            Errors for which messages that cannot be read get null rows instead.
+            Errors for which unreadable messages become null rows instead.
 
         Raises
         ------

@@ -30,7 +30,7 @@ _INDEXED = "waterclock_indexed"
 # JIT-compiled: if an estimate is far off, that takes a hundred times as long as the statement.
 _PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""So that a server that has vanished is noticed within a minute; seconds, and a count."""
+"""Detect a vanished server within a minute; in seconds, and a count."""
 _LIMIT = f"least(nullif(current_setting('lock_timeout')::interval, '0'), '{LONGEST_LOCK_WAIT}s')"
 _PATIENCE: dict[str, str] = {
     "idle_in_transaction_session_timeout": f"'{LONGEST_SILENCE}s'",
@@ -153,7 +153,7 @@ class PostgresqlDialect:
         """Return None: the server wakes a transaction when the row that it waits for is free."""
 
     def set_up_direct(self, connection: Any) -> None:
-        """Cache plans, but only those that stay good."""
+        """Cache plans, but only those that stay valid."""
         connection.autocommit = True
         if self.commits_each:  # else each transaction does
             connection.execute(f"{_setting(_DIRECT | _PATIENCE, for_session=True)}, {_LOOK_FOR_CLIENT}")
@@ -206,7 +206,7 @@ class PostgresqlDialect:
         """query_canceled, which statement_timeout raises, or lock_not_available, which lock_timeout does."""
         return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
-    # Of a role without pg_read_all_stats the server shows this for its own processes alone.
+    # A role without pg_read_all_stats sees this only for its own processes.
     long_transactions: sa.TextClause | None = sa.text("""
         SELECT pid AS process, CAST(extract(epoch FROM clock_timestamp() - xact_start) AS BIGINT) AS seconds,
             usename AS "user", application_name AS program
@@ -287,7 +287,7 @@ def _has_stale_plan(error: Any) -> bool:
 
 
 def _discard_stale(context: Any) -> None:
-    """Replace a pooled connection whose prepared statements psycopg has wrong, or that are stale."""
+    """Replace a pooled connection whose prepared statements are stale, or differ from psycopg's record of them."""
     error = context.original_exception
     if _has_stale_plan(error) or getattr(error, "sqlstate", None) == _UNKNOWN_STATEMENT:
         context.is_disconnect = True

@@ -1,4 +1,4 @@
-"""The reason why PostgreSQL refused a login: its SQLSTATE, of which libpq keeps only a translated text."""
+"""The reason why PostgreSQL refused a login: its SQLSTATE, because libpq keeps only a translated text."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def create_topic(
 
     backend.create_catalogue()
     if _row(backend, name) is None:
-        # Before the topic: one that exists has files, and its store must not be made a second time elsewhere.
+        # Before the topic: an existing topic has files, and its store must not be created a second time elsewhere.
         store = record_store(backend, new_store(backend, as_root(ledgers)))
 
         def insert_topic(connection: sa.Connection) -> None:
@@ -76,7 +76,7 @@ def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) ->
     NotFoundError
         If it does not exist.
     UnavailableError
-        If its store is missing, or another one is there.
+        If its store is missing, or its place holds another one.
     """
     row = _row(backend, check_name(name))
     if row is None:

@@ -25,16 +25,16 @@ def check_on_damage(on_damage: str, name: str = "on_damage") -> OnDamage:
 
 
 class Damage:
-    """Decides about each unreadable piece of a topic, and counts the messages that it skips.
+    """Applies a damage policy to each unreadable piece of a topic, and counts the skipped messages.
 
     Parameters
     ----------
     topic
         Name of the topic, for texts.
     on_damage
-        As `OnDamage` says.
+        The policy; see `OnDamage`.
     quiet
-        Without warnings: for queries that may be repeated often.
+        Log no warnings: for queries that may be repeated often.
 
     Attributes
     ----------

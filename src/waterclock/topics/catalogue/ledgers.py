@@ -55,7 +55,7 @@ class LedgerInfo:
     entries, messages
         How many appends and messages it holds.
     size
-        Bytes: of its file if it is sealed, else of its entries. Of a file that several ledgers share, its part.
+        Bytes: of its file if it is sealed, else of its entries. If several ledgers share a file, its part.
     first_ordinal
         Number of its first message in the topic, counted from 0 without gaps.
     opened_at, closed_at, sealed_at

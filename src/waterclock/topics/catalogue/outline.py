@@ -15,14 +15,14 @@ from waterclock.topics.model.literals import By
 
 
 class LedgerBlock(NamedTuple):
-    """A ledger, or a sampled one that stands for those up to the next.
+    """A ledger, or a sampled one that represents all ledgers up to the next sample.
 
     Attributes
     ----------
     ledger, stands_for
         Its number, and how many ledgers the block stands for.
     state
-        Of the ledger; ``missing`` if the catalogue lacks it though it was not deleted.
+        State of the ledger; ``missing`` if the catalogue lacks it though it was not deleted.
     first_ordinal, messages
         Number of its first message in the topic, and how many messages the block holds.
     begin, end

@@ -112,7 +112,7 @@ def forget_pending(storage: Storage, connection: sa.Connection, pending: Pending
     LeaseLostError
         If another process has taken it.
     StoreError
-        If the topic's files lie in another store by now, in which this one is not.
+        If the topic's files lie in another store by now, which does not have this one.
     """
     storage.refuse_moved(connection)
     if connection.execute(sa.delete(files).where(*_mine(pending))).rowcount == 0:

@@ -1,4 +1,4 @@
-"""Running maxima across ledgers: raised if a ledger reaches further, lowered if one is deleted.
+"""Running maxima across ledgers: raised if a ledger has a larger time, lowered if one is deleted.
 
 A search for a time descends through them, so they must never be too low, and never fall from one ledger to the next. A
 running maximum that is too high, because its ledger was deleted, only slows a search down: it begins at an earlier
@@ -7,7 +7,7 @@ and `lower_peaks` lowers them from the first remaining ledger, a piece per trans
 own bounds.
 
 If it is killed at any point, the finished pieces are correct and later ones are still too high. The record holds the
-progress: a match before that ledger says nothing about later ones.
+progress: a match before that ledger does not imply that later ones match.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _carried(peak: _Peak, row: sa.RowMapping, time: str) -> int | None:
     if row["state"] == "lost":  # no search ends there; without a running maximum it would be measured
         return MIN_NS if peak[time] is None else peak[time]
     if end is None:
-        end = known  # it was not measured, so nothing better is known
+        end = known  # not measured, so there is no lower value
     if end is None:
         return None
     before = peak[time]

@@ -1,4 +1,4 @@
-"""The store of a topic's ledger files: its identity, how it is created and adopted, and how it is found again.
+"""The store of a topic's ledger files: its identity, how it is created, adopted and found again.
 
 A store is identified by its identity, never by its name: a folder may be renamed, mounted elsewhere or spelled
 differently, and another folder may get its name.
@@ -29,8 +29,8 @@ def new_store(backend: Backend, place: LedgerRoot) -> LedgerFiles:
     Raises
     ------
     StoreError
-        If a store that other topics use should be there and is not: it may be mounted later, which would make two
-        stores.
+        If a store that other topics use is missing from its place: it may be mounted later, and then there would be
+        two.
     UnavailableError
         If it cannot be reached or written.
     """
@@ -149,5 +149,5 @@ def _look(files: LedgerFiles) -> None:
     except UnreachableStoreError as error:
         _log.warning("%s; appends continue, but operations on the store fail until it can be reached", error)
         return
-    if not files.is_local:  # looking there again costs a request; this is nearly free
+    if not files.is_local:  # checking the root costs a request; this is nearly free
         _found.add(files)

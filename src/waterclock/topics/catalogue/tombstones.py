@@ -29,16 +29,16 @@ _NO_BOUNDS = {f"begin_{time}": None for time in TIMES} | {f"end_{time}": None fo
 
 
 def is_lost(data: bytes) -> bool:
-    """Return whether this is the data of an entry that is recorded as lost; one flipped bit more, and it is damaged."""
+    """Return whether this is the data of an entry that is recorded as lost; with a flipped bit it counts as damaged."""
     return data == LOST
 
 
 def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int) -> int:
     """Record that the messages of a ledger are gone for good; return how many.
 
-    A ledger without a row gets one, with the messages that are missing up to the next ledger: of several missing
-    neighbours, the first counts those of all. The file of a sealed ledger, and the rows of its entries, are left to the
-    caller and the next sweep.
+    A ledger without a row gets one, which counts the messages missing up to the next ledger. If several neighbours are
+    missing, the first one counts the messages of all. The file of a sealed ledger, and the rows of its entries, are
+    left to the caller and the next sweep.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
     Raises
     ------
     InvalidArgumentError
-        If it is the open one, which loses entries, or was deleted on purpose.
+        If it is the open one, where only entries can be lost, or was deleted on purpose.
     """
     topic = storage.row(connection)
     counter = Counter.of_row(topic)
@@ -77,9 +77,9 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
 def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int, numbers: Collection[int]) -> int:
     """Record that the messages of some entries of a ledger that is not sealed are gone for good; return how many.
 
-    Entries without a row get one, with the messages that are missing up to the next entry: of several missing
-    neighbours, the first counts those of all. The bounds of the ledger become those of the remaining messages; if none
-    remain, they stay.
+    Entries without a row get one, which counts the messages missing up to the next entry. If several neighbours are
+    missing, the first one counts the messages of all. The bounds of the ledger become those of the remaining messages;
+    if none remain, they stay.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def _measured_anew(storage: Storage, connection: sa.Connection, ledger: int) -> 
         peak = peak if own is None else raised(peak, own.end)
         values: dict[str, int | None] = {} if own is not None else {**_NO_BOUNDS}
         if peak_of_row(row) != peak:
-            values |= peak_columns(peak)  # of a lost entry that of its predecessor, so that no search ends there
+            values |= peak_columns(peak)  # a lost entry gets that of its predecessor, so that no search ends there
         if values:
             connection.execute(sa.update(entries).where(*here, entries.c.entry == row["entry"]).values(values))
     return {**({} if bounds is None else bounds.columns()), "bytes": sum(row["bytes"] for row in rows)}

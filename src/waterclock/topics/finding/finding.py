@@ -42,7 +42,7 @@ class Found(NamedTuple):
     Attributes
     ----------
     position
-        Of the first message at or after the time; if all are earlier, the position of the next to be written.
+        Position of the first message at or after the time; if all are earlier, that of the next message to be written.
     found
         Whether there is such a message.
     """
@@ -71,9 +71,7 @@ def find_first(
 
     After *PIP-345: Optimize finding message by timestamp* ('Detailed Design', step 12).
 
-    A ledger whose file is lost is skipped with a warning: the result is the first readable message.
-
-    Parameters
+    A ledger whose file is lost is skipped with a warning: the result is the first readable message. Parameters
     ----------
     by
         publish_time, event_time, receive_time or effective_time.
@@ -85,7 +83,7 @@ def find_first(
         ``skip``: if the message is in a damaged entry or row group, return the beginning of that, for a reader that
         skips it. If a whole ledger is damaged, return its beginning.
     at_lost
-        Do not skip a ledger whose file is lost, but return its beginning, if it may hold the message.
+        Return the beginning of a ledger whose file is lost, if it may hold the message, instead of skipping it.
 
     Raises
     ------
@@ -119,7 +117,7 @@ def find_newest(storage: Storage, by: str) -> Found:
     """Find the first of the messages with the largest ``by``; not found in a topic without messages.
 
     The catalogue's largest time may belong to messages that were deleted or lost since. Then no message is found for
-    it, and the next smaller end of a ledger is tried.
+    it, and the next smaller largest time of a ledger is tried.
     """
     time = _largest(storage, by)
     while time is not None:
@@ -154,7 +152,7 @@ def find_start(storage: Storage, by: str, time: int, on_damage: OnDamage = "rais
 def place_at(storage: Storage, start: Position | Time, by: str, on_damage: OnDamage = "raise") -> Place:
     """Find the place to start reading: at ``"earliest"``, ``"latest"``, a position, or the first message of a time.
 
-    ``by`` names the kind of time, and the time may be written as how long ago: ``"2h"``. ``on_damage`` is as of
+    ``by`` names the kind of time, and the time may be written as how long ago: ``"2h"``. ``on_damage`` as in
     `find_first`.
     """
     damage = Damage(storage.name, on_damage, quiet=True)
@@ -255,7 +253,7 @@ def _largest(storage: Storage, by: str) -> int | None:
 
 
 def _largest_below(storage: Storage, by: str, time: int) -> int | None:
-    """Read the largest time before ``time`` that a ledger ends with. No index has the ends, so this reads them all."""
+    """Read the largest ``end_*`` of a ledger that is before ``time``. Without an index, so it reads them all."""
     end = ledgers.c[f"end_{by}"]
     closed = sa.select(sa.func.max(end)).where(
         ledgers.c.topic_id == storage.topic_id, ledgers.c.state != "lost", end < time

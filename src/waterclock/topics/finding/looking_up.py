@@ -26,7 +26,7 @@ from waterclock.topics.reading.sealed_ledger import SealedLedger
 from waterclock.topics.store.ledger_files import LostFileError
 
 _Places = npt.NDArray[np.int64]
-"""Rows of (entry, index, number): the number says which of the given positions it is."""
+"""Rows of (entry, index, number): the number is the place among the given positions."""
 
 _ENTRIES_AT_ONCE = 256
 _MORE_THAN_AN_ENTRY_HOLDS = 2**31
@@ -58,7 +58,7 @@ def look_up(
     Parameters
     ----------
     pass_over
-        Errors for which unreadable messages get null rows instead.
+        Errors for which unreadable messages become null rows instead.
     most_bytes
         Bytes of messages at which to give up; None: no limit.
     decoded
@@ -71,7 +71,7 @@ def look_up(
     NotFoundError
         If no message is at a position (any more), including lost ones.
     DamagedError
-        If it differs from its written form, or is missing though it was not deleted.
+        If a message differs from its written form, or is missing though it was not deleted.
     LostFileError
         If the file of a ledger is gone.
     """
@@ -107,7 +107,7 @@ def _as_array(positions: Sequence[Position] | pa.Table | pa.RecordBatch) -> npt.
 
 
 class _Lookup:
-    """Reads what holds sorted places of one ledger, piece by piece."""
+    """Reads the pieces that hold sorted places of one ledger, one by one."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Lookup:
             return (yield from self._of_file(row, left))
 
     def _is_empty(self, connection: sa.Connection) -> bool:
-        """Whether no entry of the ledger is left, so that a deleted one is not looked through entry by entry."""
+        """Whether no entry of the ledger is left: then a deleted ledger need not be searched entry by entry."""
         chosen = entries.c.topic_id == self._storage.topic_id, entries.c.ledger == self._ledger
         return connection.execute(sa.select(entries.c.entry).where(*chosen).limit(1)).first() is None
 
@@ -189,7 +189,7 @@ class _Lookup:
         except (NotFoundError, DamagedError) as error:
             self.pass_over(error)
             wanted = np.unique(left[:, 0])
-            if len(wanted) > 1:  # the others are whole, perhaps
+            if len(wanted) > 1:  # the others may be intact
                 for entry in wanted:
                     yield from self._of_entries(connection, left[left[:, 0] == entry])
 

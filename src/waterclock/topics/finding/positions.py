@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def beginning(storage: Storage) -> Place:
-    """Return the first place that is left of the topic; earlier ledgers were deleted on purpose."""
+    """Return the first remaining place of the topic; earlier ledgers were deleted on purpose."""
     with storage.backend.snapshot() as connection:
         row = storage.row(connection)
     return Place(Position(row["first_ledger"], 0, 0), row["first_ordinal"])
@@ -38,12 +38,12 @@ def beginning(storage: Storage) -> Place:
 def place_of(storage: Storage, position: Position, damage: Damage | None = None) -> Place:
     """Find the first remaining message at or after a position; the topic's head if all are earlier.
 
-    If a ledger is missing in front of it, the place is its beginning, so that the reader meets the gap.
+    If a ledger before it is missing, return the beginning of that ledger, so that the reader reports the gap.
 
     Parameters
     ----------
     damage
-        Decides about unreadable parts; if they may be skipped, the place is behind them. None: an error.
+        The policy for unreadable parts; if they may be skipped, the place is after them. None: an error.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def _hole(storage: Storage, connection: sa.Connection, position: Position, row: 
 def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) -> Position:
     """Find the position of a message by its number in the topic; the topic's head if the number is not used yet.
 
-    If the message was deleted or is recorded as lost, return the first place behind it that is left.
+    If the message was deleted or is recorded as lost, return the next remaining place.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def position_of(storage: Storage, ordinal: int, damage: Damage | None = None) ->
 
 
 def entry_boundary(storage: Storage, start: Position, messages: int, damage: Damage | None = None) -> Position:
-    """Return the end of the last whole entry within ``messages`` from ``start``; of the first, if that holds more.
+    """Return the end of the last whole entry within ``messages`` from ``start``, at least that of the first entry.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def _position_in_file(storage: Storage, row: sa.RowMapping, ordinal: int, damage
     group = file.groups[number]
     following = _start_of(row, file.groups[number + 1], 0).position if number + 1 < len(starts) else end
     if at >= group.messages:
-        return following  # the messages between are lost
+        return following  # the messages in between are lost
     if at <= 0:
         return Position(row["ledger"], group.entry, group.index)
     try:

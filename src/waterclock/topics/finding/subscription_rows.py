@@ -163,7 +163,7 @@ def move(storage: Storage, name: str, place: Place, not_before: NotBefore | None
 
 
 def advance(storage: Storage, name: str, place: Place) -> int:
-    """Move a subscription forward, whichever reader holds it; never backwards. Give by how many messages."""
+    """Move a subscription forward, never backwards, whichever reader holds it; return by how many messages."""
 
     def move_forward(connection: sa.Connection) -> int:
         row, _ = _lock(storage, connection, name)

@@ -1,10 +1,10 @@
-"""The checksum of messages' contents, which distinguishes a repeated append from one of other messages.
+"""The checksum of messages' contents, which distinguishes a repeated append from an append of other messages.
 
-It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, which say when
-a message was sent and received: one that is sent again is sent at another time, by its producer's clock or by the
-topic's. It depends on neither the container (messages or a table) nor the version of a library, because the catalogue
-keeps it. Column by column: lengths as int32, where headers that are None count -1; texts and payloads end to end; times
-as int64. Headers in the order of their keys. All little-endian.
+It covers source, stream, event_time, headers and payload. It leaves out publish_time and receive_time, because a
+message that is sent again has other ones, by its producer's clock or by the topic's. The catalogue keeps it, so it
+depends on neither the container (messages or a table) nor the version of a library. It is computed column by column:
+lengths as int32 (-1 for headers that are None), texts and payloads end to end, times as int64. Headers are in the order
+of their keys, and numbers little-endian.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from waterclock.message import Message
 
 _TEXTS = ("source", "stream")
 _HEADERS: Any = MESSAGE_SCHEMA.field("headers").type
-_PAIRS = pa.list_(pa.struct([_HEADERS.key_field, _HEADERS.item_field]))  # Arrow computes little with maps
+_PAIRS = pa.list_(pa.struct([_HEADERS.key_field, _HEADERS.item_field]))  # Arrow has few functions for maps
 
 
 def checksum_of_messages(messages: Sequence[Message]) -> int:
-    """Compute it message by message: fast for a few."""
+    """Compute it message by message: faster for few messages."""
     return _combined(_parts_of_messages(messages))
 
 
 def checksum_of_columns(batch: pa.RecordBatch) -> int:
-    """Compute it column by column, of a batch of `MESSAGE_SCHEMA`; equal to that of the same messages."""
+    """Compute it column by column for a batch of `MESSAGE_SCHEMA`; equal to that of the same messages."""
     return _combined(_parts_of_columns(batch))
 
 
@@ -78,7 +78,7 @@ def _parts_of_columns(batch: pa.RecordBatch) -> Iterator[bytes | memoryview]:
 
 
 def _of_header_columns(headers: pa.MapArray) -> Iterator[bytes | memoryview]:
-    """Write them like `_of_headers`, by columns; as Python lists they would take 20 µs a message."""
+    """Write the same as `_of_headers`, from columns; Python lists would take 20 µs per message."""
     lists = headers.cast(_PAIRS)
     lengths = pc.call_function("list_value_length", [lists]).fill_null(-1).to_numpy()
     yield lengths.astype("<i4", copy=False).tobytes()

@@ -26,7 +26,7 @@ from waterclock.topics.model.producer_state import Verdict
 PLACED_SCHEMA = pa.schema(
     [*MESSAGE_SCHEMA, pa.field("entry", pa.int64(), nullable=False), pa.field("index", pa.int32(), nullable=False)]
 )
-"""The columns of a message, and its place in its ledger."""
+"""The columns of a message, and its position in its ledger."""
 
 
 _ARROW = b"WCA1"
@@ -43,7 +43,7 @@ joins no more than 2 GiB into one column.
 """
 
 _FEW = 64
-"""Up to so many messages, columns are slower."""
+"""For up to this many messages, columns are slower."""
 
 _LEAST_OF_ARROW = 1200
 """Bytes that Arrow needs for a schema and one message: a smaller packed entry is not compared with it."""
@@ -56,18 +56,19 @@ class Entry:
     Attributes
     ----------
     data, messages, bounds
-        Its bytes, how many messages they hold, and the bounds of their times; no bytes if no message is left.
+        Its bytes, how many messages they hold, and the bounds of their times; empty bytes if every message was
+        rejected.
     given
-        How many messages were given.
+        How many messages were passed.
     checksum
-        Of the contents of those (`waterclock.topics.format.content_checksum`); 0 if not requested.
+        Checksum of their contents (`waterclock.topics.format.content_checksum`); 0 if not requested.
     rejected
-        The messages that were given and are not in the entry.
+        The messages that were passed and are not in the entry.
     times
-        The times of all that were given, for a repeat to be judged as it was the first time; None if the topic has no
-        limit and no checksum was asked for.
+        The times of all passed messages, so that a repeat is judged as it was the first time; None if the topic has no
+        limit and no checksum was requested.
     verdict
-        How they were judged; None if none is rejected.
+        How they were judged; None if all were accepted.
     """
 
     data: bytes
@@ -99,11 +100,11 @@ def encode_entry(
     Parameters
     ----------
     messages
-        Everything that `as_messages` takes.
+        In any form that `as_messages` takes.
     now
         Fills in missing publish and receive times. Called at most once.
     limit
-        How far ahead of that messages may be.
+        How far ahead of ``now`` messages may be.
     with_checksum
         Whether to compute the checksum of the messages' contents.
 
@@ -215,7 +216,7 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
 
 
 class _Unpacked:
-    """The packed ones of some entries, all unpacked at once, to be taken from the front."""
+    """The packed entries among some entries, all unpacked at once; taken from the front."""
 
     def __init__(self, columns: Sequence[pa.Array], counts: Sequence[int]) -> None:
         self._columns = columns
@@ -260,7 +261,7 @@ def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) ->
 
 
 def _of_stream(data: memoryview, wanted: Sequence[pa.Field]) -> pa.RecordBatch:
-    # Columns that are left out are not even decompressed. Asking for none would read all of them.
+    # Omitted columns are not even decompressed. An empty list would read all of them.
     fields = wanted or [MESSAGE_SCHEMA.field("event_time")]
     indices = [MESSAGE_SCHEMA.get_field_index(field.name) for field in fields]
     options = pa.ipc.IpcReadOptions(included_fields=indices)
@@ -272,7 +273,7 @@ def _of_stream(data: memoryview, wanted: Sequence[pa.Field]) -> pa.RecordBatch:
 
 
 def _as_few(given: list[Message] | pa.RecordBatch) -> list[Message] | None:
-    """Return the messages one by one, if they are few and no data is lost by it."""
+    """Return the messages as objects, if they are few and this loses no data."""
     if isinstance(given, list):
         return given if len(given) <= _FEW else None
     if given.num_rows > _FEW:

@@ -1,10 +1,9 @@
 """The checksums of a sealed ledger's file, as the catalogue keeps them: compared before anything is decoded.
 
 There is one for each part that is read on its own: the footer, the text of the ledger's row groups in the catalogue,
-and each column chunk of a row group. A chunk goes from its first page (the dictionary, if it has one) to the end of its
-last page, page headers included. So a reader of two columns checks two chunks, and nothing between them.
-
-The footer's is that of the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
+and each column chunk of a row group. A chunk reaches from its first page (the dictionary, if it has one) to the end of
+its last page, page headers included. So a reader of two columns checks two chunks, and nothing between them. The
+footer's checksum covers the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
 the catalogue is the same bytes behind another ``PAR1``, so that one checksum verifies both.
 
 A file that the catalogue does not know can still be checked: the footer's checksum is also stored in front of the
@@ -34,7 +33,7 @@ _MARK = b"WCM1"
 MARK_BYTES = FRAME_BYTES
 """Bytes of `footer_mark`."""
 
-_HEAD = 4  # numbers in front of the row groups' own
+_HEAD = 4  # numbers before those of the row groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,11 @@ class FileChecksums:
     Attributes
     ----------
     footer
-        Of the file's footer.
+        Checksum of the file's footer.
     row_groups
-        Of the text that describes the ledger's row groups in the catalogue.
+        Checksum of the text that describes the ledger's row groups in the catalogue.
     chunks
-        Of the column chunks, in the order of the file's columns, by number of the row group in the file.
+        Checksums of the column chunks, in the order of the file's columns, by number of the row group in the file.
     """
 
     footer: int
@@ -57,7 +56,7 @@ class FileChecksums:
 
     @classmethod
     def of(cls, footer: bytes, row_groups: str, chunks: Mapping[int, Sequence[int]]) -> Self:
-        """Compute the checksums of a copy of the footer and of a text, and add those of the chunks."""
+        """Build them from those of the chunks, a copy of the footer, and the text."""
         return cls(footer_checksum(footer), checksum(row_groups.encode()), chunks)
 
     @classmethod

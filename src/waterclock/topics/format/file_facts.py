@@ -1,8 +1,8 @@
 """The facts that a ledger file stores about itself, so that a lost catalogue can be rebuilt from the files.
 
-Under the key `KEY` of its Parquet metadata, a file names its topic and stores, for each ledger in it, those values of
-the catalogue's row that do not follow from the messages. The footer's checksum guards it, and the messages are compared
-with it before a file is imported.
+Under the key `KEY` of its Parquet metadata, a file names its topic and stores, for each ledger in it, the values of the
+catalogue's row that cannot be computed from the messages. The footer's checksum guards it, and the messages are
+compared with it before a file is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LedgerFacts(NamedTuple):
     Attributes
     ----------
     ledger, first_ordinal, entries, messages, closed_at
-        Of the ledger, messages that are recorded as lost included.
+        Those of the ledger, including messages that are recorded as lost.
     opened_at
         When it got its first entry, ns; None if that is not known.
     row_groups

@@ -14,7 +14,7 @@ from waterclock.checksum import checksum
 
 
 def fingerprint(table: pa.Table) -> int:
-    """Return a checksum of the values of all columns, however these are cut into chunks and laid out in memory."""
+    """Return a checksum of the values of all columns, independent of their chunks and their layout in memory."""
     result = 0
     for column in table.columns:
         streams: list[int] = []
@@ -28,7 +28,7 @@ def fingerprint(table: pa.Table) -> int:
 
 
 def _streams(array: pa.Array) -> Iterator[memoryview]:
-    """Turn an array into byte streams, equally many for each array of a type."""
+    """Convert an array to byte streams; arrays of one type have the same number of them."""
     yield _bytes(pc.call_function("is_valid", [array]).cast(pa.int8()).to_numpy(zero_copy_only=False))
     given = array.drop_null() if array.null_count else array  # the bytes under a null are meaningless
     if pa.types.is_integer(array.type):
@@ -49,7 +49,7 @@ def _bytes(numbers: npt.NDArray[Any]) -> memoryview:
 
 
 def _ends(array: pa.Array) -> npt.NDArray[np.int32]:
-    """Return the end of each value in the array's data, relative to the begin of the first."""
+    """Return the end of each value in the array's data, relative to the start of the first."""
     offsets = array.buffers()[1]
     if offsets is None or not len(array):
         return np.zeros(1, np.int32)

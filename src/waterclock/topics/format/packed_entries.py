@@ -8,8 +8,8 @@ Behind the frame (`waterclock.checksum`), all little-endian:
 - for each header: the lengths of its key and its value (uint16 each);
 - for each message its source, stream and payload, then for each header its key and value.
 
-Nothing is aligned and nothing follows. Many entries are unpacked at once, with a fixed number of steps in numpy: their
-bytes lie end to end, and a text of each is cut out of them by Arrow.
+There is no alignment or trailer. Many entries are unpacked at once, with a fixed number of numpy steps: their bytes lie
+end to end, and Arrow cuts the texts out of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORM = b"WCR1"
 """The name of the form."""
 
 LARGEST = 4096
-"""Bytes of an entry up to which it may be packed; a larger one is better compressed."""
+"""Maximum bytes of a packed entry; a larger entry is better compressed."""
 
 _HEAD = struct.Struct("<HH")
 _HEADER = struct.Struct("<HH")
@@ -51,7 +51,7 @@ _MESSAGE_TYPE = np.dtype(
 _HEAD_TYPE = np.dtype([("messages", "<u2"), ("headers", "<u2")])
 _HEADER_TYPE = np.dtype([("key", "<u2"), ("value", "<u2")])
 AT_ONCE = 1 << 16
-"""Entries that may be unpacked at once: Arrow counts their bytes with 31 bits."""
+"""Maximum entries unpacked at once: Arrow counts their bytes with 31 bits."""
 
 _MOST_MESSAGES = LARGEST // _MESSAGE.size
 _TEXTS = ("source", "stream", "payload")
@@ -91,7 +91,7 @@ def pack(messages: Sequence[Message]) -> bytes | None:
 
 
 class Unpacked(NamedTuple):
-    """Some entries as columns, in their order, and how many messages each of them holds."""
+    """Some entries as columns, in order, and how many messages each of them holds."""
 
     columns: list[pa.Array]
     counts: _Numbers
@@ -107,7 +107,7 @@ def unpack(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[s
     rows
         The entries, at least one and at most `AT_ONCE`, given as (number, bytes).
     columns
-        Names out of `MESSAGE_SCHEMA`: the columns to make, in its order.
+        Names out of `MESSAGE_SCHEMA`: the columns to build, in its order.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def _damaged(ledger: int, entry: int, data: bytes) -> DamagedError:
 class _Layout:
     """The offsets of everything in the bytes of some entries, end to end.
 
-    A number that could lead out of its entry is found before it is used: then ``broken`` is the place of that entry.
+    A number that points outside its entry is found before it is used: then ``broken`` is the place of that entry.
     """
 
     def __init__(self, bodies: Sequence[memoryview]) -> None:
@@ -202,7 +202,7 @@ class _Layout:
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values, mask=pa.array(has == -1))
 
     def _cut(self, ends: _Numbers, sizes: _Numbers) -> pa.Array:
-        """Cut out pieces that lie one behind another, with gaps between them: of the pieces and gaps, each second."""
+        """Cut out consecutive pieces with gaps between them: every second one of the pieces and gaps."""
         if not len(ends):
             return pa.array([], pa.binary())
         offsets = np.empty(2 * len(ends), dtype=np.int32)
@@ -212,7 +212,7 @@ class _Layout:
         return both.take(pa.array(np.arange(0, len(both), 2)))
 
     def _records(self, begins: _Numbers, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Read a record of numbers at each of some places."""
+        """Read a record of numbers at each of these offsets."""
         if not len(begins):
             return np.empty(0, dtype=kind)
         shape = (len(self._bytes) - kind.itemsize + 1, kind.itemsize)
@@ -225,7 +225,7 @@ def _first(found: npt.NDArray[np.bool_]) -> int | None:
 
 
 def _places(begins: _Numbers, counts: _Numbers, size: int) -> _Numbers:
-    """Return the offsets of consecutive records, a number of them from each of some beginnings."""
+    """Return the offsets of consecutive records: from each of some starts, as many as its count."""
     before = np.cumsum(counts) - counts
     return np.repeat(begins - before * size, counts) + np.arange(int(counts.sum())) * size
 
@@ -238,7 +238,7 @@ def _sums(values: npt.NDArray[Any], counts: _Numbers) -> _Numbers:
 
 
 def _ends(begins: _Numbers, sizes: _Numbers, counts: _Numbers) -> _Numbers:
-    """Return the ends of consecutive pieces, a number of rows from each of some beginnings."""
+    """Return the ends of consecutive pieces: from each of some starts, as many rows as its count."""
     ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
     before = np.concatenate([[0], ends[:, -1]])[np.cumsum(counts) - counts]
     return ends + np.repeat(begins - before, counts)[:, None]

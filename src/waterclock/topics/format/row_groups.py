@@ -34,7 +34,7 @@ class RowGroup:
         If several ledgers share a file: which of its row groups holds these messages, and from which row on. None if
         the ledger has the file to itself, so that the file's row groups are the ledger's.
     skipped
-        How many messages right before its first are recorded as lost: they have numbers, but are not stored.
+        How many messages immediately before it are recorded as lost: they have numbers, but are not stored.
     """
 
     messages: int
@@ -55,7 +55,7 @@ class RowGroup:
         return cls(table.num_rows, entry, index, bounds, peak, skipped=skipped)
 
     def is_in(self, table: pa.Table, ledger: int) -> bool:
-        """Return whether a row group, read whole, holds these messages of a ledger in the right place."""
+        """Return whether a row group, read as a whole, has these messages of a ledger in the right place."""
         part = table.slice(self.row, self.messages)
         if part.num_rows < self.messages or (self.number is None and table.num_rows > self.messages):
             return False
@@ -122,7 +122,7 @@ def bounds_of(groups: Iterable[RowGroup]) -> Bounds | None:
 
 
 def starts_of(groups: Iterable[RowGroup], first: int = 0) -> list[int]:
-    """Return the number of each row group's first message, where ``first`` is that of the ledger's first."""
+    """Return the number of each row group's first message; ``first`` is the number of the ledger's first message."""
     starts: list[int] = []
     for group in groups:
         starts.append(first + group.skipped)

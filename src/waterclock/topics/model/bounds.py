@@ -1,4 +1,4 @@
-"""Bounds of times: smallest and largest of a piece of a topic, and the running maximum that makes them searchable."""
+"""Time bounds: smallest and largest times of a piece of a topic, and the running maximum that makes them searchable."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Bounds:
 
 
 def raised(peak: Mapping[str, int] | None, end: Mapping[str, int]) -> Mapping[str, int]:
-    """Carry a running maximum over one more piece whose largest times are ``end``."""
+    """Extend a running maximum by a piece whose largest times are ``end``."""
     return end if peak is None else {time: max(value, peak[time]) for time, value in end.items()}
 
 

@@ -25,7 +25,7 @@ class Rejected(NamedTuple):
     Attributes
     ----------
     index
-        Which of the messages given it is, from 0.
+        Its place among the passed messages, from 0.
     reason
         Why it was rejected, with the value.
     """
@@ -47,7 +47,7 @@ class ClockTimes(NamedTuple):
 
 
 LOOK_EVERY = 1.0
-"""Seconds after which a topic that is open notices that its limit was altered, as message tables do."""
+"""Seconds until an open topic notices a change of its limit, as in message tables."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class AheadLimit:
     topic
         The topic's name.
     max_ahead
-        How far ahead of the clock a publish_time or receive_time may be, ns; exactly as far is not too far.
+        How far ahead of the clock a publish_time or receive_time may be, ns; inclusive.
     on_ahead
         What happens to a message beyond the limit.
     """
@@ -92,7 +92,7 @@ class AheadLimit:
         """Return the messages with a time that is too far ahead; one that is null is filled in, and never ahead."""
         limit = pa.scalar(min(now + self.max_ahead, MAX_NS), pa.int64())
         found: dict[int, Rejected] = {}
-        for name, column in reversed(times._asdict().items()):  # of both, publish_time is named
+        for name, column in reversed(times._asdict().items()):  # if both are, publish_time is named
             rows = pc.call_function("indices_nonzero", [pc.call_function("greater", [column, limit])])
             found |= {row: Rejected(row, self._reason(name, column[row].as_py(), now)) for row in rows.to_pylist()}
         return tuple(found[row] for row in sorted(found))

@@ -19,7 +19,7 @@ COUNTER_COLUMNS = (
 )
 """The columns of a topic's row that make its counter."""
 
-_BOUNDS = 6  # how many columns come before the bounds
+_BOUNDS = 6  # the number of columns before the bounds
 _PEAK = _BOUNDS + len(TIMES) + len(BOUNDED)
 _ROLL = _PEAK + len(BOUNDED)
 
@@ -35,7 +35,7 @@ class Counter:
     ledger
         The open ledger.
     entries, messages, bytes
-        Their numbers in the open ledger.
+        How many the open ledger has.
     ordinal
         Number of the next message in the topic.
     opened_at

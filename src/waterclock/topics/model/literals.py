@@ -1,4 +1,4 @@
-"""The choices of a topic's calls and commands, importable without their libraries."""
+"""The allowed values of arguments of a topic's calls and commands, importable without their libraries."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Repeat(NamedTuple):
     Attributes
     ----------
     first
-        Its position; None if that is forgotten, or if all of its messages were rejected.
+        Its position; None if it is forgotten, or if all of its messages were rejected.
     verdict
         None if no message was rejected, or if that is forgotten.
     """

@@ -1,7 +1,7 @@
 """Read the messages stored at a position of a topic, and check that they follow the previous piece.
 
 A topic has no gaps: ledgers, their entries, and messages are numbered consecutively, in rows and in files. Only ledgers
-at the start may be missing, which were deleted on purpose, and the topic's row records up to where. Any other gap is
+at the start may be missing: they were deleted on purpose, and the topic's row records how many. Any other gap is
 damage, and the numbers of its neighbours show its size. Each query is one snapshot, so a deletion by another process is
 seen completely or not at all.
 """
@@ -23,10 +23,10 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.model.counter import Counter
 
 CHUNK_MESSAGES = 65_536
-"""Messages of unsealed entries fetched from the database at once, at most."""
+"""Maximum messages of unsealed entries fetched from the database at once."""
 
 CHUNK_BYTES = 8 << 20
-"""Their bytes, at most; a single entry may be larger."""
+"""Maximum bytes of these; a single entry may be larger."""
 
 CHUNK_ENTRIES = 4096
 
@@ -55,7 +55,7 @@ class NextPart(NamedTuple):
     ledger
         The ledger that was found there.
     following
-        Next place to look; None at the topic's end.
+        Where to look next; None at the topic's end.
     ordinal
         The number of the message there.
     gaps
@@ -163,7 +163,7 @@ def ledgers_gap_before(
 
 
 class LedgerSequence:
-    """Follows the ledgers of a range, fed one by one in order, and tells which are missing.
+    """Follows the ledgers of a range, passed one by one in order, and reports missing ones.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def _sizes(
 
 
 def _fitting(sizes: Sequence[sa.Row[Any, Any, Any, Any]]) -> int:
-    """Count the entries that are taken at once: they follow one another, and are not too large together."""
+    """Count the entries to take at once: consecutive ones that are not too large together."""
     totals = zip(accumulate(row.messages for row in sizes), accumulate(row.bytes for row in sizes), strict=True)
     fitting = sum(1 for _ in takewhile(lambda total: total[0] <= CHUNK_MESSAGES and total[1] <= CHUNK_BYTES, totals))
     pairs = pairwise(sizes[: max(fitting, 1)])
@@ -305,7 +305,7 @@ def _entries_missing(
     gaps: list[Gap],
 ) -> NextPart:
     first, last = numbers
-    if not sizes and last < ledger.entries - 1:  # behind the reader's end: its number shows how much is missing
+    if not sizes and last < ledger.entries - 1:  # after the reader's end: its number shows how much is missing
         sizes = _sizes(storage, connection, Position(ledger.number, first, 0), ledger.entries - 1)[:1]
     here = (entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger.number, entries.c.entry < first)
     end = sa.select(entries.c.first_ordinal + entries.c.messages).where(*here).order_by(entries.c.entry.desc())

@@ -1,4 +1,4 @@
-"""The row groups that were decoded last, so that lookups one after another decode each only once."""
+"""A cache of the last decoded row groups, so that consecutive lookups decode each only once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from waterclock.topics.store.sealed_file import ROW_GROUP_BYTES
 MOST_BYTES = ROW_GROUP_BYTES
 """Bytes of decoded row groups that are kept at most; a larger row group is not kept at all.
 
-Batches in order of position reach a little back and ahead, so that neighbouring lookups share a row group or two.
+Batches in order of position overlap a little, so consecutive lookups share a row group or two.
 """
 
 
 class DecodedGroups:
-    """Keeps decoded row groups for one reader, bounded by bytes; those not used for longest are dropped first."""
+    """Keeps decoded row groups for one reader, bounded by bytes; the least recently used are dropped first."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes

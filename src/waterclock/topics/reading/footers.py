@@ -1,7 +1,7 @@
 """The footers of ledger files, which hold the offsets of everything else.
 
 Each has two copies, in the file and in the catalogue, so that either can replace the other. If ledgers share a file,
-the last of them has the copy, because retention deletes the first ones first.
+the last of them has the copy, because retention deletes from the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.format.file_checksums import MAGIC, MARK_BYTES, footer_checksum, footer_mark
 from waterclock.topics.store.ledger_files import LedgerFiles
 
-_END = 8  # bytes behind the metadata: its length and the magic
+_END = 8  # bytes after the metadata: its length and the magic
 _AT_ONCE = 64 << 10
 
 _log = logging.getLogger(__name__)
@@ -49,9 +49,7 @@ def parsed_footer(
     Raises
     ------
     DamagedError
-        If no copy is whole.
-    LostFileError
-        If the file's own is needed, and the file is gone.
+        If both copies are damaged. LostFileError If the file's own is needed, and the file is gone.
     """
     name = files.name(path)
     if copy is not None:
@@ -89,7 +87,7 @@ def read_footer(files: LedgerFiles, path: str) -> bytes:
     Raises
     ------
     DamagedError
-        If the file does not end as a file of Parquet does.
+        If the file does not end like a Parquet file.
     LostFileError
         If it is gone.
     UnavailableError

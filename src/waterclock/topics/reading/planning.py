@@ -23,10 +23,10 @@ from waterclock.topics.reading.slicing import Slice, SliceRun, TopicAddress
 from waterclock.topics.store.ledger_files import LostFileError
 
 MOST_SLICES = 10_000
-"""With more ledgers than this, a plan joins them to about as many runs: Spark's driver takes a millisecond a task."""
+"""A plan joins more ledgers than this into about as many runs: Spark's driver takes a millisecond per task."""
 
 _LEDGERS_AT_ONCE = 10_000
-"""Rows of the catalogue that are fetched at once: drivers hold a whole answer in memory, 300 MB for 10⁶ ledgers."""
+"""Rows of the catalogue that are fetched at once: drivers hold a whole result in memory, 300 MB for 10⁶ ledgers."""
 
 
 def plan_slices(
@@ -37,7 +37,7 @@ def plan_slices(
     wanted: ReadFilter = ALL,
     damage: Damage | None = None,
 ) -> list[Slice]:
-    """Plan like `plan_runs`, with a slice for each ledger of a run."""
+    """Plan like `plan_runs`, but return a slice for each ledger of a run."""
     planned: list[Slice] = []
     for part in plan_runs(storage, start, stop, max_messages, wanted, damage):
         if isinstance(part, Slice):
@@ -63,11 +63,11 @@ def plan_runs(
     Parameters
     ----------
     max_messages
-        Of a topic with more than `MOST_SLICES` times as many, slices are larger: so planning does not look into each
-        ledger. If it has more ledgers than that, several are one run.
+        If the topic has more than `MOST_SLICES` times as many, slices are larger, so that planning need not look into
+        each ledger. If it has more ledgers than that, several form one run.
     damage
-        Decides about missing ledgers and those with a damaged row; None: they are an error. Readers of the slices check
-        the entries.
+        The policy for missing ledgers and those with a damaged row; None: they are an error. Readers of the slices
+        check the entries.
 
     Raises
     ------
@@ -131,7 +131,7 @@ class _LedgerRow(NamedTuple):
     Attributes
     ----------
     shares
-        Whether its part of the file is not all of it.
+        Whether it shares the file with other ledgers.
     chosen
         Whether it may hold a wanted message.
     bounds
@@ -174,10 +174,10 @@ def _ledgers_of(
 
 
 class _Plan:
-    """Joins pieces of one ledger or of one file that follow one another into slices.
+    """Joins consecutive pieces of a ledger or of a file into slices.
 
-    It looks into a ledger only if that must be cut: if it is larger than a slice, if the range begins or ends in it, if
-    only some of it is wanted, or if a slice begins or ends in a file that ledgers share.
+    It looks into a ledger only to cut it: if it is larger than a slice, if the range begins or ends in it, if only some
+    of it is wanted, or if a slice begins or ends in a file that ledgers share.
     """
 
     def __init__(
@@ -200,20 +200,20 @@ class _Plan:
         self._damage = damage
         self._address = TopicAddress.of(storage)
         self._joined = 0  # messages of the last run
-        # The ledgers of which no message lies outside the range.
+        # The ledgers that lie wholly in the range.
         self._whole = range(start.ledger + (start[1:] != (0, 0)), stop.ledger)
-        self._run_messages = run_messages  # of ledgers that are joined; 0: they are not
+        self._run_messages = run_messages  # ledgers per run; 0: ledgers are not joined
         self._slices: list[Slice | SliceRun] = []
-        self._run: tuple[_Unit, _Unit] | None = None  # the first and the last piece of the slice to come
+        self._run: tuple[_Unit, _Unit] | None = None  # the first and the last piece of the next slice
         self._messages = 0
-        self._checksums: dict[bytes, None] = {}  # of the ledgers of the slice to come, each once, in order
+        self._checksums: dict[bytes, None] = {}  # those of the next slice's ledgers, each once, in order
 
     def add_ledger(self, row: _LedgerRow) -> None:
         """Add a ledger that is not open."""
         if row.ledger == self._stop.ledger and self._stop[1:] == (0, 0):
             return
         if row.state == "lost":
-            self._end_run()  # no slice goes across it: the file that it shared may hold it still
+            self._end_run()  # no slice crosses it: the file that it shared may still hold it
         elif row.state != "sealed":
             self.add_entries(row.ledger, row.entries)
         elif not self._add_whole(row):
@@ -242,7 +242,7 @@ class _Plan:
         return max(behind - first, 0)
 
     def _meet_missing(self, ledger: int, numbers: Sequence[int], count: int) -> None:
-        """Return which entries are missing: they lie in no slice, so no reader would come across them later."""
+        """Report missing entries: they are in no slice, so no reader would notice them later."""
         for before, behind in pairwise([-1, *numbers, count]):
             first, end = Position(ledger, before + 1, 0), Position(ledger, behind, 0)
             if behind > before + 1 and first < self._stop and end > self._start:
@@ -335,7 +335,7 @@ class _Plan:
         if last.path != piece.path:
             return False
         before, number = self._held_by(last)[1], self._held_by(piece)[0]
-        # A row group between them is lost, and not read.
+        # A lost row group lies between them, and is not read.
         adjoins = last.stop == piece.start and number <= before + 1
         # Two slices of one row group would both read it, so it is not cut between the ledgers that share it.
         return (fits and adjoins) or before == number
@@ -358,7 +358,7 @@ class _Plan:
         self._run, self._messages, self._checksums = None, 0, {}
 
     def _held_by(self, piece: _Unit) -> tuple[int, int]:
-        """Return which row groups of the file hold a piece: the first and the last."""
+        """Return the numbers of the first and the last row group of the file that hold a piece."""
         if piece.numbers is not None:
             return piece.numbers
         numbers = _numbers(self._look_up(piece.start.ledger))
@@ -366,5 +366,5 @@ class _Plan:
 
 
 def _numbers(groups: Sequence[RowGroup]) -> list[int]:
-    """Return which row groups of the file those of a ledger are."""
+    """Return the numbers in the file of a ledger's row groups."""
     return [number if group.number is None else group.number for number, group in enumerate(groups)]

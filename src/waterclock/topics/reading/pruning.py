@@ -1,4 +1,4 @@
-"""Skipping messages that are not wanted: whole parts by the catalogue and file statistics, then single rows."""
+"""Skipping unwanted messages: whole parts by the catalogue and file statistics, then single rows."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class ReadFilter:
         return ("source", self.sources), ("stream", self.streams)
 
     def row_groups(self, metadata: pq.FileMetaData) -> list[bool]:
-        """Return for each row group of a file whether its statistics leave room for a wanted source."""
+        """Return for each row group of a file whether, by its statistics, it may hold a wanted source."""
         return [self._has_source(metadata.row_group(number).column(0)) for number in range(metadata.num_row_groups)]
 
     def _has_source(self, column: pq.ColumnChunkMetaData) -> bool:
-        # The first column of a ledger's file is the source. Its statistics are in order of bytes, as Python's texts are
-        # in order of code points: UTF-8 makes these the same.
+        # The first column of a ledger's file is the source. Its statistics compare bytes, and Python compares code
+        # points: in UTF-8 the two orders are the same.
         statistics = column.statistics
         if self.sources is None or statistics is None or not statistics.has_min_max:
             return True

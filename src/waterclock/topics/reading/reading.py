@@ -35,11 +35,11 @@ class Chunk(NamedTuple):
     Attributes
     ----------
     ledger
-        Their ledger; if the table has a column of this name, that of the first.
+        Their ledger; if the table has a column ``ledger``, the ledger of the first message.
     first_ordinal
         Number of the first of them in the topic.
     table
-        The columns asked for, then entry and index.
+        The requested columns, then entry and index.
     """
 
     ledger: int
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
 
 
 class ReadOptions(TypedDict, total=False):
-    """The options of `Topic.read_arrow`, in the same meaning."""
+    """The options of `Topic.read_arrow`."""
 
     since: Time | None
     until: Time | None
@@ -70,8 +70,8 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Read the remaining messages from ``start`` to before ``stop``, a bounded piece at a time.
 
-    No transaction is open between two pieces: each finds its ledger again. Each piece must follow its predecessor: a
-    missing ledger or entry that was not deleted on purpose is damage.
+    No transaction stays open between two pieces: each looks its ledger up again. Each piece must follow the one before:
+    a missing ledger or entry that was not deleted on purpose is damage.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def positioned(chunk: Chunk, columns: Sequence[str], *, encoded: bool = False) -
         missing = "ledger" in columns and "ledger" not in given
         ledger = pa.repeat(pa.scalar(chunk.ledger, pa.int64()), batch.num_rows) if missing else None
         arrays = [ledger if ledger is not None and name == "ledger" else batch.column(name) for name in columns]
-        if encoded:  # messages that are not sealed come as texts
+        if encoded:  # unsealed messages have plain texts
             arrays = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -216,7 +216,7 @@ class _PieceReader:
 
 
 def _runs(rows: Iterable[EntryRow]) -> Iterator[Sequence[EntryRow]]:
-    """Group entries by whether they lie side by side; those that are recorded as lost are left out."""
+    """Group adjacent entries; entries recorded as lost are left out."""
     for lost, run in groupby(rows, key=lambda row: is_lost(row.data)):
         if not lost:
             yield list(run)

@@ -42,7 +42,7 @@ class SealedLedger:
     DamagedError
         If its row in the catalogue, or every copy of its file's footer, is damaged.
     LostFileError
-        If it shares its file with others and that is gone.
+        If it shares its file with other ledgers, and the file is gone.
     """
 
     def __init__(self, storage: Storage, row: sa.RowMapping) -> None:
@@ -55,7 +55,7 @@ class SealedLedger:
             footer = parsed_footer(
                 storage.files,
                 path,
-                None if shared else row["footer"],  # of a shared file only the last ledger has a copy, and it is large
+                None if shared else row["footer"],  # in a shared file only the last ledger has a copy, which is large
                 checksums.footer,
                 partial(footer_in_catalogue, storage, path) if shared else None,
             )
@@ -79,7 +79,7 @@ class SealedLedger:
         Parameters
         ----------
         decoded
-            First place to look, by a reader that always reads the same columns.
+            A cache to look in first, for a reader that always reads the same columns.
 
         Raises
         ------

@@ -21,7 +21,7 @@ from waterclock.topics.reading.reading import positioned, read_chunks
 
 
 def select_by_time(storage: Storage, since: int, until: int, by: By) -> Iterator[pa.RecordBatch]:
-    """Yield the messages with ``since <= time < until`` in the order of their positions; `MAX_NS` + 1 has no end.
+    """Yield the messages with ``since <= time < until`` in the order of their positions; `MAX_NS` + 1 means no end.
 
     Ledgers whose bounds exclude the range are not read; all others are read whole, because times may be disordered.
     """
@@ -41,7 +41,7 @@ def select_by_time(storage: Storage, since: int, until: int, by: By) -> Iterator
 
 def _ledgers_with(storage: Storage, since: int, last: int, by: By) -> list[tuple[Position, Position]]:
     """Return the ranges of the ledgers that may hold a message of the range, and of the open one."""
-    if by == "effective_time":  # at or after since only if both times are
+    if by == "effective_time":  # at or after ``since`` only if both of its times are
         wanted = ReadFilter({"publish_time": (since, MAX_NS), "receive_time": (since, MAX_NS)})
     else:
         wanted = ReadFilter({by: (since, last)})

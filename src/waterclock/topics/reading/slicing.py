@@ -58,16 +58,16 @@ class TopicAddress:
 
 
 class Slice(NamedTuple):
-    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open thing.
+    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open resource.
 
     Attributes
     ----------
     address
-        The topic. Its database is opened only for a piece that was not sealed when it was cut, and for damaged parts.
+        The topic. Its database is opened only for a piece that was unsealed when it was cut, and for damaged parts.
     start, stop
         First position, and the one to stop before.
     messages
-        How many messages there are at most; exact except in the first and the last row group of a range.
+        Maximum number of messages; exact unless it begins or ends inside a row group.
     path
         Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     groups
@@ -95,9 +95,10 @@ class Slice(NamedTuple):
 
 
 class SliceRun(NamedTuple):
-    """Whole sealed ledgers that follow one another, each with a file of its own, for a plan that has very many of them.
+    """Consecutive whole sealed ledgers, each with its own file, for a plan with very many.
 
-    Plain tuples, because a plan of 10⁶ objects takes twice as long to make, and three times as long to pickle.
+    They are plain tuples, because a plan of 10⁶ objects takes twice as long to build, and three times as long to
+    pickle.
 
     Attributes
     ----------
@@ -106,7 +107,7 @@ class SliceRun(NamedTuple):
     first
         Number of the first ledger.
     ledgers
-        Of each: its messages, and the path, size and checksums of a `Slice`.
+        For each: its messages, and the path, size and checksums of a `Slice`.
     """
 
     address: TopicAddress
@@ -130,9 +131,9 @@ def read_slice(
     Parameters
     ----------
     encoded
-        Return sources and streams as Arrow dictionaries, as stored in the files, which is faster.
+        Return sources and streams as Arrow dictionaries, as the files store them, which is faster.
     damage
-        Decides about what cannot be read; None: that is an error.
+        The policy for unreadable parts; None: they are an error.
 
     Raises
     ------
@@ -149,7 +150,7 @@ def read_slice(
             yield from positioned(chunk, wanted, encoded=encoded)
     finally:
         if part.path is None:
-            # Else each of a cluster's workers would keep a connection once it has read an unsealed slice.
+            # Otherwise each worker of a cluster would keep a connection after it has read an unsealed slice.
             _backend(part.address.url).close()
 
 
@@ -221,7 +222,7 @@ def _wanted_of(part: Slice, number: int) -> tuple[Position, int]:
             if number == (at if group.number is None else group.number) and place < part.stop:
                 found.append((place, group.messages))
     if not found:
-        return part.start, part.messages  # deleted since: an upper limit
+        return part.start, part.messages  # deleted since: an upper bound
     return found[0][0], sum(messages for _, messages in found)
 
 

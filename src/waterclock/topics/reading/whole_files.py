@@ -15,7 +15,7 @@ from waterclock.topics.reading.slicing import Slice
 
 
 def whole_files(storage: Storage, slices: Iterable[Slice]) -> dict[str, range]:
-    """Choose the files of which slices take every message, with the ledgers that each holds.
+    """Choose the files that slices cover completely, with the ledgers in each.
 
     A file holds more than the slices take if the range begins or ends inside it, if a ledger that shares it was
     deleted, imported from elsewhere or lost, or if some of its row groups are recorded as lost.
@@ -23,13 +23,13 @@ def whole_files(storage: Storage, slices: Iterable[Slice]) -> dict[str, range]:
     Parameters
     ----------
     slices
-        What `waterclock.topics.reading.planning.plan_slices` gave, in its order.
+        The result of `waterclock.topics.reading.planning.plan_slices`, in its order.
 
     Returns
     -------
     dict
-        By the name of a file in the store. Of a file of one ledger it is the name that says which one; if several
-        share a file, its column ``ledger`` does.
+        Ledgers by the file's name in the store. The name shows the ledger of a file with only one; a shared file has a
+        column ``ledger``.
     """
     spans: defaultdict[str, list[tuple[Position, Position]]] = defaultdict(list)
     for part in slices:

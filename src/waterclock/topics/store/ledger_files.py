@@ -1,8 +1,8 @@
 """The files of sealed ledgers, on any filesystem that pyarrow or fsspec knows: written completely or not at all.
 
 A folder of ledger files is a *store*, with an identity in the object `MARKER` at its root. The marker is checked before
-a file is created or removed, and when one is missing: an unmounted, renamed or different folder is a fault of the whole
-store, never the loss of a file.
+a file is created or removed, and when a file is missing: an unmounted, renamed or different folder counts as a fault of
+the whole store, not as a lost file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LostFileError(UnavailableError):
 
 
 class StoreError(UnavailableError):
-    """The store of a topic's ledger files is missing, or is another one."""
+    """The store of a topic's ledger files is missing, or its place holds another store."""
 
 
 class UnreachableStoreError(StoreError):
@@ -59,7 +59,7 @@ class LedgerFiles:
     root
         A folder, or a filesystem URL such as ``s3://bucket/folder``.
     filesystem
-        Stands in for the one that ``root`` names; ``root`` is then a path on it.
+        Used instead of the one that ``root`` names; ``root`` is then a path on it.
     identity
         The required identity of the store; None: any.
     recorded
@@ -199,7 +199,7 @@ class LedgerFiles:
         except _FAILURES as error:
             raise UnavailableError(f"cannot write {self.name(path)}: {self._reason(error)}") from error
         if self.is_local:
-            self.check()  # a folder may be unmounted while a file is written, and its name is then another folder's
+            self.check()  # if a folder is unmounted during a write, its path then leads to another folder
 
     def open(self, path: str) -> Any:
         """Open a file for reading, as a ``pyarrow.NativeFile``.
@@ -237,7 +237,7 @@ class LedgerFiles:
                 file.seek(offset)
                 data = file.read_buffer(length if found == size else 0)
             except FileNotFoundError as error:
-                raise self._gone(path) from error  # a store may notice that only when it is read
+                raise self._gone(path) from error  # some stores report that only on the first read
             except _FAILURES as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
         if len(data) < length:
@@ -362,12 +362,12 @@ class LedgerFiles:
         try:
             return filesystem.open_output_stream(full)
         except FileNotFoundError:
-            # Unlike an object store this one has folders. The root is there: its marker was looked at.
+            # Unlike an object store, this one has folders. The root exists: its marker was read.
             filesystem.create_dir(posixpath.dirname(full), recursive=True)
             return filesystem.open_output_stream(full)
 
     def _gone(self, path: str) -> LostFileError:
-        self.check()  # a missing store has not lost a file
+        self.check()  # if the store is missing, the file is not lost
         return LostFileError(f"the ledger file {self.name(path)} is gone")
 
     def _identity_in(self, data: bytes) -> str:
@@ -435,7 +435,7 @@ def _local_files(folder: str) -> Iterator[tuple[str, int]]:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Write a small file, durable and whole, unless there is one."""
+    """Write a small file, durable and complete, unless it exists."""
     own = path.with_name(f"{path.name}.{os.urandom(8).hex()}.part")
     try:
         with closing_writer(own.open("wb")) as sink:

@@ -24,7 +24,7 @@ class LedgerRoot(NamedTuple):
     root
         Folder or URL; None: the place in the catalogue.
     filesystem
-        Stands in for the one that ``root`` names.
+        Used instead of the one that ``root`` names.
     default
         The place of new topics if no root is passed; None: no default.
     """

@@ -21,7 +21,7 @@ REQUEST_TIMEOUT = 10.0
 """Seconds for which an object store may be silent in a request, unless the URL has ``request_timeout``."""
 
 ATTEMPTS = 3
-"""How often a request to S3 is made at most."""
+"""Maximum attempts of a request to S3."""
 
 RETRY_LIMIT = 30.0
 """Seconds for which a request to Google's store is repeated, unless the URL has ``retry_limit_seconds``."""
@@ -92,14 +92,14 @@ def wrapped(filesystem: Any) -> fs.FileSystem:
 
 @lru_cache(maxsize=64)
 def opened(root: str) -> tuple[fs.FileSystem, str]:
-    """Open the filesystem of an absolute root; return it and the path on it. Once a process, with its connections.
+    """Open the filesystem of an absolute root; return it and the path on it. Cached per process, with its connections.
 
     Raises
     ------
     InvalidArgumentError
         If pyarrow and fsspec do not know the root's filesystem, or its library is not installed.
     UnavailableError
-        If the store had to be asked, and could not be reached.
+        If the store had to be contacted, and could not be reached.
     """
     scheme, separator, _ = root.partition("://")
     if not separator:
@@ -156,7 +156,7 @@ def _s3(root: str) -> tuple[fs.FileSystem, str]:
     timeouts = {name: float(options.pop(name)) for name in _TIMEOUTS if name in options}
     plain, base = fs.FileSystem.from_uri(urlunsplit(parts._replace(query=urlencode(options))))
     if set(options) - {"region", *_S3_TEXTS, *_S3_SWITCHES}:
-        return plain, base  # what only a URL can say; the waiting is then bounded by Amazon's defaults
+        return plain, base  # options that only a URL has; Amazon's default timeouts then apply
     given: dict[str, Any] = {name: options[name] for name in _S3_TEXTS if name in options}
     given |= {name: options[name].lower() in ("true", "1") for name in _S3_SWITCHES if name in options}
     if parts.username:
@@ -185,7 +185,7 @@ def _azure(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def _google(root: str) -> tuple[fs.FileSystem, str]:
-    """Open a bucket of Google; missing credentials would be noticed only after all the time for requests."""
+    """Open a bucket of Google; missing credentials would otherwise be noticed only after the timeout of requests."""
     if "retry_limit_seconds=" in root:
         return fs.FileSystem.from_uri(root)
     option = f"{root}{'&' if '?' in root else '?'}retry_limit_seconds="
@@ -196,7 +196,7 @@ def _google(root: str) -> tuple[fs.FileSystem, str]:
         if "access token" in str(error):
             remedy = "Run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS"
             raise _without_credentials(root, remedy) from None
-        # Anything else may pass by with more patience.
+        # Other errors may go away on a retry.
     return fs.FileSystem.from_uri(f"{option}{RETRY_LIMIT:g}")
 
 

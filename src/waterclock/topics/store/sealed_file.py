@@ -48,7 +48,7 @@ SHARED_SCHEMA = FILE_SCHEMA.insert(FILE_SCHEMA.get_field_index("entry"), pa.fiel
 ENCODED = ("source", "stream")
 """The columns that hold each text once in a row group, and its number in each row."""
 
-# What pyarrow raises for bytes that it would not write, also through the window that it reads from.
+# Errors of pyarrow for corrupt bytes, including those that the window it reads from raises.
 _DECODING = (pa.ArrowException, OSError, ValueError, IndexError, KeyError, TypeError, OverflowError)
 
 _INTEGERS = ("event_time", "publish_time", "entry", "index", "receive_time")
@@ -66,7 +66,7 @@ def write_ledger(
     sink
         The file to write to.
     pieces
-        Batches of `PLACED_SCHEMA`, each behind the number of messages that are lost right before it.
+        Batches of `PLACED_SCHEMA`, each with the number of messages that are lost immediately before it.
     facts
         Builds the file's facts from its row groups (`waterclock.topics.format.file_facts`).
 
@@ -114,14 +114,14 @@ def write_row_groups(
                 writer.add_key_value_metadata(facts())
             held.footer = MAGIC
     finally:
-        writer.is_open = False  # after a failed close its finalizer would try again
+        writer.is_open = False  # otherwise its finalizer would try again after a failed close
     sink.write(footer_mark(held.footer))
     sink.write(held.footer[len(MAGIC) :])
     return held.footer
 
 
 class _FooterHeld:
-    """Pass on the row groups that pyarrow writes, and hold back the footer, so that its checksum is in front of it.
+    """Passes on the row groups that pyarrow writes, and holds back the footer, to write its checksum before it.
 
     Attributes
     ----------
@@ -190,8 +190,8 @@ class SealedFile:
     metadata
         Its footer (`waterclock.topics.reading.footers`).
     chunks
-        The checksums of its column chunks, by row group (`FileChecksums`). None if the catalogue does not have them:
-        then the checksum of every page is compared, and all values are validated.
+        The checksums of its column chunks, by row group (`FileChecksums`). None if the catalogue lacks them: then the
+        checksum of every page is compared, and all values are validated.
     encoded
         Read sources and streams as Arrow's dictionaries, as they are stored.
 
@@ -259,7 +259,7 @@ class SealedFile:
         Returns
         -------
         tuple
-            The row group, the checksum of each column chunk, and that of all of them behind bytes that have ``before``.
+            The row group, the checksum of each column chunk, and that of all of them, continued from ``before``.
 
         Raises
         ------

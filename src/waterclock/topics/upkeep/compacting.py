@@ -42,10 +42,10 @@ from waterclock.topics.upkeep.sweeping import sweep
 from waterclock.topics.upkeep.verified_file import HashedSink, read_back, reads_differently
 
 FILE_BYTES = 128 << 20
-"""Size of a file that compaction aims at, bytes."""
+"""Target size of a compacted file, bytes."""
 
 SHARED_GROUP_MESSAGES = 8192
-"""Messages at which a row group ends with its ledger: a reader of one ledger reads little of its neighbours."""
+"""A row group this large ends with its ledger, so that a reader of one ledger reads little of its neighbours."""
 
 _COLUMNS = SHARED_SCHEMA.names
 
@@ -80,12 +80,12 @@ class _BadLedgerError(Exception):
 
 
 def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
-    """Join small files of adjacent ledgers into larger ones; return how many files there are fewer.
+    """Join small files of adjacent ledgers into larger ones; return how many files were saved.
 
     Parameters
     ----------
     file_bytes
-        Size to aim at. A file of at least half of that stays as it is.
+        Target size. A file of at least half of that stays as it is.
 
     A ledger that is damaged, or whose file is gone, stays as it is, and the others are compacted around it.
 
@@ -134,10 +134,10 @@ def _runs(rows: Sequence[sa.Row[tuple[int, str, int, int]]], file_bytes: int) ->
 
 
 def compact_run(storage: Storage, run: Run) -> Done:
-    """Write the ledgers of a run into one file; return how many files there are fewer, 0 if another was faster.
+    """Write the ledgers of a run into one file; return how many files were saved, 0 if another process was faster.
 
-    If a ledger is damaged or its file is gone, that is logged and noted, and those before and behind it are written
-    into one file each.
+    If a ledger is damaged or its file is gone, that is logged and noted, and the ledgers before and after it are
+    written into one file each.
 
     Raises
     ------
@@ -220,7 +220,9 @@ def _write(storage: Storage, pending: Pending, run: Run) -> _CompactedFile:
 def _pieces(
     storage: Storage, pending: Pending, run: Run, rows: list[sa.RowMapping]
 ) -> Iterator[tuple[int, int, pa.Table]]:
-    """Read the ledgers, a row group at a time: the ledger's number, how many messages are lost before it, and it.
+    """Read the ledgers, a row group at a time.
+
+    Yields the ledger's number, how many messages are lost before the row group, and the row group.
 
     The catalogue's row of each ledger is added to ``rows``.
     """
@@ -311,7 +313,7 @@ def _imported_files(storage: Storage, connection: sa.Connection, run: Run) -> se
 
 
 def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) -> int:
-    """Turn the ledgers over to the new file; return how many files nothing needs any more."""
+    """Turn the ledgers over to the new file; return how many files are no longer needed."""
     total_messages = sum(group.messages for groups in file.groups.values() for group in groups)
 
     def replace_files(connection: sa.Connection) -> int:
@@ -337,7 +339,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) 
                     "lost_in_file": 0,
                     "imported": 0,
                     "footer": None,
-                    # One copy for all of them, at the last, because ledgers are deleted from the first on.
+                    # One copy for all of them, with the last ledger, because ledgers are deleted from the first on.
                     "shared_footer": file.footer if number == run.numbers[-1] else None,
                     "checksums": FileChecksums.of(file.footer, row_groups, chunks).to_bytes(),
                 }
@@ -345,7 +347,7 @@ def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) 
                 connection.execute(sa.update(ledgers).where(*key).values(values))
         still = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.path.in_(former))
         for path in connection.execute(still.distinct()).scalars():
-            del former[path]  # a ledger that is damaged was left in it
+            del former[path]  # a damaged ledger was left in it
         leave_for_sweep(storage, connection, {p: n for p, n in former.items() if p not in kept}, now + retention.GRACE)
         return len(former)
 

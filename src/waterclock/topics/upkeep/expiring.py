@@ -32,10 +32,10 @@ from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.upkeep.retention import delete_before, end_of_older
 
 LEASE = 30_000_000_000
-"""How long an expiry may be silent before another one may begin, ns."""
+"""How long an expiry may go without renewing its lock before another one may begin, ns."""
 
 _BY = "effective_time"
-_COLUMNS = ("publish_time", "receive_time")  # of which effective_time is the smaller one
+_COLUMNS = ("publish_time", "receive_time")  # effective_time is the smaller of the two
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def expire_subscription(storage: Storage, name: str, ttl: int) -> Expired:
 
 
 def expire_topic(storage: Storage, ttl: int) -> Expired:
-    """Do so with every subscription, then delete ledgers that have expired as a whole."""
+    """Expire every subscription's messages likewise, then delete ledgers that have expired as a whole."""
     cutoff = _cutoff(storage, ttl)
     messages = 0
     with _alone(storage) as still_here:
@@ -110,12 +110,12 @@ def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
         ledger, ordinal = (row.ledger, row.first_ordinal) if row else _open_ledger(counter)
         begin = max(position, Position(ledger, 0, 0))
         if row is not None and row.begin is not None and row.begin >= cutoff:
-            return Place(begin, ordinal)  # no message of it is expired; its file need not be read
+            return Place(begin, ordinal)  # none of its messages is expired, so its file need not be read
         try:
             place = _in_ledger(storage, ledger, begin, cutoff)
         except (LostFileError, DamagedError, SchemaError) as error:
             _log.warning("expiry of topic %r stops at %s: %s", storage.name, begin, error)
-            # If it stands already, no ordinal is needed, since it does not move.
+            # A subscription that is already there does not move, and needs no ordinal.
             return Place(begin, ordinal)
         if place is not None:
             return place
@@ -150,7 +150,7 @@ def _open_ledger(counter: Counter) -> tuple[int, int]:
 
 
 def _in_ledger(storage: Storage, ledger: int, begin: Position, cutoff: int) -> Place | None:
-    """Find the first message of one ledger from ``begin`` on that is not expired, reading no more than need be."""
+    """Find the first unexpired message of one ledger from ``begin`` on, reading no more than necessary."""
     start = max(begin, _first_piece(storage, ledger, begin, cutoff))
     for chunk in read_chunks(storage, start, Position(ledger + 1, 0, 0), _COLUMNS):
         fresh = time_column(chunk.table, _BY).to_numpy() >= cutoff

@@ -1,4 +1,4 @@
-"""Upkeep that continues past damaged ledgers: the work done, the ledgers left, and the one error for them."""
+"""Upkeep that continues past damaged ledgers: the work done, the skipped ledgers, and one error for all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Undone(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of a piece of upkeep: how many ledgers it did, and which it left. Can be pickled."""
+    """The result of a piece of upkeep: how many ledgers it processed, and which it skipped. Can be pickled."""
 
     number: int
     undone: tuple[Undone, ...] = ()
@@ -47,9 +47,7 @@ def total(topic: str, verb: str, parts: Iterable[Done]) -> int:
     Raises
     ------
     DamagedError
-        If a ledger was left.
-    LostFileError
-        If all that was left undone lacks its file.
+        If a ledger was skipped. LostFileError If every skipped ledger lacks its file.
     """
     every = list(parts)
     count = sum(part.number for part in every)

@@ -1,12 +1,12 @@
 """Relocating: moving a topic's files to another store, or recording where its store was moved to.
 
-A topic's files are copied under the names that they have, read back and compared. Then one transaction, which holds
-the topic's lock, turns the topic over to the new store, if every file that its ledgers have by then was copied. A
-sealer or compactor that still has the former store open fails at its own commit (`pending_files.forget_pending`), and
-readers find the former files for the grace time. Killed at any point, the topic lies wholly in one of the two stores.
+A topic's files are copied under the same names, read back and compared. Then one transaction, which holds the topic's
+lock, switches the topic to the new store, if every file that its ledgers have by then was copied. A sealer or compactor
+that still has the former store open fails at its own commit (`pending_files.forget_pending`), and readers find the
+former files for the grace time. If it is killed at any point, the topic lies wholly in one of the two stores.
 
-Each copy is recorded before it is written, under the name `IDENTITY:NAME` that files in another store have. Files of a
-killed relocation are taken over by the next one, or removed by a sweep once its lease has ended.
+Each copy is recorded before it is written, as `IDENTITY:NAME`, the form for files in another store. Files of a killed
+relocation are taken over by the next one, or removed by a sweep once its lease has ended.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from waterclock.topics.upkeep import retention
 from waterclock.topics.upkeep.sweeping import sweep
 
 AT_ONCE = 8
-"""Files that are copied or looked for at the same time."""
+"""Files that are copied or checked at the same time."""
 
 LEASE = 3_600_000_000_000
-"""How long the copies of a relocation that failed or was killed stay, ns: one that is repeated soon finds them."""
+"""How long the copies of a failed or killed relocation stay, ns, so that a repeated one finds them."""
 
 _PIECE = 4 << 20
 
 Progress = Callable[[int, int], None]
-"""Takes how many files are done, and how many there are."""
+"""Called with the number of finished files and the number of all files."""
 
 
 class Relocated(NamedTuple):
@@ -56,9 +56,9 @@ class Relocated(NamedTuple):
     root
         The files' new root, without credentials and options.
     copied
-        How many files were copied; 0 if the store itself had come there.
+        How many files were copied; 0 if the store itself was moved there.
     found
-        How many files were found there with the right contents, or the right size in a store that had come there.
+        How many files were found there with the right contents, or with the right size in a store that was moved there.
     """
 
     root: str
@@ -69,7 +69,7 @@ class Relocated(NamedTuple):
 def relocate_topic(
     storage: Storage, root: str, filesystem: Any, progress: Progress | None
 ) -> tuple[LedgerFiles, Relocated]:
-    """Relocate a topic's files to ``root``, as `Topic.relocate` says; return their store and the outcome."""
+    """Relocate a topic's files to ``root``, as `Topic.relocate` describes; return their store and the outcome."""
     place = LedgerRoot(root, None if filesystem is None else roots.wrapped(filesystem))
     there = place.needed(storage.backend)
     identity = there.marker()
@@ -119,7 +119,7 @@ def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
     try:
         if here.identity != there.identity or here.marker() != here.identity:
             return
-        # Written to the former place: a sweep looks for it there if this process is killed.
+        # Written to the former place, where a sweep looks for it if this process is killed.
         probe = f"waterclock-probe-{secrets.token_hex(8)}"
         storage.backend.transact(partial(_record_probe, storage, probe))
         try:
@@ -235,7 +235,7 @@ def _move(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerF
 
 
 def _copy_all(copies: _Copies, store: int, step: Progress) -> tuple[int, int]:
-    """Copy files until the topic can be turned over; return how many are there, and how many of them were copied."""
+    """Copy files until the topic can be switched; return how many are there, and how many of them were copied."""
     storage = copies.storage
     here = storage.files
     copies.taken_over = storage.backend.transact(partial(_take_back, copies))
@@ -289,7 +289,7 @@ def _taken_over(copies: _Copies) -> UnavailableError:
 
 
 def _for_all(paths: Mapping[str, int], work: Callable[[str, int], int], step: Progress) -> int:
-    """Call a function for each file, some concurrently; return the sum of its results."""
+    """Call a function for each file, several at a time; return the sum of its results."""
     total = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         tasks = [pool.submit(work, path, size) for path, size in paths.items()]
@@ -343,7 +343,7 @@ def _pieces(files: LedgerFiles, path: str) -> Iterator[bytes]:
 
 
 def _turn_over(copies: _Copies, store: int, copied: set[str], connection: sa.Connection) -> bool:
-    """Return the topic to the store, if all of its files were copied."""
+    """Switch the topic to the new store, if all of its files were copied."""
     storage = copies.storage
     row, now = storage.lock(connection)
     if row["store_id"] == store:
@@ -362,7 +362,7 @@ def _turn_over(copies: _Copies, store: int, copied: set[str], connection: sa.Con
         raise _taken_over(copies)
     former = connection.execute(sa.select(stores.c.identity).where(stores.c.id == row["store_id"])).scalar_one()
     mine = (file_rows.c.topic_id == storage.topic_id, file_rows.c.path.not_like("%:%"))
-    # Those that are being written there, too: their owners cannot commit them any more, and their ledgers are free.
+    # Also those being written there: their owners can no longer commit them, and their ledgers are free.
     there = {"path": sa.literal(f"{former}:") + file_rows.c.path, "state": "deleted"}
     connection.execute(sa.update(file_rows).where(*mine).values(there))
     left = {f"{former}:{path}": ledger for path, ledger in paths.items()}

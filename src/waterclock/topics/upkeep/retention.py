@@ -1,7 +1,7 @@
-"""Retention: deleting whole ledgers from the start of a topic, as far as every subscription has read them.
+"""Retention: deleting whole ledgers from the start of a topic, if every subscription has read them.
 
 The catalogue's bounds alone decide which ledgers may be deleted. No file is read: a missing one, perhaps in an
-unmounted folder, does not show how old its messages are.
+unmounted folder, does not show the age of its messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def enforce_retention(storage: Storage, *, force: bool = False) -> int:
 def end_of_older(storage: Storage, by: str, cutoff: int) -> Position:
     """Return the beginning of the first ledger that may hold a message with ``by`` at or after ``cutoff``.
 
-    The topic's head if no message is left. A ledger without bounds is measured; if that fails, it may hold one.
+    If none may, return the topic's head. A ledger without bounds is measured; if that fails, it may hold one.
     """
     unmeasurable = -1
     while True:
@@ -89,9 +89,9 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
     Parameters
     ----------
     position
-        If nothing of the open ledger lies behind it, that one is closed, to be deleted too.
+        If the whole open ledger lies before it, that ledger is closed and deleted, too.
     force
-        Also messages that a subscription has not read yet.
+        Also delete messages that a subscription has not read yet.
     grace
         How long their files stay, ns; None: `GRACE`.
 
@@ -105,7 +105,7 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
     if _has_files(storage, position):
         storage.files.check()
     while batch := _delete_some(storage, position, force=force, grace=stay):
-        delete_rows(storage, batch.first, batch.last)  # one look if all were sealed
+        delete_rows(storage, batch.first, batch.last)  # one query if all were sealed
         deleted += batch.ledgers
     lower_peaks(storage)
     return deleted
@@ -152,9 +152,9 @@ def _delete_some(storage: Storage, position: Position, *, force: bool, grace: in
             _forget(storage, connection, rows[0].ledger, rows[-1].ledger)
         _begin_after(storage, connection, rows[-1])
         note_deletion(storage, connection, row)
-        # An imported file may be another database's, which works on it still.
+        # Another database may still use an imported file.
         paths = {row.path: row.ledger for row in rows if row.path and not row.imported}
-        paths.pop(_path_of_first(storage, connection), None)  # ledgers that are left share it
+        paths.pop(_path_of_first(storage, connection), None)  # remaining ledgers share it
         leave_for_sweep(storage, connection, paths, now + grace)
         return _Deleted(rows[0].ledger, rows[-1].ledger, len(rows))
 
@@ -178,12 +178,12 @@ def _begin_after(storage: Storage, connection: sa.Connection, last: Any) -> None
 
 
 def _path_of_first(storage: Storage, connection: sa.Connection) -> str | None:
-    with_file = (ledgers.c.topic_id == storage.topic_id, ledgers.c.path.is_not(None))  # lost ledgers have none
+    with_file = (ledgers.c.topic_id == storage.topic_id, ledgers.c.path.is_not(None))  # lost ledgers have no file
     return connection.execute(sa.select(ledgers.c.path).where(*with_file).order_by(ledgers.c.ledger).limit(1)).scalar()
 
 
 def leave_for_sweep(storage: Storage, connection: sa.Connection, paths: Mapping[str, int], until: int) -> None:
-    """Record files that no ledger has any more, each with a ledger that it held, to be deleted after some time."""
+    """Record files that no ledger uses any more, each with a ledger that it held, for deletion after some time."""
     values = [
         {"path": path, "topic_id": storage.topic_id, "ledger": ledger, "state": "deleted", "owner": "", "until": until}
         for path, ledger in paths.items()

@@ -3,8 +3,8 @@
 1. The ledger is closed, by `ledgers.roll` or by an append that found it due.
 2. `_begin` records a pending file of a new name, with an owner and a lease.
 3. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
-4. `_commit` turns ledger and file over to each other in one transaction, if the file is still pending and still ours.
-5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this may come any time later.
+4. `_commit` assigns the file to the ledger in one transaction, if the file is still pending and still ours.
+5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this may happen any time later.
 
 Every step can be repeated. Files of a killed owner are removed by `sweeping.sweep` once its lease has ended.
 """
@@ -49,8 +49,8 @@ class _WrittenLedger(NamedTuple):
 def seal_ledgers(storage: Storage) -> int:
     """Seal every ledger that is closed and that no other process is sealing; return how many.
 
-    First the topic is put in order, as `ledgers_to_seal` does. A ledger that is damaged is left as it is, and the
-    others are sealed.
+    First it does the upkeep that `ledgers_to_seal` describes. A damaged ledger is left as it is, and the others are
+    sealed.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def try_to_seal(storage: Storage, ledger: int) -> Done:
 
 
 def ledgers_to_seal(storage: Storage) -> list[int]:
-    """Put the topic in order, and name the ledgers that are closed.
+    """Do due upkeep of the topic, and return the numbers of the closed ledgers.
 
     The open ledger is closed if its age or size requires it, remains of earlier owners are removed, and ledgers
     that are older than the topic's retention are deleted.
@@ -180,7 +180,7 @@ def _entries(storage: Storage, pending: Pending, following: int) -> Iterator[tup
     start, stop = Position(pending.first, 0, 0), Position(pending.first + 1, 0, 0)
     for chunk in read_chunks(storage, start, stop, MESSAGE_SCHEMA.names):
         if isinstance(chunk.table, pa.Table):
-            raise taken(storage, pending)  # these come from a file: another sealer was faster
+            raise taken(storage, pending)  # these messages come from a file: another sealer was faster
         yield chunk.first_ordinal - following, chunk.table
         following = chunk.first_ordinal + chunk.table.num_rows
 
@@ -205,7 +205,7 @@ def _commit(storage: Storage, pending: Pending, file: _WrittenLedger) -> None:
         "footer": file.footer,
         "checksums": FileChecksums.of(file.footer, row_groups, file.chunks).to_bytes(),
     }
-    # Those of the entries, unless some were recorded as lost.
+    # The bounds of the entries, unless some were recorded as lost.
     bounds = bounds_of(file.groups)
     values |= {} if bounds is None else bounds.columns()
     written = sum(group.messages for group in file.groups)

@@ -17,7 +17,7 @@ from waterclock.topics.catalogue.stores import recorded_store
 from waterclock.topics.store.ledger_files import LedgerFiles, StoreError, is_identity
 
 CLAIM = 60_000_000_000
-"""How long other processes leave a file alone that is being removed, ns."""
+"""How long other processes skip a file that is being removed, ns."""
 
 _CHUNK = 256
 """Entries that one transaction deletes at most, so that appends get their turn in between."""
@@ -42,8 +42,7 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
     strict
         Whether a file that cannot be deleted is an error.
     at_hand
-        Stores that the topic has moved out of, by their identities; the others are opened at their place in the
-        catalogue.
+        Open stores that the topic has moved out of, by identity; others are opened at their place in the catalogue.
     """
     known = {"": storage.files, **(at_hand or {})}
     removed = 0
@@ -112,7 +111,7 @@ def _forget(storage: Storage, path: str) -> None:
 
 
 def _store_left(storage: Storage, identity: str) -> LedgerFiles:
-    """Find a store that the topic has moved out of."""
+    """Return a store that the topic has moved out of."""
     statement = sa.select(stores.c.root, stores.c.is_complete).where(stores.c.identity == identity)
     with storage.backend.snapshot() as connection:
         row = connection.execute(statement).one_or_none()
@@ -130,7 +129,7 @@ def _remove(storage: Storage, path: str, left_in: LedgerFiles, name: str) -> boo
     def claim(connection: sa.Connection) -> int:
         # From here on the former owner cannot commit the file any more.
         if path == name:
-            storage.refuse_moved(connection)  # else the file in the new store would be forgotten, and stay
+            storage.refuse_moved(connection)  # otherwise the file in the new store would be forgotten, and would stay
         now = storage.backend.now(connection)
         dead = (files.c.path == path, files.c.until < now)
         values = {"state": "deleted", "owner": owner, "until": now + CLAIM}
@@ -159,7 +158,7 @@ def _ledgers_with_rows(storage: Storage) -> list[int]:
                 return found
             state = sa.select(ledgers.c.state).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
             is_state = connection.execute(state).scalar()
-            # A missing row is not enough to delete: unless it was deleted on purpose, its entries restore it.
+            # A ledger without a row is not necessarily deleted: if it was lost, its entries restore it.
             if is_state in ("sealed", "lost") or (is_state is None and ledger < topic["first_ledger"]):
                 found.append(ledger)
         last = ledger

@@ -13,15 +13,15 @@ FaultKind = Literal["missing ledger", "missing entries", "missing file", "damage
 ``missing file``: the store is there, and the file of a sealed ledger is not in it.
 ``damaged``: bytes are not those that were written, and the messages cannot be read.
 ``catalogue``: the messages are whole, but the catalogue's facts about them are wrong or missing.
-``spare``: one of two copies of a footer is damaged, and the other stands in.
-``orphan``: a file of which the catalogue says nothing.
+``spare``: one of two copies of a footer is damaged, and the other is used. ``orphan``: a file that the catalogue does
+not know.
 """
 
 HARMLESS: tuple[FaultKind, ...] = ("spare", "orphan")
-"""What keeps no message from being found and read."""
+"""Faults that do not prevent any message from being found and read."""
 
 Progress = Callable[[int, int], None]
-"""Is given how many pieces are done, and how many there are in all."""
+"""Called with the number of finished pieces and the number of all pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Fault:
     messages
         How many messages cannot be read because of it.
     file
-        Full name of the file that it is about.
+        Full name of the affected file.
     row_group
-        Number of the row group of the file, if it is about one.
+        Number of the affected row group of the file, if there is one.
     """
 
     kind: FaultKind
@@ -64,7 +64,7 @@ class Verified:
     deep
         Whether every byte was read.
     ledgers, entries, files, messages
-        How many were looked at; entries are those of ledgers that are not sealed.
+        How many were checked; entries are those of unsealed ledgers.
     lost
         How many messages are recorded as lost, by an earlier repair.
     faults
@@ -95,15 +95,15 @@ class Repaired:
     topic
         Name of the topic.
     imported
-        Ledgers whose files the catalogue had lost, or of which it was wrong, and names again.
+        Ledgers that the catalogue had lost, or described wrongly, and has again from their files.
     moved
-        Ledgers whose files were found elsewhere in the store, and are named there now.
+        Ledgers whose files were found elsewhere in the store, and whose paths were corrected.
     measured
-        Ledgers of which the catalogue says the right thing again.
+        Ledgers whose rows in the catalogue were corrected from their messages.
     lost
-        How many messages are gone for good, and recorded as lost by this repair.
+        How many messages this repair recorded as lost for good.
     faults
-        Faults after files were imported and found.
+        Faults after files were imported and moved files were found.
     left
         Faults that remain.
     """
@@ -118,5 +118,5 @@ class Repaired:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every message that is not recorded as lost can be found and read."""
+        """Whether all messages can be found and read, except for those recorded as lost."""
         return all(fault.kind in HARMLESS for fault in self.left)

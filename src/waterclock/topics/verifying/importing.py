@@ -1,13 +1,13 @@
-"""Importing: adding ledger files to the catalogue that it has lost, a few or all of them.
+"""Importing: adding ledger files that the catalogue has lost, a few or all of them.
 
-A file says which ledgers it holds (`waterclock.topics.format.file_facts`). It is read whole before a row is written:
-its footer and pages are compared with their checksums, its messages with the facts. Only ledgers that the catalogue
-misses are imported: those in a hole, those recorded as lost, and all of them if the topic is empty. Ledgers that were
-deleted on purpose stay deleted.
+A file lists the ledgers that it holds (`waterclock.topics.format.file_facts`). It is read completely before a row is
+written: its footer and pages are compared with their checksums, its messages with the facts. Only ledgers that the
+catalogue lacks are imported: those in a gap, those recorded as lost, and all of them if the topic is empty. Ledgers
+that were deleted on purpose stay deleted.
 
 Databases may share a store, so a topic takes only files of its own origin. A topic that has never held a message has
-lost its catalogue with its origin: it takes the files of its name, if they all have one origin, and that origin with
-them. It cannot know whether another database still uses these files, so it never deletes an imported file.
+lost its catalogue with its origin: it takes the files of its name, if they all have the same origin, and adopts that
+origin. It cannot know whether another database still uses these files, so it never deletes an imported file.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class _Offer(NamedTuple):
 
 
 def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, int]]:
-    """List the files of the store, or of a folder in it, of which the catalogue says nothing: names and sizes in bytes.
+    """List the files of the store, or of a folder in it, that the catalogue does not know: names and sizes in bytes.
 
     Files that are being written, or wait for their deletion, are left out.
     """
     found = {path: size for path, size in storage.files.listing(folder) if path.endswith(".parquet")}
-    # Looked up after they were listed: a file is recorded before it is written.
+    # Look them up after listing: a file is recorded before it is written.
     with storage.backend.snapshot() as connection:
         for column in (ledgers.c.path, file_rows.c.path):
             for path in connection.execute(sa.select(column).where(column.is_not(None)).distinct()).scalars():
@@ -62,9 +62,9 @@ def orphans(storage: Storage, folder: str | None = None) -> Iterator[tuple[str, 
 
 
 def is_of_another(storage: Storage, path: str) -> bool:
-    """Return whether a file is that of another topic, perhaps in another database, which shares the store.
+    """Return whether a file belongs to another topic that shares the store, perhaps in another database.
 
-    The topic's origin tells: its name may have changed since the file was written.
+    The topic's origin decides: its name may have changed since the file was written.
     """
     try:
         facts = facts_in(parsed_by_its_mark(storage.files, path))
@@ -74,7 +74,7 @@ def is_of_another(storage: Storage, path: str) -> bool:
 
 
 def import_lost(storage: Storage) -> list[int]:
-    """Import every ledger that the catalogue misses and a file of the store holds whole; return their numbers.
+    """Import every ledger that the catalogue lacks and that a file of the store holds intact; return their numbers.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def _offers(storage: Storage) -> Iterator[_Offer]:
 
 
 def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
-    """Name the files of the ledgers on both sides of a missing or lost one: it may have shared either."""
+    """Return the files of the ledgers on both sides of a missing or lost one: it may have shared either file."""
     statement = sa.select(ledgers.c.ledger, ledgers.c.state, ledgers.c.path, ledgers.c.file_bytes).where(
         ledgers.c.topic_id == storage.topic_id
     )
@@ -125,14 +125,15 @@ def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
 
 
 def _ours(storage: Storage, offers: list[_Offer]) -> list[_Offer]:
-    """Leave out files of other topics; those of most ledgers come first.
+    """Leave out files of other topics; files with most ledgers come first.
 
-    An empty topic takes the files of the only topic of its name, with those written before that one was renamed.
+    If the topic is empty and the files of its name all belong to one topic, it takes them, including those written
+    before that topic was renamed.
     """
     others = sa.select(topics.c.origin).where(topics.c.id != storage.topic_id)
     with storage.backend.snapshot() as connection:
         topic = storage.row(connection)
-        taken = set(connection.execute(others).scalars())  # by topics that had this name once
+        taken = set(connection.execute(others).scalars())  # written by topics that once had this name
     fresh = topic["ordinal"] == 0 and topic["first_ledger"] == 0
     origin = topic["origin"]
     origins = {offer.origin for offer in offers if offer.topic == topic["name"]} - taken
@@ -156,7 +157,7 @@ def _wanted(storage: Storage, offer: _Offer) -> list[LedgerFacts]:
 
 
 def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[LedgerFacts]) -> list[LedgerFacts]:
-    """Choose the ledgers that the catalogue misses, and that fit into its gaps."""
+    """Choose the ledgers that the catalogue lacks, and that fit into its gaps."""
     topic = storage.row(connection)
     counter = Counter.of_row(topic)
     first, last = offered[0].ledger, offered[-1].ledger
@@ -174,7 +175,7 @@ def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[Ledg
         elif fresh or topic["first_ledger"] <= facts.ledger < counter.ledger:
             chosen.append(facts)
         elif facts.ledger >= counter.ledger and counter.entries == 0 and facts.first_ordinal >= counter.ordinal:
-            chosen.append(facts)  # the catalogue is an older one, brought back from a backup
+            chosen.append(facts)  # the catalogue was restored from an older backup
     return chosen
 
 
@@ -257,5 +258,5 @@ def _numbers(groups: Sequence[RowGroup]) -> list[int]:
 
 
 def _behind(counter: Counter, facts: LedgerFacts) -> Counter:
-    """Move the topic's end behind an imported ledger."""
+    """Move the topic's end to after an imported ledger."""
     return replace(counter, ledger=facts.ledger + 1, ordinal=facts.first_ordinal + facts.messages)

@@ -21,7 +21,7 @@ from waterclock.topics.store.ledger_files import LostFileError
 
 
 def find_moved(storage: Storage, numbers: Collection[int]) -> list[int]:
-    """Correct the path of each of these ledgers whose file is not there but elsewhere in the store.
+    """Correct the paths of those of these ledgers whose file lies elsewhere in the store.
 
     Returns
     -------
@@ -73,6 +73,6 @@ def _has_footer(storage: Storage, path: str | None, size: int, checksum: int) ->
 
 def _correct(storage: Storage, row: sa.RowMapping, path: str) -> bool:
     here = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == row["ledger"], ledgers.c.state == "sealed")
-    # As an imported one it is never deleted: a copy of this database may work on it.
+    # Marked as imported to protect it from deletion: a copy of this database may use it.
     statement = sa.update(ledgers).where(*here, ledgers.c.path == row["path"]).values(path=path, imported=1)
     return storage.backend.transact(lambda connection: connection.execute(statement).rowcount == 1)

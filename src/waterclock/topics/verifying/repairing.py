@@ -2,7 +2,7 @@
 
 First, ledger files that the catalogue has lost are imported, and files under another name are found, since messages in
 a file are not lost. Then bounds are measured again, and unreadable messages are recorded as lost: entries, row groups,
-ledgers. After that, a ledger about which the catalogue was wrong is imported from its file. No file is removed or
+ledgers. After that, a ledger that the catalogue described wrongly is imported from its file. No file is removed or
 changed: a damaged one stays in its place. Each step is a transaction of its own, so a repair that is killed is simply
 run again.
 """
@@ -54,7 +54,7 @@ def repair_topic(storage: Storage, progress: Progress | None = None) -> Repaired
     lost: dict[int | None, int] = defaultdict(int)
     for fault in found.faults:
         lost[fault.ledger] += _record_loss(storage, fault)
-    for ledger in import_lost(storage) if any(lost.values()) else ():  # the catalogue was wrong, and not the file
+    for ledger in import_lost(storage) if any(lost.values()) else ():  # the catalogue was wrong, not the file
         imported.append(ledger)
         lost.pop(ledger, None)
     measured = [ledger for ledger in _wrong_in_catalogue(found) if _measure_anew(storage, ledger)]
@@ -104,7 +104,7 @@ def _record_loss(storage: Storage, fault: Fault) -> int:
 
 
 def _missing(storage: Storage, connection: sa.Connection, first: int) -> range:
-    """Return a missing ledger with the missing ones that follow it."""
+    """Return a missing ledger and the missing ones that follow it."""
     following = sa.select(sa.func.min(ledgers.c.ledger)).where(
         ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger > first
     )
@@ -113,7 +113,7 @@ def _missing(storage: Storage, connection: sa.Connection, first: int) -> range:
 
 
 def _missing_entries(storage: Storage, connection: sa.Connection, ledger: int, first: int) -> list[int]:
-    """Return a damaged entry; or a missing one with the missing ones that follow it."""
+    """Return a damaged entry, or a missing one and the missing ones that follow it."""
     following = sa.select(sa.func.min(entries.c.entry)).where(
         entries.c.topic_id == storage.topic_id, entries.c.ledger == ledger, entries.c.entry >= first
     )
@@ -126,7 +126,7 @@ def _missing_entries(storage: Storage, connection: sa.Connection, ledger: int, f
 
 
 def _without(storage: Storage, row: sa.RowMapping, damaged: int) -> Sequence[RowGroup] | None:
-    """Leave a row group of the file out of those of a ledger; None if these are not known."""
+    """Return a ledger's row groups without one row group of the file; None if these are unknown."""
     try:
         known = SealedLedger(storage, row).groups
     except (DamagedError, LostFileError):
@@ -145,7 +145,7 @@ def _without(storage: Storage, row: sa.RowMapping, damaged: int) -> Sequence[Row
 
 
 def _values(row: sa.RowMapping, groups: Sequence[RowGroup]) -> dict[str, object]:
-    """Describe the row groups that are left of a ledger, and their bounds."""
+    """Describe the remaining row groups of a ledger, and their bounds."""
     text = row_groups_to_json(groups)
     bounds = bounds_of(groups)
     checksums = FileChecksums.from_bytes(row["checksums"], "a ledger").of_text(text).to_bytes()
@@ -167,7 +167,7 @@ def _measure_anew(storage: Storage, ledger: int) -> bool:
 
 
 def _carry_peaks(storage: Storage) -> None:
-    """Carry the running maxima over all ledgers again."""
+    """Compute the running maxima of all ledgers again."""
 
     def raise_running_max(connection: sa.Connection) -> None:
         counter = Counter.of_row(storage.lock(connection)[0])

@@ -49,10 +49,10 @@ def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | N
     Parameters
     ----------
     deep
-        Read every byte and compare it with its checksum, and every bound with the messages. Otherwise: that files are
-        there, as long as they were, with a whole footer, and that numbers and bounds agree.
+        Read every byte and compare it with its checksum, and every bound with the messages. Otherwise check that files
+        exist with the right length and an intact footer, and that numbers and bounds agree.
     progress
-        Is given how many files and unsealed ledgers are done, and of how many.
+        Called with the number of finished files and unsealed ledgers, and the number of all.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def check_peaks(rows: Iterable[Mapping[Any, Any]]) -> Iterator[Fault]:
 
 
 def _orphans(storage: Storage, paths: set[str]) -> Iterator[Fault]:
-    """Yield the files next to the topic's own that the catalogue does not know."""
+    """Yield unknown files next to the topic's own."""
     for folder in sorted({posixpath.dirname(path) for path in (*paths, new_file(storage, 0, 0).path)}):
         try:
             found = list(orphans(storage, folder))

@@ -28,7 +28,7 @@ class CheckedFile(NamedTuple):
 
 
 def check_file(storage: Storage, path: str, numbers: Sequence[int], *, deep: bool) -> CheckedFile:
-    """Check a file with the rows of the ledgers that lie in it, as far as they still do."""
+    """Check a file against the rows of those ledgers that it still holds."""
     rows = _rows(storage, path, numbers)
     if not rows:
         return CheckedFile([], 0)
@@ -41,7 +41,7 @@ def check_file(storage: Storage, path: str, numbers: Sequence[int], *, deep: boo
         return CheckedFile(
             [Fault("missing file", text, row["ledger"], None, row["messages"], name) for row in still], 0
         )
-    except DamagedError as error:  # not a path inside the store
+    except DamagedError as error:  # a path outside the store
         return CheckedFile(
             [Fault("damaged", str(error), row["ledger"], None, row["messages"], name) for row in rows], 0
         )
@@ -80,7 +80,7 @@ def _rows(storage: Storage, path: str, numbers: Sequence[int]) -> Sequence[sa.Ro
 
 
 def _check_footer(storage: Storage, rows: Sequence[sa.RowMapping], name: str) -> Iterator[Fault]:
-    """Compare both copies of the footer with their checksum."""
+    """Compare both copies of the footer with the checksum."""
     both = [row[name] for row in rows for name in ("footer", "shared_footer")]
     copies = [copy for copy in both if copy is not None]
     try:
@@ -117,7 +117,7 @@ class _RowGroupPart(NamedTuple):
 
 
 def _by_row_group(opened: Iterable[tuple[Any, SealedLedger]]) -> Iterator[tuple[int, list[_RowGroupPart]]]:
-    """Return each row group of the file once, with the pieces of all ledgers that lie in it."""
+    """Return each row group of the file once, with the pieces of all ledgers in it."""
     pieces: dict[int, list[_RowGroupPart]] = {}
     for _, ledger in opened:
         for at, group in enumerate(ledger.groups):

@@ -1,6 +1,6 @@
-"""Appending: one entry per append, behind the lock of the topic's counter, so that positions have no gaps.
+"""Appending: one entry per append, under the lock of the topic's counter, so that positions have no gaps.
 
-The appends of a process's threads go in groups (`group_commit`), each group in one transaction.
+The appends of a process's threads are grouped (`group_commit`), each group in one transaction.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Appended(NamedTuple):
     duplicate
         True if the topic held them already and nothing was written.
     rejected
-        The messages that were not written, because the topic does not take them. Of a repeat: those that were not
-        written the first time, as long as its position is remembered.
+        The messages that were not written, because the topic rejects them. Of a repeat: those that were not written the
+        first time, as long as its position is remembered.
     """
 
     first: Position | None
@@ -71,9 +71,9 @@ class _Append(Waiting):
 
     Attributes
     ----------
-    End of the topic when a transaction first held this append; None before. If it is set, a commit without an answer
-    may have taken place, and writing the entry once more would double it.
-        have taken place of which no answer came, and writing the entry once more would double it.
+    since
+        End of the topic when a transaction first held this append; None before. If it is set, a commit without an
+        answer may have taken place, and writing the entry again would duplicate it.
     """
 
     __slots__ = ("entry", "producer", "since", "storage", "token")
@@ -156,7 +156,7 @@ class JointAppend:
         for each, tried in zip(own, self._tried, strict=False):
             each.token, each.since = tried.token, tried.since
         self._tried = own
-        in_order = sorted(own, key=lambda each: each.storage.topic_id)  # in one order, so that no two deadlock
+        in_order = sorted(own, key=lambda each: each.storage.topic_id)  # in order, against deadlocks
 
         def write(connection: SqlConnection) -> None:
             write_rows(connection)
@@ -238,7 +238,7 @@ def _write(storage: Storage, group: Sequence[_Append], connection: SqlConnection
         answers.append(answer)
     known.write()
     if rows:
-        connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])  # a row alone costs less by itself
+        connection.execute(_INSERT, rows if len(rows) > 1 else rows[0])  # a single row is cheaper without a bulk insert
         write_counter(storage, connection, counter)
     return answers
 
@@ -261,11 +261,11 @@ def _answer(connection: SqlConnection, append: _Append, known: Producers) -> App
 
 
 def _repeated(append: _Append, repeat: Repeat) -> Appended:
-    """Answer as the first time: the clock has gone on since, so a message rejected then might be accepted now."""
+    """Return the first answer again: the clock has advanced, so a message rejected then might be accepted now."""
     entry, verdict = append.entry, repeat.verdict
     rejected: tuple[Rejected, ...] = ()
     if verdict is not None and entry.times is not None:
-        limit = AheadLimit(append.storage.name, verdict.max_ahead, "reject")  # it may have been altered since
+        limit = AheadLimit(append.storage.name, verdict.max_ahead, "reject")  # the limit may have been altered since
         rejected = limit.too_far(entry.times, verdict.judged_at)
         if len(rejected) != verdict.rejected and append.producer is not None:
             raise InvalidArgumentError(
@@ -302,4 +302,4 @@ def _locking(backend: Backend) -> sa.Select[Any]:
 
 
 _locking_statements = PerDatabaseCache[sa.Select[Any]](_locking)
-"""One for each database, so that each compiles it once."""
+"""One statement per database, so that each compiles it once."""

@@ -5,11 +5,11 @@ including itself, commits them in one transaction, and hands the lead to the nex
 never waits, and while the disk is busy with one group, the next one gathers. Threads often append again as soon as they
 get a result, so a leader briefly waits for as many appends as the last group had.
 
-- A leader that dies by an exception hands the lead over. Those it had taken go back to the front of the line: whether
-  they arrived is not known then, and their next transaction looks for them before it writes them.
-- An append that is interrupted (KeyboardInterrupt) while it stands in line leaves it, and was not written. One that was
-  taken already may be written or not, as any append that is interrupted while its transaction runs.
-- A process that is forked begins with no line at all: the threads that stood in line are not in it.
+- A leader that fails with an exception hands the lead over. The appends that it had taken go back to the front of the
+queue: whether they were committed is unknown, and their next transaction checks before it writes them.
+- An append that is interrupted (KeyboardInterrupt) while it is queued leaves the queue, and was not written. One that
+was already taken may have been written or not, like any append that is interrupted during its transaction.
+- A forked process begins with empty queues, because the queued threads do not exist in it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from waterclock._support import moments
 from waterclock.database.per_database_cache import PerDatabaseCache
 
 MOST_APPENDS = 512
-"""Appends that one transaction takes at most."""
+"""Maximum appends in one transaction."""
 
 MOST_BYTES = 4 << 20
-"""Bytes of entries that one transaction takes at most; a single append may be larger."""
+"""Maximum bytes of entries in one transaction; a single append may be larger."""
 
 GATHERING = 0.5
-"""How long a leader waits for others at most, as a share of the duration of the transaction before."""
+"""Maximum wait of a leader for others, as a share of the duration of the previous transaction."""
 
 LONGEST_GATHERING = 0.002
-"""How long it waits at most, seconds."""
+"""Maximum wait of a leader for others, seconds."""
 
 
 class Waiting:
-    """One append that stands in line, until it is finished: then it has an answer, or the error that it ends with."""
+    """A queued append, until it is finished: then it has an answer or an error."""
 
     __slots__ = ("_asleep", "answer", "error", "is_finished", "size")
 
@@ -50,16 +50,16 @@ class Waiting:
         self._asleep.acquire()
 
     def finish(self, answer: Any = None, error: Exception | None = None) -> None:
-        """Return the answer or the error; the append's own thread learns of it when its leader is done."""
+        """Record the answer or the error; the append's own thread gets it when its leader is done."""
         self.answer, self.error = answer, error
         self.is_finished = True
 
     def sleep(self, seconds: float = -1) -> None:
-        """Wait until this append is finished, or leads; or so long."""
+        """Wait until this append is finished or leads, or until the time is over."""
         moments.acquire(self._asleep, seconds)
 
     def wake(self) -> None:
-        """End the waiting; once is enough, and more do no harm."""
+        """End the waiting. Idempotent."""
         if self._asleep.locked():
             self._asleep.release()
 
@@ -68,25 +68,25 @@ _W = TypeVar("_W", bound=Waiting)
 
 
 class Line(Generic[_W]):
-    """Those who append to one topic, in one process."""
+    """The queue of the appends to one topic in one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._standing: deque[_W] = deque()
         self._leader: _W | None = None
-        self._expected = 1  # those in the group before, and those who stood in line when it was done
+        self._expected = 1  # the appends of the previous group, and those queued when it was done
         self._gathering = False
-        self._took = 0.0  # seconds, the group before
+        self._took = 0.0  # seconds that the previous group took
 
     def pass_through(self, own: _W, carry_out: Callable[[Sequence[_W]], object]) -> None:
-        """Stand in line until one's own append is finished; lead if no other thread does.
+        """Queue an append until it is finished; lead if no other thread does.
 
         Parameters
         ----------
         own
             The append of this thread.
         carry_out
-            Finishes some appends, of which ``own`` is the first, in their order. Run by the leader.
+            Finishes some appends in order, beginning with ``own``. Run by the leader.
         """
         group: list[_W] = []
         try:
@@ -115,7 +115,7 @@ class Line(Generic[_W]):
             raise
 
     def _gather(self, own: _W) -> None:
-        """Wait a moment for those who were in the group before, as they may be on their way again."""
+        """Wait briefly for the threads of the previous group, which may append again."""
         with self._lock:
             self._gathering = len(self._standing) < min(self._expected, MOST_APPENDS)
         if self._gathering:
@@ -131,7 +131,7 @@ class Line(Generic[_W]):
         return group
 
     def _leave(self, own: _W, group: Sequence[_W]) -> None:
-        """Hand over one's place in line, or the lead. Can be repeated if it was interrupted anywhere."""
+        """Release this append's place in the queue, or its lead. Can be repeated after an interruption at any point."""
         with self._lock:
             if not group and own in self._standing:
                 self._standing.remove(own)
@@ -149,7 +149,7 @@ class Line(Generic[_W]):
 
 
 class _Lines:
-    """The lines of one database. An empty one is forgotten, so that many topics cost nothing."""
+    """The queues of one database. Empty queues are removed, so that many topics cost nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -167,5 +167,5 @@ _lines = PerDatabaseCache[_Lines](lambda _: _Lines())
 
 
 def line_of(backend: object, topic_id: int) -> Line[Any]:
-    """Return the queue of a topic: shared by all appends through one backend, as long as one waits."""
+    """Return the queue of a topic: shared by all appends through one backend, while one waits."""
     return _lines.of(backend).line(topic_id)

@@ -33,11 +33,11 @@ class Tenure(NamedTuple):
     Attributes
     ----------
     producer_epoch
-        Its number; the topic refuses appends of instances with smaller ones.
+        Its number; the topic refuses appends of instances with smaller numbers.
     last
         Number of the producer's last message; None if it has none.
     numbering
-        All that is known of the producer's numbers.
+        The record of the producer's numbers.
     """
 
     producer_epoch: int
@@ -133,7 +133,7 @@ def take_over(storage: Storage, name: str) -> Tenure:
 
 
 def newest_append(storage: Storage, name: str) -> Position | None:
-    """Return the position of a producer's newest append; None if it has none, or all of that was rejected."""
+    """Return the position of a producer's newest append; None without one, or if all of it was rejected."""
     with storage.backend.snapshot() as connection:
         numbering = read_producer(storage, connection, name)
     return numbering.recent[-1].position if numbering is not None and numbering.recent else None
@@ -154,14 +154,14 @@ def last_sequence(storage: Storage, name: str) -> int | None:
 
 
 def producers_named(storage: Storage, prefix: str) -> dict[str, Numbering]:
-    """Return the states of the producers whose names begin so, by their names."""
+    """Return the states of the producers whose names have this prefix, by name."""
     chosen = sa.select(*_READ.selected_columns, producers.c.name).where(*_begins(storage, prefix))
     with storage.backend.snapshot() as connection:
         return {name: Numbering.read(*row) for *row, name in connection.execute(chosen)}
 
 
 def forget_producers(storage: Storage, prefix: str) -> int:
-    """Forget the producers whose names begin so, with their appends; return how many."""
+    """Forget the producers whose names have this prefix, with their appends; return how many."""
     chosen = sa.delete(producers).where(*_begins(storage, prefix))
     return storage.backend.transact(lambda connection: connection.execute(chosen).rowcount)
 

@@ -20,7 +20,7 @@ from waterclock.topics.writing.producers import take_over
 
 _log = logging.getLogger(__name__)
 
-_OVERHEAD = 64  # bytes that a message takes besides its payload, about
+_OVERHEAD = 64  # approximate bytes of a message in addition to its payload
 
 
 class Producer(Closing):
@@ -45,7 +45,7 @@ class Producer(Closing):
     last_sequence
         Number of the last message that is stored, or was rejected; None before the first. Continue after it.
     rejected
-        How many messages the topic did not take since this producer was opened; each is a warning in the log.
+        How many messages the topic rejected since this producer was opened; each is a warning in the log.
     """
 
     def __init__(self, storage: Storage, name: str, linger: int, max_bytes: int) -> None:
@@ -60,7 +60,7 @@ class Producer(Closing):
         self._changed = threading.Condition()
         self._waiting: list[Message] = []
         self._bytes = 0
-        self._due = 0.0  # monotonic time at which the oldest of the waiting messages has waited long enough
+        self._due = 0.0  # monotonic time at which the oldest waiting message is due
         self._in_flight = False
         self._hurry = False
         self._closed = False
@@ -88,7 +88,8 @@ class Producer(Closing):
         Raises
         ------
         InvalidArgumentError
-            If the number is smaller than one before, and the topic does not hold that message, or does not know.
+            If the number is smaller than one before, and the topic does not hold that message, or has forgotten its
+            number.
         WaterclockError
             The error of an earlier append, for example `ProducerFencedError`: later messages are not stored.
         """
@@ -137,7 +138,7 @@ class Producer(Closing):
         return bool(self._waiting) or self._in_flight
 
     def _insist_on(self, sequence: int) -> None:
-        """Raise if a message that counts as sent long ago is known to be missing."""
+        """Raise unless a message with an earlier number is known to be stored."""
         if not self._before.holds(sequence):
             known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
             raise InvalidArgumentError(
@@ -149,7 +150,7 @@ class Producer(Closing):
         if sequence < self._next:
             raise InvalidArgumentError(f"sequence must be greater than {self._next - 1}, the last sent, got {sequence}")
         if sequence > self._next:
-            self._drain()  # an entry's messages count on without a gap
+            self._drain()  # an entry's messages are numbered without a gap
             self._next = sequence
 
     def _drain(self) -> None:
@@ -183,7 +184,7 @@ class Producer(Closing):
                 return
 
     def _next_batch(self) -> list[Message] | None:
-        """Wait until an entry is due, and take it; None at the end."""
+        """Wait until an entry is due, and take it; None when the producer is closed."""
         while not self._is_due():
             if self._closed:
                 return None
