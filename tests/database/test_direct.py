@@ -154,6 +154,17 @@ def test_transactions_see_what_others_commit_meanwhile_and_keep_plans_that_go_do
 
 
 @on_postgresql
+def test_a_snapshot_by_indexes_starts_no_workers_and_gives_the_connection_back_as_it_was(backend: Backend) -> None:
+    setting = sa.select(sa.func.current_setting("max_parallel_workers_per_gather"))
+    found: list[str] = []
+    for indexed in (False, True, False):
+        with backend.snapshot(indexed=indexed) as connection:
+            found.append(connection.execute(setting).scalar_one())
+    assert found[1] == "0"
+    assert found[0] == found[2]
+
+
+@on_postgresql
 def test_a_transaction_whose_connection_broke_is_tried_again_on_a_new_one_and_none_of_its_age_is_lent(
     backend: Backend, opened: list[object]
 ) -> None:

@@ -20,6 +20,24 @@ from waterclock.tables.messages.inspecting.estimating import (
 )
 from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECONDS
 
+# Built once: building a statement takes longer than running it.
+_TABLES = (
+    sa.select(
+        *(message_tables.c[name] for name in ("table_id", "name", "revision", "paused_until")),
+        totals.c.purged,
+    )
+    .outerjoin(totals, totals.c.table_id == message_tables.c.table_id)
+    .order_by(message_tables.c.table_id)
+)
+_ACTIVE = (
+    sa.select(
+        heartbeats.c.table_id,
+        *(sa.func.sum(heartbeats.c[name]).label(name) for name in ("subscribers", "failing", "sent")),
+    )
+    .where(heartbeats.c.beat_at > sa.bindparam("since", type_=sa.BigInteger))
+    .group_by(heartbeats.c.table_id)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
@@ -72,26 +90,8 @@ class TableCounts:
 def table_records(backend: Backend, connection: sa.Connection) -> list[TableRecord]:
     """Read what the catalogue knows of every table, the oldest table first."""
     now = backend.now(connection)
-    its = message_tables.c
-    known = connection.execute(
-        sa.select(its.table_id, its.name, its.revision, its.paused_until, totals.c.purged)
-        .outerjoin(totals, totals.c.table_id == its.table_id)
-        .order_by(its.table_id)
-    ).all()
-    beats = heartbeats.c
-    active = {
-        row.table_id: row
-        for row in connection.execute(
-            sa.select(
-                beats.table_id,
-                sa.func.sum(beats.subscribers).label("subscribers"),
-                sa.func.sum(beats.failing).label("failing"),
-                sa.func.sum(beats.sent).label("sent"),
-            )
-            .where(beats.beat_at > now - LASTS)
-            .group_by(beats.table_id)
-        )
-    }
+    known = connection.execute(_TABLES).all()
+    active = {row.table_id: row for row in connection.execute(_ACTIVE, {"since": now - LASTS})}
 
     def record(row: sa.Row[*tuple[object, ...]]) -> TableRecord:
         beat = active.get(row.table_id)

@@ -13,6 +13,39 @@ from waterclock.database.schema.upkeep_catalogue import upkeep
 from waterclock.errors import ForbiddenError
 
 
+def _of_topic(state: str, value: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
+    # Correlated, so that the index of states is used for each topic.
+    of_it = sa.select(value).where(ledgers.c.topic_id == topics.c.id, ledgers.c.state == state)
+    return of_it.correlate(topics).scalar_subquery()
+
+
+# Built once: building a statement takes longer than running it.
+_TOPICS = sa.select(
+    *(topics.c[name] for name in ("id", "name", "ordinal", "first_ordinal", "ledger", "first_ledger")),
+    (topics.c.stored_bytes + topics.c.bytes).label("size"),
+    _of_topic("closed", sa.func.count()).label("closed"),
+    _of_topic("lost", sa.func.count()).label("lost"),
+    _of_topic("lost", sa.func.coalesce(sa.func.sum(ledgers.c.messages), 0)).label("lost_messages"),
+).order_by(topics.c.id)
+_DAMAGED = (
+    sa.select(ledgers.c.topic_id, sa.func.sum(ledgers.c.lost_in_file))
+    .where(ledgers.c.lost_in_file > 0)
+    .group_by(ledgers.c.topic_id)
+)
+_SUBSCRIPTIONS = (
+    sa.select(
+        topics.c.name.label("topic"),
+        subscriptions.c.name,
+        subscriptions.c.ordinal,
+        topics.c.first_ordinal,
+        topics.c.ordinal.label("head"),
+    )
+    .join(topics, topics.c.id == subscriptions.c.topic_id)
+    .order_by(subscriptions.c.topic_id, subscriptions.c.created_at, subscriptions.c.name)
+)
+_UPKEEP = sa.select(upkeep.c.kind, upkeep.c.name, upkeep.c.task, upkeep.c.ran_at, upkeep.c.error.is_not(None))
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
     """What the catalogue knows of a topic.
@@ -69,35 +102,8 @@ class UpkeepRecord:
 
 def topic_records(connection: sa.Connection) -> list[TopicRecord]:
     """Read what the catalogue knows of every topic, the oldest topic first."""
-
-    def of_topic(state: str, value: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
-        # Correlated, so that the index of states is used for each topic.
-        of_it = sa.select(value).where(ledgers.c.topic_id == topics.c.id, ledgers.c.state == state)
-        return of_it.correlate(topics).scalar_subquery()
-
-    count, messages = sa.func.count(), sa.func.coalesce(sa.func.sum(ledgers.c.messages), 0)
-    rows = connection.execute(
-        sa.select(
-            topics.c.id,
-            topics.c.name,
-            topics.c.ordinal,
-            topics.c.first_ordinal,
-            topics.c.ledger,
-            topics.c.first_ledger,
-            (topics.c.stored_bytes + topics.c.bytes).label("size"),
-            of_topic("closed", count).label("closed"),
-            of_topic("lost", count).label("lost"),
-            of_topic("lost", messages).label("lost_messages"),
-        ).order_by(topics.c.id)
-    ).all()
-    damaged = {
-        topic_id: int(lost)
-        for topic_id, lost in connection.execute(
-            sa.select(ledgers.c.topic_id, sa.func.sum(ledgers.c.lost_in_file))
-            .where(ledgers.c.lost_in_file > 0)
-            .group_by(ledgers.c.topic_id)
-        )
-    }
+    rows = connection.execute(_TOPICS).all()
+    damaged = {topic_id: int(lost) for topic_id, lost in connection.execute(_DAMAGED)}
     return [
         TopicRecord(
             row.name,
@@ -119,27 +125,15 @@ def topic_records(connection: sa.Connection) -> list[TopicRecord]:
 
 def subscription_records(connection: sa.Connection) -> list[SubscriptionRecord]:
     """Read the backlog of every subscription, as `Subscription.backlog` counts it."""
-    rows = connection.execute(
-        sa.select(
-            topics.c.name.label("topic"),
-            subscriptions.c.name,
-            subscriptions.c.ordinal,
-            topics.c.first_ordinal,
-            topics.c.ordinal.label("head"),
-        )
-        .join(topics, topics.c.id == subscriptions.c.topic_id)
-        .order_by(subscriptions.c.topic_id, subscriptions.c.created_at, subscriptions.c.name)
-    )
     return [
-        SubscriptionRecord(row.topic, row.name, max(row.head - max(row.ordinal, row.first_ordinal), 0)) for row in rows
+        SubscriptionRecord(row.topic, row.name, max(row.head - max(row.ordinal, row.first_ordinal), 0))
+        for row in connection.execute(_SUBSCRIPTIONS)
     ]
 
 
 def upkeep_records(connection: sa.Connection) -> list[UpkeepRecord]:
     """Read the last run of every task of upkeep."""
-    its = upkeep.c
-    rows = connection.execute(sa.select(its.kind, its.name, its.task, its.ran_at, its.error.is_not(None)))
-    return [UpkeepRecord(*row) for row in rows]
+    return [UpkeepRecord(*row) for row in connection.execute(_UPKEEP)]
 
 
 def oldest_transaction(backend: Backend) -> int | None:

@@ -27,8 +27,11 @@ _MIGRATION_LOCK_SECONDS = 60
 _INDEXED = "waterclock_indexed"
 # Planning costs as much as a claim, so plans are cached. But a queue that was empty when its plan was made has a
 # million rows a moment later, so no cached plan may scan or sort a table because it was small. Nor may a plan be
-# JIT-compiled: if an estimate is far off, that takes a hundred times as long as the statement.
-_PLANNING = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit")
+# JIT-compiled or run in parallel: if an estimate is far off, that takes a hundred times as long as the statement.
+_INDEXES_ONLY: Mapping[str, str] = {
+    **dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"), "'off'"),
+    "max_parallel_workers_per_gather": "'0'",
+}
 _KEEP_ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Detect a vanished server within a minute; in seconds, and a count."""
 _LIMIT = f"least(nullif(current_setting('lock_timeout')::interval, '0'), '{LONGEST_LOCK_WAIT}s')"
@@ -37,8 +40,7 @@ _PATIENCE: dict[str, str] = {
     "lock_timeout": f"(1000 * extract(epoch FROM {_LIMIT}))::int::text",  # ms
 }
 """How long the server waits for us, and how long we wait for others; less if its operator has set less."""
-_INDEXES_ONLY: Mapping[str, str] = dict.fromkeys(_PLANNING, "'off'")
-_ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {_PLANNING}"  # noqa: S608  # ours
+_ANY_PLAN = f"SELECT set_config(name, reset_val, false) FROM pg_settings WHERE name IN {(*_INDEXES_ONLY,)}"  # noqa: S608  # ours
 _DIRECT = {
     **_INDEXES_ONLY,
     # Statements of groups take long to plan and little to run: planned each time, an ack took a third longer.
