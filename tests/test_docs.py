@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,28 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     script = "\n".join([ENDING, *BLOCKS.findall((DOCS / page).read_text())])
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_views_of_files_hold_each_message_once_after_compactions_and_truncations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with wc.connect("sqlite:///factory.db") as database:
+        topic = database.create_topic("telemetry")
+        for number in range(4):
+            topic.append([wc.Message("press-01", "load", "2026-07-01T12:00:00Z", b"17")] * (number + 1))
+            topic.roll()
+        topic.seal()
+        topic.compact()
+        topic.truncate(wc.Position(1, 0, 0))
+        topic.append([wc.Message("press-01", "load", "2026-07-01T12:00:00Z", b"17")])
+    page: dict[str, Any] = {}
+    exec("\n".join(BLOCKS.findall((DOCS / "how-to" / "query-with-duckdb.md").read_text())), page)  # noqa: S102
+    ledgers = [(1, 2), (2, 3), (3, 4), (None, 1)]  # the files of ledgers that were not compacted have no such column
+    counted = page["duckdb"].sql("SELECT ledger, count(*) FROM telemetry GROUP BY ledger ORDER BY ledger")
+    assert counted.fetchall() == ledgers
+    assert page["sealed"].group_by("ledger").len().collect().sort("ledger", nulls_last=True).rows() == ledgers
+    page["db"].close()
 
 
 def test_every_page_is_in_the_navigation_and_every_guide_is_named_on_the_first_page() -> None:
