@@ -13,6 +13,7 @@ from tests.services import Service
 from tests.work.conftest import running, until
 
 import waterclock as wc
+from waterclock.database.engines import pool
 
 COUNT = 3000
 IDLE = 300
@@ -83,6 +84,30 @@ def test_a_worker_is_as_quick_as_a_new_one_after_a_restart_and_ended_connections
                 until(lambda: new.stats().acked == len(new_done))
             until(lambda: old.stats().acked == len(old_done))
     engine.dispose()
+
+
+def test_a_connection_that_ended_between_two_handlers_is_not_used_again(
+    server: tuple[Service, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_IDLE", 0)  # a server that restarts is away for longer
+    service, url = server
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with wc.connect(url) as database:
+        orders = database.create_table("orders", payload="json")
+        done: list[tuple[int, int]] = []
+
+        def handle(delivery: wc.Delivery) -> None:
+            with database.begin() as connection:
+                delivery.ack(connection=connection)
+            done.append((delivery.payload, delivery.epoch))
+
+        with running(wc.Worker(orders, handle)):
+            for number in range(3):
+                orders.put(number)
+                until(lambda number=number: len(done) == number + 1)
+                end_connections(engine, service.name)
+    engine.dispose()
+    assert done == [(0, 1), (1, 1), (2, 1)]
 
 
 @pytest.mark.slow
