@@ -1,4 +1,4 @@
-"""Calling a synchronous object from a loop: in bounded threads, so that a cancelled await loses nothing.
+"""Calling a synchronous object from a loop.
 
 The asynchronous classes hold one of the synchronous ones and describe their methods by these descriptors, which take
 names, parameters and types from it.
@@ -6,17 +6,14 @@ names, parameters and types from it.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, update_wrapper
 from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from waterclock._support.quoting import quoted
+from waterclock.aio.threads import Threads
 from waterclock.errors import InvalidArgumentError
 
 _P = ParamSpec("_P")
@@ -26,59 +23,6 @@ _Sync = TypeVar("_Sync")
 
 _ITEMS_A_CALL = 500
 """Items that an iterator brings from its thread at once: a call takes 50 µs, a message 2 µs."""
-
-
-class Threads:
-    """The threads in which one asynchronous database makes its calls."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._pool = ThreadPoolExecutor(self._most, "waterclock-aio")
-
-    async def call(self, function: Callable[[], _R], undo: Callable[[_R], object] | None = None) -> _R:
-        """Call a function in a thread.
-
-        If the caller is cancelled, a call that has not begun is not made. One that has begun goes on to its end, since
-        a statement cannot be taken back, and ``undo`` gets its result.
-        """
-        future = self.submit(function)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if undo is not None and not future.cancel():
-                future.add_done_callback(partial(self._undo, undo))
-            raise
-
-    def submit(self, function: Callable[[], _R]) -> Future[_R]:
-        """Begin a call in a thread.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the database was closed.
-        """
-        if self._process != os.getpid():  # the threads stayed in the process that forked this one
-            self._begin()
-        try:
-            return self._pool.submit(contextvars.copy_context().run, function)
-        except RuntimeError as error:  # from an executor that was shut down
-            raise InvalidArgumentError("cannot call the database: it was closed. Connect again") from error
-
-    def _undo(self, undo: Callable[[_R], object], done: Future[_R]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            return
-        try:
-            self._pool.submit(undo, done.result())
-        except RuntimeError:  # closed meanwhile: leases end by themselves
-            return
-
-    def close(self) -> None:
-        """Wait for the calls under way, and end the threads."""
-        self._pool.shutdown(wait=True)
 
 
 class Facade(Generic[_Sync]):

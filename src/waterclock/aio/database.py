@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from waterclock.aio.calling import Awaited, AwaitedAs, Facade, Threads
+from waterclock.aio.calling import Awaited, AwaitedAs, Facade
 from waterclock.aio.tables import MessageTable
+from waterclock.aio.threads import Threads
 from waterclock.aio.topics import Topic
 from waterclock.aio.waiting import Waiting
 from waterclock.connection import Database as SyncDatabase

@@ -11,7 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from waterclock.aio.calling import Awaited, Facade, Plain, Threads
+from waterclock.aio.calling import Awaited, Facade, Plain
+from waterclock.aio.threads import Threads
 from waterclock.aio.waiting import Waiting
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Self, overload
 
-from waterclock.aio.calling import Awaited, Facade, Plain, Threads
+from waterclock.aio.calling import Awaited, Facade, Plain
 from waterclock.aio.deliveries import Deliveries, Delivery
+from waterclock.aio.threads import Threads
 from waterclock.aio.waiting import Waiting
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
 from waterclock.tables.consumers.subscription import TableSubscription as SyncSubscription

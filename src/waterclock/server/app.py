@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from waterclock.aio.calling import Threads
 from waterclock.aio.database import Database as AsyncDatabase
+from waterclock.aio.threads import Threads
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
 from waterclock.monitoring.database_facts import FactsReader
