@@ -132,6 +132,43 @@ def test_a_program_without_traces_does_not_import_opentelemetry() -> None:
     assert "opentelemetry" not in loaded_after("import waterclock.work.worker, waterclock.connection")
 
 
+HEADED = {"source": ["press"], "stream": ["load"], "event_time": [1], "receive_time": [1]}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [5, None, "ab", {"payload": "x"}, [5], [{}], [{"payload": "x", "headers": {1: "a"}}], [{"payload": "x", "no": 1}]],
+    ids=repr,
+)
+def test_rows_that_a_put_refuses_are_refused_in_the_same_words(
+    database: wc.Database, instrument: Instrument, rows: Any
+) -> None:
+    orders = database.create_table("orders", payload="text")
+    with pytest.raises(wc.InvalidArgumentError) as plain:
+        orders.put_many(rows)
+    instrument()
+    with pytest.raises(wc.InvalidArgumentError) as traced:
+        orders.put_many(rows)
+    assert str(traced.value) == str(plain.value)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [pa.array(["x"]), pa.array([1]), pa.array([["a"]]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))],
+    ids=lambda column: str(column.type),
+)
+def test_headers_that_an_append_refuses_are_refused_in_the_same_words(
+    database: wc.Database, instrument: Instrument, headers: pa.Array
+) -> None:
+    topic, table = database.create_topic("telemetry"), pa.table({**HEADED, "headers": headers})
+    with pytest.raises(wc.SchemaError) as plain:
+        topic.append(table)
+    instrument()
+    with pytest.raises(wc.SchemaError) as traced:
+        topic.append(table)
+    assert str(traced.value) == str(plain.value)
+
+
 def test_a_wrong_join_is_refused() -> None:
     with pytest.raises(wc.InvalidArgumentError, match="join must be one of 'parent', 'link', got 'child'"):
         tracing.instrument(join="child")  # pyright: ignore[reportArgumentType]

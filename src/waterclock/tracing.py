@@ -88,21 +88,25 @@ class Tracing:
         self._join = join
 
     @contextmanager
-    def putting(self, table: str, rows: Iterable[Mapping[str, Any]]) -> Generator[list[Mapping[str, Any]]]:
-        """Record a span of a put; yield the rows with the headers that pass it on."""
-        given = list(rows)
-        ids = [row["id"] for row in given if row.get("id") is not None]
+    def putting(self, table: str, rows: Any) -> Generator[Iterable[Mapping[str, Any]]]:
+        """Record a span of a put; yield the rows with the headers that pass it on. Rows that a put refuses stay so."""
+        given = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping) else []
+        is_valid = bool(given) and all(isinstance(row, Mapping) for row in given)
+        ids = [row["id"] for row in given if row.get("id") is not None] if is_valid else []
         with self._sending("put", table, len(given), ids) as headers:
-            yield [_with_headers(row, headers) for row in given]
+            yield [_with_headers(row, headers) for row in given] if is_valid else given or rows
 
     @contextmanager
     def appending(self, topic: str, messages: Any) -> Generator[Any]:
         """Record a span of an append; yield the messages with the headers that pass it on."""
         import pyarrow as pa
 
+        from waterclock.arrow import as_message_columns
         from waterclock.frames import as_messages
 
         given = as_messages(messages)
+        if isinstance(given, pa.Table):
+            given = as_message_columns(given)
         with self._sending("append", topic, len(given)) as headers:
             if isinstance(given, pa.Table):
                 yield _table_with_headers(given, headers)
@@ -198,16 +202,19 @@ class Tracing:
 
 def _with_headers(row: Mapping[str, Any], headers: Mapping[str, str]) -> Mapping[str, Any]:
     given = row.get("headers")
-    if given is not None and not isinstance(given, Mapping):
-        return row  # the put refuses them
+    if (given is not None and not (isinstance(given, Mapping) and _are_strings(given))) or "payload" not in row:
+        return row  # the put refuses it
     return {**row, "headers": {**headers, **(given or {})}}
+
+
+def _are_strings(headers: Mapping[Any, Any]) -> bool:
+    return all(isinstance(each, str) for pair in headers.items() for each in pair)
 
 
 def _table_with_headers(table: pa.Table, headers: Mapping[str, str]) -> pa.Table:
     import pyarrow as pa
 
     place = table.schema.get_field_index("headers")
-    kind = pa.map_(pa.string(), pa.string())
-    given = [None] * len(table) if place < 0 else table.column(place).to_pylist()
-    column = pa.array([[*({**headers, **dict(each or [])}).items()] for each in given], kind)
-    return table.append_column("headers", column) if place < 0 else table.set_column(place, "headers", column)
+    given = table.column(place).to_pylist()
+    column = pa.array([[*({**headers, **dict(each or [])}).items()] for each in given], table.schema.field(place).type)
+    return table.set_column(place, "headers", column)
