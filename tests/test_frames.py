@@ -25,6 +25,7 @@ ROWS = [
     {"device": "a", "stream": "x", "at": TIMES[0], "value": 1.5},
     {"device": "b", "stream": "y", "at": TIMES[1], "value": -2.0},
 ]
+HEADED = {"source": "a", "stream": "x", "event_time": 1}
 COLUMNS = {"source": "device", "event_time": "at"}
 WANTED = [Message("a", "x", TIMES[0], b"1.5"), Message("b", "y", TIMES[1], b"-2.0")]
 
@@ -99,7 +100,28 @@ def test_a_payload_of_a_column_and_of_a_dict_are_the_same(value: object, payload
 
 
 def test_numbers_of_numpy_are_payloads() -> None:
-    assert [as_payload(value, "v") for value in (np.int64(7), np.float64(0.5), np.uint8(1))] == [b"7", b"0.5", b"1"]
+    values = (np.int64(7), np.float64(0.5), np.uint8(1), np.float32(0.5), np.bool_(True), np.str_("x"))
+    assert [as_payload(value, "v") for value in values] == [b"7", b"0.5", b"1", b"0.5", b"true", b"x"]
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical(), pl.Enum(["a", "b"])], ids=str)
+def test_categories_of_polars_are_sources(kind: Any) -> None:
+    frame = pl.DataFrame(ROWS, schema_overrides={"device": kind})
+    assert messages(frame, columns=COLUMNS, payload="value") == WANTED
+
+
+def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
+    pointers = pl.DataFrame([HEADED | {"v": object()}], schema_overrides={"v": pl.Object})
+    with pytest.raises(SchemaError, match="column 'v' must hold values of an Arrow type, got Python objects"):
+        messages(pointers, payload="v")
+    assert len(messages(pointers)) == 1
+    whole, exact = pd.Timestamp(1000, tz="UTC"), pd.Timestamp(1, tz="UTC")
+    for moments in ([whole, pd.Timestamp(1000)], [whole, exact]):
+        frame = pd.DataFrame([HEADED | {"event_time": each} for each in moments], dtype=object)
+        with pytest.raises(SchemaError, match=r"Convert it: pandas.to_datetime\(frame\['event_time'\], utc=True\)"):
+            messages(frame)
+    late = pd.DataFrame([HEADED | {"receive_time": whole}, HEADED | {"receive_time": pd.NaT}], dtype=object)
+    assert [each.receive_time for each in messages(late)] == [1000, None]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +152,12 @@ def test_numbers_of_numpy_are_payloads() -> None:
         (pa.table({"v": [Decimal("1.5")]}), {"payload": "v"}, SchemaError, "got decimal128"),
         (pa.table({"v": [float("inf")]}), {"payload": "v"}, InvalidArgumentError, "must be a JSON number"),
         (pa.table({"v": [[1]]}), {"payload": "v"}, InvalidArgumentError, "got list"),
+        (
+            pd.DataFrame([{**HEADED, "headers": {"unit": 7}}]),
+            {},
+            SchemaError,
+            "'headers': 'unit' must be string, got int64",
+        ),
     ],
 )
 def test_values_that_cannot_become_messages_are_refused_by_name(
@@ -169,12 +197,8 @@ times = st.integers(MIN_NS + 1, MAX_NS)  # pandas takes the least int64 for no t
 )
 def test_messages_survive_data_frames(given: list[Message]) -> None:
     columns = to_arrow(given)
-    assert messages(to_pandas(columns).drop(columns="headers")) == [without_headers(each) for each in given]
+    assert messages(to_pandas(columns)) == given
     assert messages(to_polars(columns)) == given
-
-
-def without_headers(m: Message) -> Message:
-    return Message.trusted(m.source, m.stream, m.event_time, m.payload, m.publish_time, m.receive_time, None, None)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,10 +159,31 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.C
         for what, kind in ("keys", column.type.key_type), ("values", column.type.item_type):
             if not _is_text(kind):
                 raise SchemaError(f"column {field.name!r}: {what} must be string, got {kind}")
+    elif pa.types.is_map(field.type) and pa.types.is_struct(column.type):
+        column = _as_map(column, field)
     try:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SchemaError(f"cannot convert column {field.name!r} to {field.type}: {error}") from error
+
+
+def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert categories that are views, as those of Polars, which Arrow cannot look up."""
+    kind = column.type
+    if not (pa.types.is_dictionary(kind) and kind.value_type in (pa.string_view(), pa.binary_view())):
+        return column
+    plain = pa.string() if kind.value_type == pa.string_view() else pa.binary()
+    chunks = [pa.DictionaryArray.from_arrays(each.indices, each.dictionary.cast(plain)) for each in column.chunks]
+    return pa.chunked_array(chunks, pa.dictionary(kind.index_type, plain))
+
+
+def _as_map(dicts: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """Convert what pandas makes of dicts: a field for each key of any row, null in rows without that key."""
+    for each in dicts.type:
+        if not _is_text(each.type):
+            raise SchemaError(f"column {field.name!r}: {each.name!r} must be string, got {each.type}")
+    rows = (None if row is None else [pair for pair in row.items() if pair[1] is not None] for row in dicts.to_pylist())
+    return pa.chunked_array([pa.array(rows, field.type)])
 
 
 def _is_text(given: pa.DataType) -> bool:
@@ -198,7 +219,7 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
         if given.schema.names.count(field.name) > 1:
             raise SchemaError(f"column names must be unique, got {field.name!r} twice in {given.schema.names}")
         column = _sound(given.column(field.name), field.name)
-        column = _cast(column, field, time_unit)
+        column = _cast(_without_views(column), field, time_unit)
         if not field.nullable and column.null_count:
             raise InvalidArgumentError(f"column {field.name!r} must not hold nulls, got {column.null_count}")
         if field.name in ("source", "stream") and pc.call_function("equal", [column, ""]).to_numpy().any():

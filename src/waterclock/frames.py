@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from importlib import import_module
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
 import pyarrow as pa
 
 from waterclock._support.quoting import quoted
@@ -58,6 +59,7 @@ def as_messages(
     """
     names = _checked_names(columns, payload)
     if isinstance(given, pa.RecordBatch) or hasattr(given, "__arrow_c_stream__"):
+        _check_objects(given, {*names.values(), payload})
         table = _imported(given)
         return table if columns is None and payload is None else _renamed(table, names, payload)
     if isinstance(given, Message):
@@ -80,6 +82,8 @@ def as_payload(value: object, name: str) -> bytes:
     InvalidArgumentError
         If it is something else, a number that JSON does not have, or a text that UTF-8 cannot encode.
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     try:
@@ -87,8 +91,6 @@ def as_payload(value: object, name: str) -> bytes:
             return value.encode()
         if isinstance(value, bool | int | float):
             return json.dumps(value, allow_nan=False).encode()
-        if isinstance(value, Integral):  # of numpy
-            return b"%d" % int(value)
     except ValueError as error:
         raise InvalidArgumentError(f"{name} must be a JSON number or a string, got {quoted(value)}") from error
     raise InvalidArgumentError(f"{name} must be bytes, a string, a number or a boolean, got {_kind(value)}")
@@ -188,6 +190,28 @@ def _payloads(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return pa.chunked_array(
         [pa.array([as_payload(value, f"column {name!r}") for value in column.to_pylist()], pa.binary())]
     )
+
+
+def _check_objects(given: Any, used: set[str | None]) -> None:
+    """Refuse columns of Python objects that a library hands over as something else.
+
+    Polars hands over where an object lies in memory. Of datetimes, pandas drops the nanoseconds, and takes those
+    without a zone for UTC if others have one.
+    """
+    for name, kind in zip(getattr(given, "columns", ()), getattr(given, "dtypes", ()), strict=False):
+        if name not in used:
+            continue
+        if str(kind) == "Object":
+            raise SchemaError(f"column {name!r} must hold values of an Arrow type, got Python objects")
+        if str(kind) == "object":
+            moments = [each for each in given[name] if isinstance(each, datetime) and each == each]  # noqa: PLR0124  # NaT
+            if len({each.tzinfo is None for each in moments}) > 1 or any(
+                getattr(each, "nanosecond", 0) for each in moments
+            ):
+                raise SchemaError(
+                    f"column {name!r} must have a type of datetimes, got Python objects. Convert it:"
+                    f" pandas.to_datetime(frame[{name!r}], utc=True)"
+                )
 
 
 def _imported(given: object) -> pa.Table:
