@@ -29,7 +29,7 @@ _NAMES_COMPARED = 1_000
 
 
 class NamedTable(Protocol):
-    """A message table, as far as a move needs it."""
+    """The part of a message table that a move needs."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class MessageSchedules:
-    """The schedules of one message table; calling it lists them. Each is in one database, that of its table or shard.
+    """The schedules of one message table; calling it lists them. Each is in the database of its table or shard.
 
     Parameters
     ----------

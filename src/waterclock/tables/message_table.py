@@ -250,13 +250,13 @@ class MessageTable:
         Parameters
         ----------
         payload
-            Bytes, text or a JSON value, as the table's ``payload`` says.
+            Bytes, text or a JSON value, by the table's option ``payload``.
         id
             Identifies the message; None: the database generates a bigint, Waterclock a UUID (version 7).
         at
-            When it will be sent; None: now.
+            When to send it; None: now.
         delay
-            After how long it will be sent, instead of ``at``: counted from now by the database's clock, not from your
+            How long to wait before sending it, instead of ``at``: from now by the database's clock, not from your
             commit.
         group
             Its group; None: from the header that ``group_header`` names.
@@ -280,9 +280,9 @@ class MessageTable:
             time and all other values of this one, but keeps its id. A leased message is left unchanged.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
-            driver, in whose transaction to put: commit delivers, rollback leaves nothing. On one that commits each
-            statement, the put is a transaction of its own. For an asynchronous SQLAlchemy connection, pass the one that
-            ``run_sync`` provides.
+            driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. On one
+            that commits each statement, the put is a transaction of its own. For an asynchronous SQLAlchemy connection,
+            pass the one that ``run_sync`` provides.
         columns
             Values of additional columns.
 
@@ -329,7 +329,7 @@ class MessageTable:
             if prepared.keys:
                 return self._put_keyed(context, prepared, connection)
             if connection is None:
-                # One statement inserts them. An earlier failed one, for an id that is known, did nothing.
+                # One statement inserts them. If an earlier one failed for a known id, it did nothing.
                 return context.backend.alone(lambda own: put_rows(context, own, prepared))
             with self._callers.use(connection) as theirs:
                 return put_rows(context, theirs, prepared)
@@ -426,7 +426,7 @@ class MessageTable:
         limit
             Maximum count; None: the table's ``batch_size``.
         wait
-            How long to wait if none is due; None: not at all.
+            How long to wait if none is due; None: do not wait.
         consumer
             Name of the consumer, shown to operators; None: the host and the process, and with exclusive groups a number
             of this ``Database``. Exclusive groups stay with this name while it is alive: until its leases end, and
@@ -504,7 +504,7 @@ class MessageTable:
             subscription.
         limit
             How many messages to claim at a time; None: the table's ``batch_size``, or one if the table has
-            ``max_attempts``, because every message that a dying consumer has claimed uses an attempt.
+            ``max_attempts``, because each message that a consumer has claimed when it dies uses an attempt.
         shard, key_range
             A part of a sharded table ("Subsetting"). This table is in one database, so only ``""``, ``"0"`` and ``"-"``
             are valid: they name the whole table.
@@ -593,7 +593,7 @@ class MessageTable:
         at
             When.
         epoch
-            How often they count as sent, which sets the next back-off; None: unchanged.
+            How often they count as sent, which determines the next back-off; None: unchanged.
         """
         given = one_or_many(ids)
         when, epoch = to_time(at, "at"), check_epoch(epoch)
@@ -624,7 +624,7 @@ class MessageTable:
         Parameters
         ----------
         ids
-            Messages that are scheduled, back off, or are leased; None: all that back off.
+            Messages that are scheduled, back off or are leased; None: all that back off.
         """
         given = one_or_many(ids)
         with self._loaded() as context, changing(context):
@@ -652,13 +652,13 @@ class MessageTable:
         reason
             Why; kept in the column ``last_error``, and shown by `explain`.
         connection
-            As in `put`: cancelled when the caller commits. Until then no consumer gets them. In a table with groups
-            those behind go on within a second of the commit, if a subscription is open.
+            As in `put`: cancelled when the caller commits. Until then no consumer gets them. In a table with groups,
+            later messages proceed within a second of the commit if a subscription is open.
 
         Returns
         -------
         int
-            How many were neither acked nor expired nor cancelled before, those that consumers have among them.
+            How many were neither acked nor expired nor cancelled before, including those that consumers have.
         """
         given = one_or_many(ids)
         with self._loaded() as context:
@@ -717,10 +717,10 @@ class MessageTable:
         with self._loaded() as context:
             try:
                 expire_some(context, pieces=None)
-            finally:  # a row that cannot expire must not keep others from being deleted
+            finally:  # a row that cannot expire must not stop the deletion of others
                 while purged := purge_some(context):
                     total += purged
-            with suppress(ForbiddenError):  # keys need a privilege of their own, and a leftover one does no harm
+            with suppress(ForbiddenError):  # keys need a separate privilege, and a leftover key is harmless
                 while purge_keys(context):
                     pass
         return total
@@ -777,8 +777,8 @@ class MessageTable:
     def failures(self, limit: int = 20) -> list[FailureGroup]:
         """Group the messages that failed by their errors, the largest group first.
 
-        Errors belong to one group if they differ only in numbers, ids, quoted texts, paths and URLs. Counted are the
-        last 10,000 failed messages that are not acked, and the last 10,000 dead letters.
+        Errors belong to one group if they differ only in numbers, ids, quoted texts, paths and URLs. Only the last
+        10,000 failed messages that are not acked, and the last 10,000 dead letters, are counted.
 
         Parameters
         ----------

@@ -159,7 +159,7 @@ def _fits(has: TypeEngine[Any], column: str, options: TableOptions, database: st
     if column == "id":
         return isinstance(has, _IDS[options.id_type])
     if options.payload == "json" and database != "postgresql":
-        return isinstance(has, sa.JSON | sa.String)  # there it is text
+        return isinstance(has, sa.JSON | sa.String)  # SQLite stores it as text
     return isinstance(has, _PAYLOADS[options.payload])
 
 
@@ -184,7 +184,7 @@ def _as_it_is(column: ReflectedColumn) -> sa.Column[Any]:
 
 
 def _fill(backend: Backend, connection: sa.Connection, name: str) -> None:
-    """Fill columns that plain SQL left NULL, as the defaults do from now on."""
+    """Fill columns that plain SQL left NULL with the values that defaults provide from now on."""
     rows = sa.table(name, *(sa.column(column, sa.BigInteger) for column in (*_TIMES, "epoch")))
     now = backend.now_sql()
     due = sa.func.coalesce(rows.c.time_next, rows.c.time_scheduled, now)

@@ -22,7 +22,7 @@ from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError
 
 _VERBS = ("do_begin", "do_commit", "do_rollback", "do_close", "do_terminate")
-_ALIKE = {"pymysql", "MySQLdb"}  # one is a drop-in replacement for the other, so they take the same statements
+_ALIKE = {"pymysql", "MySQLdb"}  # one is a drop-in replacement for the other, with the same statements
 _DRIVERS = {"sqlite3", "psycopg", *_ALIKE}
 _OTHERS = {"psycopg2", "asyncpg", "pg8000", "mysql", "mariadb", "aiomysql", "asyncmy", "aiosqlite", "apsw", "oracledb"}
 
@@ -42,7 +42,7 @@ class Borrowing:
         Raises
         ------
         InvalidArgumentError
-            If it is of another driver than the one the database was opened with.
+            If its driver is not the one with which the database was opened.
         """
         driver = self._driver_of(connection)
         engine = self._engines.get(driver)
@@ -58,7 +58,7 @@ class Borrowing:
         try:
             yield
         finally:
-            self._lent.connection = before  # a pool that kept ours would lend it to another thread
+            self._lent.connection = before  # a pool would lend the kept connection to another thread
 
     def _driver_of(self, connection: Any) -> str:
         own = self._backend.engine.dialect.loaded_dbapi.__name__.partition(".")[0]

@@ -36,7 +36,7 @@ class CallerConnections:
         Raises
         ------
         InvalidArgumentError
-            For anything else, for a connection to another kind of database, and in psycopg's pipeline mode.
+            For other objects, for a connection to another kind of database, and in psycopg's pipeline mode.
         WaterclockError
             If one of our statements fails; the driver's error is its cause. The database decides how that affects the
             caller's transaction.
@@ -69,7 +69,7 @@ class CallerConnections:
             yield theirs
 
     def _checked(self, connection: Any) -> sa.Connection:
-        kinds = {"mariadb": "mysql"}  # two names for one
+        kinds = {"mariadb": "mysql"}  # two names of the same database
         ours = self._backend.dialect.name
         if not isinstance(connection, sa.Connection) or kinds.get(name := connection.dialect.name, name) != ours:
             raise InvalidArgumentError(f"connection must be to {self._backend.name}, got {_kind(connection)}")
@@ -90,7 +90,7 @@ def _has(connection: Any, *verbs: str) -> bool:
 def _driver_connection(connection: Any) -> Any:
     """Return the driver's connection inside Django's, or inside one that SQLAlchemy's pool lent."""
     if callable(getattr(connection, "ensure_connection", None)):
-        connection.cursor().close()  # connects, and fails in another thread
+        connection.cursor().close()  # this connects, and fails in another thread
         connection.validate_no_broken_transaction()
         return connection.connection
     return getattr(connection, "driver_connection", None) or connection
@@ -101,7 +101,7 @@ def _in_one_transaction(connection: sa.Connection) -> Generator[None]:
     """Begin a transaction if the caller's connection has none: otherwise every statement would commit separately."""
     _refuse_pipeline(connection)
     if not connection.in_transaction():
-        connection.begin()  # as its first statement would, with event listeners
+        connection.begin()  # as its first statement would, including event listeners
     begin = _missing_begin(connection)
     if begin is None:
         yield
@@ -119,7 +119,7 @@ def _in_one_transaction(connection: sa.Connection) -> Generator[None]:
 
 
 def _refuse_pipeline(connection: sa.Connection) -> None:
-    """Raise in psycopg's pipeline mode: no statement would be answered before the caller leaves it."""
+    """Raise in psycopg's pipeline mode: no statement returns a result before the caller leaves it."""
     about: Any = getattr(connection.connection.driver_connection, "info", None)
     if getattr(about, "pipeline_status", 0):  # libpq's PQ_PIPELINE_OFF
         raise InvalidArgumentError(

@@ -35,8 +35,8 @@ _DIALECTS: dict[str, TableDialect] = {
 class TableContext:
     """A message table, for its operations.
 
-    Two contexts are equal if all their statements are, so that each statement is built once. They may be of different
-    databases, or of one table that was opened twice.
+    Two contexts are equal if all their statements are equal, so that each statement is built once. They may belong to
+    different databases, or to one table that was opened twice.
 
     Attributes
     ----------

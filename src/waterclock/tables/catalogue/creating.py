@@ -148,7 +148,7 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
         raise InvalidArgumentError(f"dead_letter: {error}") from None
     if dead == name:
         raise InvalidArgumentError(f"dead_letter must be another table, got the table {quoted(dead)} itself")
-    # Locked, so that two tables do not choose it at once.
+    # Locked, so that two tables cannot choose it at the same time.
     tables_name = message_tables.c.name
     connection.execute(sa.select(tables_name).where(tables_name == dead).with_for_update())
     for other, text in connection.execute(sa.select(tables_name, message_tables.c.options).where(tables_name != name)):

@@ -1,4 +1,4 @@
-"""A table's rate limit over all consumers: its state is in the catalogue, and the database's clock counts.
+"""A table's rate limit over all consumers: its state is in the catalogue, and it uses the database's clock.
 
 A claim under a rate limit holds the state's row until it commits. So exactly the claimed messages count, and if a
 process dies its rollback frees its share. Tables without a rate limit do not use this.

@@ -127,7 +127,7 @@ def has_header(context: TableContext, name: str, values: Collection[str]) -> sa.
 
 
 def _written(text: str) -> set[str]:
-    """Return the forms in which JSON may hold a text."""
+    """Return the possible spellings of a text in JSON."""
     plain = {json.dumps(text, ensure_ascii=is_ascii) for is_ascii in (True, False)}
     return plain | {each.replace("/", "\\/") for each in plain}
 

@@ -56,7 +56,7 @@ def load(backend: Backend, name: str) -> TableContext:
             known = connection.execute(sa.select(message_tables.c.name)).scalars().all()
             raise NotFoundError(unknown_name("message table", name, known, "create it first"))
         dead_letter = found.options.dead_letter
-        # If plain SQL dropped it, only its own messages wait for it.
+        # If plain SQL dropped it, only messages that must move into it are affected.
         has_dead = dead_letter is not None and sa.inspect(connection).has_table(dead_letter)
         dead = find(backend, connection, dead_letter) if dead_letter is not None and has_dead else None
     return replace(found, dead=dead)
@@ -194,13 +194,13 @@ class _RowSeen:
     facts: tuple[int, int] | None
 
     def says(self, known: TableContext) -> bool:
-        """Return whether the table has not changed."""
+        """Return whether the table is unchanged."""
         is_same = self.columns - {ACKED_DAY} == set(known.rows.columns.keys())
         return is_same and self.facts == (known.table_id, known.revision)
 
 
 class _SharedRow:
-    """The reload once a second that all users of an open table in a process share."""
+    """The once-a-second reload, shared by all users of an open table in a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

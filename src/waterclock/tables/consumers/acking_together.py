@@ -85,9 +85,9 @@ def _write(
 ) -> tuple[Acked, int]:
     if leased and ids:
         locking.lock_together(context, connection, leased, ids)
-    elif ids and not context.options.groups:  # ids of grouped messages are found and locked when their groups are
+    elif ids and not context.options.groups:  # grouped messages are found by id and locked together with their groups
         locking.lock_in_order(context, connection, (), ids)
-    elif not (is_of_one_claim(leased) and context.backend.is_ours(connection)):  # which goes down an index, in order
+    elif not (is_of_one_claim(leased) and context.backend.is_ours(connection)):  # an index scan in order
         locking.lock_together(context, connection, leased, ())
     acked = acking.ack_leased(context, connection, leased)
     return acked, acking.ack_ids(context, connection, ids) if ids else 0

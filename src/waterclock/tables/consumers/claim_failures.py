@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClaimFailures:
-    """Measure for how long a subscription's claims have failed.
+    """Tracks for how long a subscription's claims have failed.
 
     Attributes
     ----------

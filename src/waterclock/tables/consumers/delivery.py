@@ -90,12 +90,14 @@ class Claim(NamedTuple):
 
 
 class Delivery:
-    """A message that was handed out. Used in ``with``, it is acked at the end, or backs off if the block raises.
+    """A message that was handed out.
+
+    In a ``with`` statement it is acked at the end of the block, or backs off if the block raises.
 
     If the block acks it with ``connection=``, the caller's transaction decides: after a rollback the message is sent
     again.
 
-    While the ``with`` block runs, heartbeats extend the lease, and those of the messages that wait behind it in the
+    While the ``with`` block runs, heartbeats extend its lease and the leases of the messages that wait behind it in the
     same subscription.
 
     Attributes
@@ -103,13 +105,13 @@ class Delivery:
     id
         The message's id.
     payload
-        Bytes, text or a JSON value, as the table's ``payload`` says.
+        Bytes, text or a JSON value, by the table's option ``payload``.
     group
         Its group; None if it has none.
     epoch
         How often it has been sent: 1 the first time.
     lease_until
-        Until when no other consumer gets it, ns. A later ack still counts unless another consumer has got it.
+        No other consumer gets it before then, ns. A later ack still counts unless another consumer has received it.
     priority
         Higher priorities are sent first.
     time_created, time_scheduled
@@ -122,7 +124,7 @@ class Delivery:
         Whether the lease is known to be lost: a heartbeat found out, or the message was acked by its id. Its ack will
         raise a LeaseLostError.
     unanswered
-        Whether it was sent before and that lease ran out: the message may have killed its consumer.
+        Whether it was sent before and that lease expired: the message may have killed its consumer.
     cancelled
         Whether the message was cancelled (`MessageTable.cancel`) since it was handed out: stop handling it. A heartbeat
         sees it within about a second while the ``with`` block runs. If the block acks the message anyway, it is acked;
@@ -187,7 +189,7 @@ class Delivery:
         self.payload: Any = row.message
         self.group: str | None = row.group_id or None
         before: int = row.epoch or 0
-        self.epoch = before + (before < MOST_COUNTED)  # as the claim's statement counts
+        self.epoch = before + (before < MOST_COUNTED)  # as in the claim's statement
         self.lease_until = claimed.lease_until
         self.priority: int = row.priority
         self.time_created: int = row.time_created
@@ -201,7 +203,7 @@ class Delivery:
     def resumed(
         cls, context: TableContext, callers: CallerConnections, leased: Leased, lease_until: int, claimed_at: int
     ) -> Self:
-        """Build a delivery of which only the lease is known; its content is empty."""
+        """Build a delivery from its lease alone, with empty content."""
         delivery = cls.__new__(cls)
         delivery.context = context
         delivery._callers = callers  # noqa: SLF001  # of its own class
@@ -224,7 +226,7 @@ class Delivery:
 
     @property
     def progress(self) -> Any:
-        """The progress that this delivery or an earlier one has saved with `save`; None if none was."""
+        """The progress that this delivery or an earlier one saved with `save`; None without any."""
         return read_progress(self._progress)
 
     def ack(self, *, connection: Any = None) -> None:
@@ -265,13 +267,12 @@ class Delivery:
     def nack(self, delay: Duration | None = None, *, error: str | None = None) -> None:
         """Return the message to the table, to be sent again after ``delay``, by default its exponential back-off.
 
-        In a sequenced group the messages behind it wait too. Those that are out go back with it, which counts no
-        attempt.
+        In a sequenced group the messages behind it wait too. Leased ones go back with it, without counting an attempt.
 
         Parameters
         ----------
         error
-            Why; kept in the column ``last_error``, and as one of the message's `attempts`.
+            The reason; kept in the column ``last_error``, and as one of the message's `attempts`.
 
         Raises
         ------
@@ -334,7 +335,7 @@ class Delivery:
         return Failure(last_error, with_attempt(kept, attempt, self.context.options.attempts_kept))
 
     def since_claim(self) -> tuple[int, int]:
-        """Return when it was claimed by the database's clock, and how long ago that is, ns."""
+        """Return the time of its claim by the database's clock, and its age, ns."""
         now = self.context.backend.now_about()
         if self._began is None:
             return self._claimed_at, max(0, now - self._claimed_at)
@@ -392,7 +393,7 @@ class Delivery:
         self.extended(held)
 
     def save(self, progress: Any) -> None:
-        """Save how far the handling has come, and extend the lease to ``ack_wait`` from now, in one transaction.
+        """Save the handler's progress, and extend the lease to ``ack_wait`` from now, in one transaction.
 
         If this attempt fails, the next one reads it as `progress` and continues from there. It stays with the message
         when that becomes a dead letter, and when it is redriven.
@@ -481,7 +482,7 @@ class Delivery:
             self.cancel()
 
     def cancel(self) -> None:
-        """Mark the message as cancelled, or its handling as to be stopped, without asking the database."""
+        """Mark the message as cancelled, or its handling as stopped, without a query."""
         if self.cancelled or self.over:
             return
         self.cancelled = True
@@ -503,7 +504,7 @@ class Delivery:
         return {name: getattr(self, name) for name in _FACTS}
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
-        """Restore the `facts` from the process that keeps its lease."""
+        """Restore `facts` from the process that keeps its lease."""
         for name in _FACTS:
             setattr(self, name, facts[name])
         self._heartbeat = False
@@ -511,7 +512,7 @@ class Delivery:
         self.waiting = ()
 
     def ended_elsewhere(self, *, over: bool, undecided: bool) -> None:
-        """Note how the process that handled it ended it, or that it acked it in a transaction of its own."""
+        """Record how the process that handled it ended it, or that it acked it in a transaction of its own."""
         if undecided:
             self.leave_to_caller()
         elif over and not self.over:
@@ -551,7 +552,7 @@ class Delivery:
         if self._heartbeat:
             heartbeat_of(self.context.backend).release(self)
         if error is None:
-            # If it is undecided, the caller's transaction acks it or not.
+            # If it is undecided, the caller's transaction decides.
             if not self._undecided and self._ended_by in (None, "close"):
                 self.ack()
             return
@@ -591,8 +592,8 @@ def hand_over(
     for one in claimed:
         in_group = context.options.groups is not None and one.row.position is not None
         if in_group and one.row.group_id in failed:
-            continue  # it went back with the one before it
-        # Leases of an earlier claim are extended at once, because their beginning is not known.
+            continue  # it went back with an earlier message of its group
+        # Leases of an earlier claim are extended at once, because their start is unknown.
         if one.claim_id is None:
             delivery = Delivery(context, callers, one, claim, beat_at)
         else:
@@ -621,6 +622,6 @@ def _first_beat(context: TableContext) -> int:
 
 @built_once(maxsize=256)
 def _are_read_always(rows: sa.Table) -> bool:
-    """Return whether no value of a message's row can be unreadable except its headers."""
+    """Return whether all values of a message's row except the headers are always readable."""
     types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)
     return all(types) and not user_column_names(rows)

@@ -22,7 +22,7 @@ from waterclock.tables.model.claims.leased import Leased
 from waterclock.tables.model.values.arguments import check_group
 
 _LONGEST = 4_000
-"""Characters: an id and a group have at most 255 each, of up to four bytes, which JSON writes as twelve."""
+"""Maximum characters of a handle: an id and a group have up to 255 each, and JSON may write one as twelve."""
 
 _ID, _GROUP, _POSITION = 1, 3, 4
 _NUMBERS = (0, 2, 5, 6, 7, 8)

@@ -9,7 +9,7 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.messages.finishing import acking
 
 LOOK_AGAIN_AFTER = int(LOOK_EVERY * 1_000_000_000)
-"""For how long a waiting message is trusted without another look, ns."""
+"""For how long a waiting message is trusted without another check, ns."""
 
 
 def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
@@ -18,7 +18,7 @@ def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
     Parameters
     ----------
     extended
-        Whether heartbeats may be extending their leases; a lease that ends later than known is then still ours.
+        Whether heartbeats may be extending their leases; a lease that ends later than recorded is then still ours.
     """
     known = {delivery: delivery.lease_until for delivery in waiting}
     if not known:

@@ -1,9 +1,8 @@
-"""Idle consumers: one of all that wait for the same messages in a process watches the database for the others.
+"""Idle consumers: of all that wait for the same messages in a process, one watches the database for the others.
 
 This leader passes the lead on when it finds something; the next one then claims, and leads if its claim finds nothing.
-So no more consumers wake than there are messages, and the database is asked as often as for one.
-
-In a table with exclusive groups, the leader also asks when the others have to claim. It wakes each consumer that has to
+So no more consumers wake than there are messages, and the database gets as many queries as from one consumer. In a
+table with exclusive groups, the leader also looks up when the others have to claim. It wakes each consumer that has to
 claim earlier than it knows.
 """
 
@@ -25,10 +24,10 @@ LEADS_FOR = 3.0
 
 
 LOOK_EVERY = 1.0
-"""Seconds between two checks of the leader for the others: messages from other processes may show nowhere else."""
+"""Seconds between two checks of the leader for the others: nothing else may report messages from other processes."""
 
 _EARLIER = 0.05
-"""Seconds by which a claim must be due earlier than a sleeper knows to wake it: checks differ by some milliseconds."""
+"""A sleeper is woken if its claim is due this many seconds earlier than it knows: checks differ by milliseconds."""
 
 
 class Sleeper(Protocol):
@@ -111,7 +110,7 @@ class IdleConsumers:
                 self._due_at[one] = name, moments.monotonic() + seconds
 
     def due_in(self, one: Sleeper) -> float:
-        """Return in how many seconds a sleeper has to claim, as far as that was looked for; at least now."""
+        """Return in how many seconds a sleeper has to claim, according to the last look-up."""
         with self._lock:
             _, due_at = self._due_at.get(one, ("", -math.inf))
         return max(0.0, due_at - moments.monotonic())
@@ -122,7 +121,7 @@ class IdleConsumers:
         Parameters
         ----------
         changed
-            Whether something has changed; if not, the leader checks once in `LOOK_EVERY`.
+            Whether something has changed; if not, the leader checks once every `LOOK_EVERY`.
         """
         now = moments.monotonic()
         with self._lock:

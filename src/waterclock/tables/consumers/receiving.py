@@ -175,7 +175,7 @@ def _take(
         with numbered(context, of) if context.options.groups == "exclusive" else fresh as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
-            if moments.monotonic_ns() >= context.sweeps.due_at:  # even if there is always something to claim
+            if moments.monotonic_ns() >= context.sweeps.due_at:  # even if there are always messages to claim
                 heal(context)
             try:
                 claimed = way(context, wanted)
@@ -200,7 +200,7 @@ def _choose(context: TableContext, selection: Selection | None) -> Bound:
 
 def _note_walk(context: TableContext, where: sa.ColumnElement[bool] | None, started: float) -> None:
     walks = context.marks.walks
-    if where is None:  # the cost of a selection says nothing about the walk
+    if where is None:  # a selection's cost does not predict that of the walk
         walks.walked(moments.monotonic() - started)
 
 
@@ -258,7 +258,7 @@ def _remove(context: TableContext, remove: Callable[[SqlConnection], None]) -> N
     """Remove messages that a claim has just found; if that fails, they stay until their lease ends."""
     try:
         context.backend.transact(remove)
-    except WaterclockError as error:  # the other messages are already the consumer's
+    except WaterclockError as error:  # the consumer already has the other messages
         _log.warning("cannot remove expired and cancelled messages from %s: %s", context.name, error)
 
 
@@ -350,8 +350,7 @@ def _pause(
     changes.arm()
     due, now, free_at = _when_due(context, where, request)
     if due is not None and due <= now and free_at is not None and free_at > now:
-        # Due times are known, so a notification says nothing new. Claims of single messages are expensive: wait for
-        # several.
+        # Due times are known, so notifications add nothing. Claims of single messages are expensive: wait for several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
         stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
         return 0, True

@@ -64,7 +64,7 @@ def _nack_chunk(
     dying = {one for one in chunk if dies_when_given_back(context, one.leased)}
     if not dying:
         return acking.back_off_all(context, connection, [(one.leased, one.retry_delay(delay)) for one in chunk])
-    if context.options.groups:  # a message that goes back takes those behind it along
+    if context.options.groups:  # a returned message takes along those behind it
         locking.lock_together(context, connection, [one.leased for one in chunk], ())
         kept = locking.still_leased(context, connection, [one.leased for one in chunk])
         for one, still in zip(chunk, kept, strict=True):
@@ -89,7 +89,7 @@ def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
 
 
 def retry_delayed(context: TableContext) -> int:
-    """Set every message due now that was sent before, is not leased, and is due later; return the count."""
+    """Reschedule to now each message that was sent before, is unleased, and is due later; return the count."""
     rows = context.rows
     total = last = 0
     while True:

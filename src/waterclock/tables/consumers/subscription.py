@@ -54,24 +54,24 @@ _PURGE_AGAIN_AFTER = 10.0  # s after a failure: a purge that keeps failing must 
 _MOST = 1024  # messages in one claim; halved after each claim that the database refuses
 _IN_VAIN_EVERY = 1.0  # s until an idle consumer claims again after a claim of due messages returned none
 _CLAIMS_EVERY = 10.0  # s without any change
-_FULL_FOR = 0.05  # s after which a full subscription checks whether some of its messages are over
+_FULL_FOR = 0.05  # s after which a full subscription checks whether some of its messages are finished
 
 
 class TableSubscription(Closing):
     """An iterator over deliveries that waits for the next one to become due. Close it, or use it in ``with``.
 
     It holds at most ``cache_size`` unfinished messages. Closing it at once returns to the table the messages that it
-    claimed and did not hand out, which counts no attempt. In a table with groups it also returns unfinished messages
-    that it handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for another
-    writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the table once a
-    second, if the database allows it to delete, and puts the due messages of the table's schedules.
+    claimed and did not hand out, without counting an attempt. In a table with groups it also returns unfinished
+    messages that it handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for
+    another writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the table
+    once a second, if the database allows it to delete, and puts the due messages of the table's schedules.
 
     If the database refuses a claim or a claim times out, the subscription logs a warning and retries after pauses that
     grow to half a minute. While its claims fail, `stats` and `explain` say so. After half a minute, other consumers get
     its exclusive groups.
 
-    A waiting message that is acked, rescheduled, moved or removed elsewhere is not handed out. The subscription knows
-    at once of changes that this process committed, and of others after a second.
+    A waiting message that is acked, rescheduled, moved or removed elsewhere is not handed out. The subscription notices
+    changes by this process at once, and others after a second.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class TableSubscription(Closing):
     patience
         For how many seconds it retries while the database is unavailable or refuses its claims.
     when_claimed
-        Called after each claim with its seconds, and how many messages it returned; None: it is not measured.
+        Called after each claim with its seconds, and how many messages it returned; None: no measurement.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TableSubscription(Closing):
         self._closed = False
         self._purged_at = -math.inf
         self._keys_purged_at = moments.monotonic()
-        # Failed ways to purge, each with the time of its next try.
+        # Failed kinds of purge, each with the time of its next try.
         self._purge_later: dict[Callable[[TableContext], int], float] = {}
         self._in_vain = 0
         self._changed = True  # whether something has changed, or become due, since the last claim
@@ -142,7 +142,7 @@ class TableSubscription(Closing):
 
     @property
     def watched(self) -> Watched:
-        """The changes that it waits for."""
+        """Describes the changes that it waits for."""
         return Watched(self._row, self._request)
 
     @property
@@ -173,7 +173,7 @@ class TableSubscription(Closing):
             try:
                 self._give_back(self._row.last_seen)
             except RefusedError as error:
-                with suppress(NotFoundError):  # a dropped table takes nothing back
+                with suppress(NotFoundError):  # messages cannot go back to a dropped table
                     self._row.check(error)
 
     def _give_back(self, context: TableContext) -> None:
@@ -251,7 +251,7 @@ class TableSubscription(Closing):
         return True
 
     def wait_until_back(self) -> None:
-        """If the database was unavailable, wait until it answers again, or this is stopped."""
+        """If the database was unavailable, wait until it answers again or the subscription is stopped."""
         while self._failures.since is not None and not self._stop.is_set():
             try:
                 self._row.last_seen.backend.now()
@@ -270,12 +270,12 @@ class TableSubscription(Closing):
             raise
 
     def _wait_for_more(self) -> bool:
-        if self._waiting or self._handed_out:  # these may change, too
+        if self._waiting or self._handed_out:  # its own messages may change, too
             self._idle.pass_on(self)
         elif not self._lead():
             self._changed = True
             return True
-        # Not longer than the table's options are cached: later messages need not wait for a reload.
+        # No longer than the table's options are cached, so that later messages need not wait for a reload.
         longest = self._row.fresh_for
         self._in_vain, self._changed = pause(
             self._row, self._changes, self._stop, longest, self._request, self._in_vain
@@ -308,7 +308,10 @@ class TableSubscription(Closing):
         return due_in
 
     def _look_for_others(self) -> bool:
-        """Wake the others that have to claim. Return False if one of them leads from now on, as this gets no groups."""
+        """Wake the others that have to claim.
+
+        Return False if one of them leads from now on, because this one gets no groups.
+        """
         names = self._idle.to_look_for(changed=self._changed and self._in_vain <= 1)
         if not names or self.consumer is None:
             return True
@@ -363,8 +366,8 @@ class TableSubscription(Closing):
     def poll(self) -> Delivery | float:
         """Return the next delivery; if none is ready, the seconds to wait before the next call.
 
-        It never waits itself: one thread can poll many subscriptions. Infinity means until something changes or becomes
-        due that `watched` describes, or forever if this was stopped.
+        It never waits, so one thread can poll many subscriptions. Infinity means until one of the changes that
+        `watched` describes, or forever if the subscription was stopped.
         """
         self._waits = False
         while not self._stop.is_set():
@@ -401,7 +404,7 @@ class TableSubscription(Closing):
             self._changed = True
             return None
         if room <= 0:
-            # What ends a delivery nudges; a lease may also just end.
+            # The end of a delivery nudges; that of a lease does not.
             ends = min((one.lease_until for one in (*self._handed_out, *self._waiting)), default=now)
             self._sleep(min(LOOK_EVERY, (ends - now) / _SECOND))
             self._changed = True
@@ -515,7 +518,7 @@ class TableSubscription(Closing):
         return allowed, 0 if allowed else (self._rate.free_at(self._rate_due) - now) / _SECOND
 
     def _wait_after(self, error: UnavailableError | RefusedError | InvalidArgumentError) -> None:
-        """Wait before the next claim, or raise the error if waiting cannot help or the patience is over.
+        """Wait before the next claim. Raise the error if waiting cannot help, or if `patience` has run out.
 
         Raises
         ------
@@ -528,7 +531,7 @@ class TableSubscription(Closing):
             context = self._row.read()
             if isinstance(error, ForbiddenError):
                 raise error
-            select_on(context, self._request.selection)  # any other invalid value is a row's
+            select_on(context, self._request.selection)  # another invalid value comes from a row
             self._most = max(1, self._most // 2)  # one row that a trigger refuses must not block the rows before it
         pause = self._failures.note(self._row.last_seen.name, error)
         is_timeout = isinstance(error, TimedOutError)  # the database answers, and its limits may be changed

@@ -1,7 +1,7 @@
 """Acks in callers' transactions, and whether they were committed.
 
 No event tells us when such a transaction ends, and a savepoint in it may be rolled back while the rest is committed. So
-such an ack counts only when the database shows it.
+such an ack counts only when the database shows it as committed.
 """
 
 from __future__ import annotations

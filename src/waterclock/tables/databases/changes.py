@@ -11,7 +11,7 @@ from waterclock._support import moments
 
 _FIRST_LOOK = 0.002  # s
 _GROWTH = 1.5
-_SELDOM = 0.1  # s; ten looks a second cost a server next to nothing
+_SELDOM = 0.1  # s; ten checks a second cost a server almost nothing
 
 
 class Stop:
@@ -52,7 +52,7 @@ class Stop:
         return bool(self.wait_for(seconds, *descriptors))
 
     def wait_for(self, seconds: float, *descriptors: int) -> set[int]:
-        """Wait like `wait`, and return the readable descriptors; an additional one stands for the flag."""
+        """Wait like `wait`, and return the readable descriptors; an additional one represents the flag."""
         if self._event.is_set():
             return {self._reader}
         ready = moments.poll((self._reader, *descriptors), seconds)
@@ -73,13 +73,13 @@ class Changes(Protocol):
     Attributes
     ----------
     tells
-        Whether a wait ends only when something changed.
+        Whether a wait ends only after a change.
     """
 
     tells: bool
 
     def arm(self) -> bool:
-        """Arrange that every commit from now on ends the next wait; return False if one may not.
+        """Ensure that every commit from now on ends the next wait; return False if that is not certain.
 
         Between arming and waiting, a consumer checks once more for due messages.
         """
@@ -91,7 +91,7 @@ class Changes(Protocol):
         Returns
         -------
         bool
-            Whether one of the first two is the reason; without notifications, it says nothing about changes.
+            Whether one of the first two is the reason; without notifications, True does not imply a change.
         """
         ...
 
@@ -100,7 +100,7 @@ class Changes(Protocol):
         ...
 
     def disarm(self) -> None:
-        """Turn notifications off: a busy consumer looks by itself. Called often."""
+        """Turn notifications off, because a busy consumer polls by itself. Called often."""
         ...
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Changes(Protocol):
 class Polling:
     """Poll at intervals that grow from wait to wait, for databases without notifications.
 
-    The work of a consumer between two waits, while nothing happens, takes less than the longest interval.
+    An idle consumer's work between two waits takes less than the longest interval.
     """
 
     tells = False
@@ -134,7 +134,7 @@ class Polling:
         return ended
 
     def ring(self, alarm: Stop) -> None:
-        """Nothing to do: who looks at intervals looks at all tables."""
+        """Do nothing: polling covers all tables."""
 
     def disarm(self) -> None:
         """Poll soon again, because something changed."""

@@ -34,20 +34,20 @@ def columns_read(rows: sa.Table) -> tuple[sa.Column[Any], ...]:
 
 
 _HOPS = 2
-"""Levels that a claim reads one by one before it reads many together: most tables have no more."""
+"""Levels that a claim reads one by one before it reads several at once: most tables have no more."""
 
 _FIRST_LOOK, _LONG_LOOK = 256, 16_384
-"""How many messages it reads together at first, and after that was worthwhile."""
+"""How many messages it then reads at once: first, and after a worthwhile read."""
 
 _DEEP = 32
 """If levels have more messages than this on average, reading them one by one is faster."""
 
 
 LOOK_BACK_SHARE = 20
-"""After a slow look back, the next one comes no sooner than after this many times its duration."""
+"""A slow look back is followed by a pause of at least this many times its duration."""
 
 LOOK_BACK_AT_LEAST = 30.0
-"""Seconds after which it comes in any case."""
+"""Seconds after which the next look back happens in any case."""
 
 MOST_MARKS = 4
 """Maximum number of priorities with a cursor: each costs a lookup."""
@@ -57,7 +57,7 @@ LONG_WALK = 0.002
 """Duration in seconds of an empty claim, after which the next one first checks whether anything is due."""
 
 _FADES = 0.97
-"""A way that was slow by chance is retried: each time, its recorded duration is multiplied by this."""
+"""Each claim multiplies the recorded duration by this, so that a method that was slow by chance is retried."""
 
 
 class Walks:
@@ -99,8 +99,8 @@ class Walks:
 class ClaimCursor:
     """The cursor of claims: for each priority, the time_next before which nothing is due any more.
 
-    Entries of claimed and acked messages stay in an index until no snapshot can see them, and a claim from the first
-    key steps over all of them. With a snapshot held for minutes that made claims seven times as slow. So a claim begins
+    Entries of claimed and acked messages stay in an index until no snapshot can see them, and a claim that begins at
+    the first key steps over all of them. A snapshot held for minutes made claims seven times as slow. So a claim begins
     where its predecessor stopped. Messages that a long transaction commits before that position are found when a claim
     gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million such
     entries, it is done less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
@@ -112,7 +112,7 @@ class ClaimCursor:
     walks
         Durations of empty claims.
     had_enough
-        Whether the last recent claim got as many messages as it wanted.
+        Whether the last claim, if recent, got as many messages as it wanted.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class ClaimsInSteps(ABC):
     """Whether its index, read from the highest priority down, has the latest message of a level first."""
 
     taking: Callable[[sa.Table], sa.Update]
-    """Returns the statement of `take`."""
+    """Builds the statement of `take`."""
 
     @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
@@ -280,9 +280,9 @@ class _Search:
         self._left = self._wanted.limit - len(self.found)
 
     def _look_at_many(self, most: int) -> int | None:
-        """Read so many messages over their levels; return the number of levels, None if all were read.
+        """Read this many messages across levels; return the number of levels, None if all were read.
 
-        The last level, which may have more, is left for later.
+        The last level, which may be incomplete, is left for later.
         """
         rows, now, where = self._rows, self._now, self._wanted.where
         near = _near(rows, now, where, latest_first=self._sql.latest_first)
@@ -352,7 +352,7 @@ def _due_at_level(
 def _near(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, *, latest_first: bool
 ) -> sa.Select[*tuple[Any, ...]]:
-    """Read the first messages below a level: their number, how far down they reach, and the first due one."""
+    """Read the first messages below a level: their number, the lowest level reached, and the first due message."""
     due = rows.c.time_next <= now if where is None else (rows.c.time_next <= now) & where
     near = (
         sa.select(rows.c.priority, sa.case((due, rows.c.priority)).label("due"))

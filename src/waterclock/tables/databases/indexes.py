@@ -60,6 +60,6 @@ def _make(
     where: sa.ColumnElement[bool] | None,
 ) -> None:
     index = sa.Index(f"{rows.name}_{name}_idx", *columns, sqlite_where=where, postgresql_where=where)
-    # Not checked before: these databases roll back interrupted changes, and reflecting indexes takes longer than
+    # Created without a check: these databases roll back interrupted changes, and reflecting indexes takes longer than
     # creating them.
     index.create(connection, checkfirst=False)

@@ -14,7 +14,7 @@ from waterclock._support.quoting import quoted
 from waterclock.database.per_database_cache import built_once
 from waterclock.errors import InvalidArgumentError
 
-_BUSY = 1.0  # s; a put within this time draws ids ahead
+_BUSY = 1.0  # s; a put this soon after the last one draws ids ahead
 _MOST_AHEAD = 8192  # ids
 _IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "expires_at": None}
 

@@ -23,6 +23,6 @@ class JsonList(sa.TypeDecorator[Any]):
     cache_ok = True
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Encode with a cached encoder, without another Python call."""
+        """Encode with a cached encoder, without an extra Python call."""
         del dialect  # there is one
         return _as_json

@@ -1,6 +1,6 @@
 """The base of the database-specific statements for message tables. Each database has a folder.
 
-Methods here have the standard statement; a database overrides those that it does not support or runs badly.
+Methods here have the standard statement; a database overrides those that it does not support or runs slowly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
 
 KEPT = "kept"
-"""The list of the names that the transaction keeps."""
+"""Parameter name for the names that the transaction keeps."""
 
 NAMED_AT_ONCE = 5000
 """Rows that one statement names: servers limit the length of a statement, and planners have limits, too."""
@@ -144,7 +144,7 @@ class TableDialect(ABC):
         It uses the key's index even if the database believes that few rows have ``value``. Use it for rows that are
         only read, or that the transaction has locked: other rows may be missed if they change meanwhile.
         """
-        del table  # the columns know it
+        del table  # known from the columns
         return (columns[0] == value) & self.any_of(columns[1], name)
 
     def lock_keys(
@@ -205,7 +205,7 @@ class TableDialect(ABC):
             Whether to lock them, and skip those that another transaction has locked. The transaction has locked their
             parents.
         """
-        del order  # the index has it
+        del order  # part of the index
         found = sa.select(*columns).join_from(parents, columns[0].table, belongs)
         return found.with_for_update(skip_locked=True) if skip_locked else found
 
@@ -269,9 +269,9 @@ class TableDialect(ABC):
     def blocked_groups(self, connection: sa.Connection, table_id: int) -> sa.ColumnElement[bool]:
         """Return the condition of a table's groups that have messages and are never due by themselves.
 
-        In a form for which an index is used. It may need to ask for the values that begin the index.
+        The condition is in a form that uses an index. It may need to query the values that begin the index.
         """
-        del connection  # others ask
+        del connection  # used by other databases
         return (groups.c.table_id == table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
 
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""Ack messages of groups: in order, or as the table's ``ack_order`` says."""
+"""Ack messages of groups: in order, or by the table's ``ack_order``."""
 
 from __future__ import annotations
 
@@ -124,14 +124,14 @@ def release_behind(
 def _are_starts(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> bool:
     """Return whether messages are the first of their groups without a gap.
 
-    Otherwise the database must be asked: the messages in a gap may have been acked before.
+    Otherwise a query must show whether the messages in a gap were acked before.
     """
     starting = _starting(noted, messages)
     return all(one.position is not None and (one.group_id or UNGROUPED) in starting for one in messages)
 
 
 def _starting(noted: dict[str, sa.Row[Any]], messages: Sequence[Leased | _Row]) -> set[str]:
-    """Return the groups of which these messages are the first, without a gap."""
+    """Return the groups that begin with these messages, without a gap."""
     places: dict[str, list[int]] = {}
     for one in messages:
         if one.position is not None:
@@ -163,8 +163,8 @@ def _ack(
     chosen = {"seqs": [row.seq for row in messages]}
     grouped = [row for row in messages if row.position is not None]
     if context.options.ack_order == "hold":
-        # Settling acks those that have nothing before them. New messages that overtake others get their places first.
-        # If the next claim settles, the first messages of a group are acked without it.
+        # Settling acks those with nothing before them. New messages that overtake others get their places first. If
+        # settling is left to the next claim, the first messages of a group are acked here.
         starting = _starting(noted, grouped) if _leaves_settling(context, connection) else set[str]()
         held = {row.seq for row in (*grouped, *later) if (row.group_id or UNGROUPED) not in starting}
         connection.execute(_holding_back(context, by_claim=by_claim), {"seqs": sorted(held)})
@@ -197,8 +197,8 @@ def _settle_acked(
 def _leaves_settling(context: TableContext, connection: SqlConnection) -> bool:
     """Return whether settling is left to the next claim, as after plain SQL.
 
-    In a caller's transaction, the server may keep rows and gaps locked that settling only reads, or show acks as they
-    were when the transaction began.
+    In a caller's transaction, the server may lock rows and gaps that settling only reads, or show the acks from the
+    start of the transaction.
     """
     return context.sql.deletes_wait and not context.backend.is_ours(connection)
 

@@ -19,7 +19,7 @@ GOES_ON, IS_EXHAUSTED, IS_BLOCKED = 0, 1, 2
 
 
 def exhausted_places(rows: sa.FromClause, most: int, now: Any) -> sa.Select[str, int]:
-    """Select each group that stands still, as ``name``, with the ``place`` of its first exhausted message."""
+    """Select each blocked group, as ``name``, with the ``place`` of its first exhausted message."""
     free = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
     waits = is_waiting(rows) & free & rows.c.ack_held_at.is_(None) & ~is_expired(rows, now)
     exhausted = waits & (rows.c.epoch >= most) & rows.c.position.is_not(None)
@@ -36,7 +36,7 @@ def standing(position: sa.ColumnElement[int], place: sa.ColumnElement[int]) -> s
 def places_of(
     context: TableContext, connection: sa.Connection, names: Iterable[str | None], now: int
 ) -> dict[str, int]:
-    """Return the position of the exhausted message of each of these groups that stands still."""
+    """Return the position of the exhausted message of each of these groups that is blocked."""
     if context.options.blocking_attempts is None:
         return {}
     every = sorted({name or UNGROUPED for name in names})

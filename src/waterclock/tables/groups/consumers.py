@@ -42,7 +42,7 @@ def join(context: TableContext, connection: SqlConnection, name: str, max_groups
     """Register a live consumer; return False if another live session has the name.
 
     Leases of the consumer's earlier session are released first. Otherwise its messages and later ones of the same
-    groups would be out together. Also return False if that must be retried.
+    groups would be leased at the same time. Also return False if that must be retried.
     """
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = context.backend.session, now + context.options.ack_wait
@@ -76,7 +76,7 @@ def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[
 
 
 def claim_due(context: TableContext, session: int | None, lease_until: int | None) -> tuple[int, bool]:
-    """Return when a consumer has to claim next to get or renew a lease, ns, and whether it gets nothing before.
+    """Return when a consumer has to claim next, to get or renew a lease, ns; and whether it gets nothing until then.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def fair_share(context: TableContext, connection: SqlConnection, name: str, most
     """Return how many unassigned groups a consumer may take in a claim, at most ``most``.
 
     A consumer waits if none of its groups has messages and it has room for more. The due groups are shared among the
-    claiming and the waiting consumers, rounded up, so that none stays behind if one of them never claims.
+    claiming and the waiting consumers, rounded up, so that no group is left over if one of them never claims.
     """
     values = {"table": context.table_id, "who": name, "now": now}
     idle = connection.execute(_idle_beside(), values).all()
@@ -179,7 +179,7 @@ def share_sql(
     Parameters
     ----------
     taken
-        How many of ``most`` it took in earlier transactions of the claim.
+        How many of ``most`` it took in earlier transactions of the same claim.
     """
     now = context.backend.now_sql()
     its = groups.c.table_id == context.table_id
@@ -221,7 +221,7 @@ def share_sql(
 
 
 def has_room(context: TableContext) -> sa.ColumnElement[bool]:
-    """Build the SQL condition that a consumer, a row of a statement around this, may get more groups."""
+    """Build the SQL condition that a consumer, a row of the outer statement, may get more groups."""
     return sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > _count_of(context, consumers.c.name))
 
 
@@ -232,7 +232,7 @@ def _count_of(context: TableContext, owner: sa.ColumnElement[str]) -> sa.ScalarS
 
 
 def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
-    """Return how many more groups a consumer may have, if it takes at most ``most``; reads no more than those."""
+    """Return how many more groups a consumer may have, at most ``most``; reads no more than those."""
     has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
     return most - has
 
@@ -423,7 +423,7 @@ def _lapsed() -> sa.Select[Any]:
 
 
 def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
-    """Select the groups of a consumer that its end affects: of pinned ones, only those with leased messages."""
+    """Select the groups that a consumer's end affects: all unpinned ones, and pinned ones with leased messages."""
     out = has_something_out(context)
     its = groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who"))
     return *its, sa.or_(groups.c.pinned == 0, out)
@@ -456,7 +456,7 @@ def _idle() -> sa.Select[Any]:
             groups.c.idle_since <= sa.bindparam("before", type_=sa.BigInteger),
             groups.c.pinned == 0,
         )
-        .order_by(groups.c.idle_since)  # as above
+        .order_by(groups.c.idle_since)  # in index order, as above
         .limit(_RELEASED_AT_ONCE)
         .with_for_update(skip_locked=True)
     )
@@ -464,7 +464,7 @@ def _idle() -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _releasing(context: TableContext) -> sa.Update:
-    # A pinned group goes nowhere, or to the consumer to which it was pinned meanwhile.
+    # A pinned group stays, or goes to the consumer to which it was pinned meanwhile.
     pinned = groups.c.pinned == 1
     return (
         sa.update(groups)

@@ -30,7 +30,7 @@ def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElemen
 
 
 def is_assigned(who: Any) -> sa.ColumnElement[bool]:
-    """Compare a group's owner, for groups selected otherwise: no index should be used for this."""
+    """Compare a group's owner, for groups that other conditions select: this one should use no index."""
     return sa.func.coalesce(groups.c.assigned, UNASSIGNED) == who
 
 
@@ -45,7 +45,7 @@ def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Ite
     Returns
     -------
     dict
-        Their current rows, by name. A group that has ended has none.
+        Their current rows, by name. Groups that have ended are missing.
     """
     return by_name(connection.execute(*locking_groups(context, group_ids)))
 
@@ -75,7 +75,7 @@ def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tupl
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Leased messages of groups of which no other transaction has locked one.
+    """Leased messages of groups in which no other transaction has locked one.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def _out_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.C
 def _seen_and_locked(
     context: TableContext, choose: Callable[[sa.FromClause], sa.Select[Any, Any]]
 ) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select messages, and lock as ours those that no other transaction has locked."""
+    """Select messages, and lock those that no other transaction has locked."""
     yes = sa.literal_column("1").label("ours")
     if context.sql.one_writer:
         return choose(context.rows).add_columns(yes)
@@ -173,7 +173,7 @@ def settle_starts(
     going_on
         Groups that have messages left, or whose row must stay.
     ending
-        Groups that have none left, unless one came meanwhile, and so end.
+        Groups without messages, unless one came meanwhile; they end.
     """
     values = {"groups": sorted(going_on), "ending": sorted(ending)}
     if context.sql.deletes_wait and values["ending"]:

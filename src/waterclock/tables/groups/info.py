@@ -1,4 +1,4 @@
-"""Inspect groups: which consumers have them, how many messages wait, and what blocks them."""
+"""Inspect groups: their consumers, the number of waiting messages, and the reasons why they are blocked."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class GroupInfo:
     head_id, head_age, head_attempts
         Its first message: the id, for how long it has been due (ns), and how often it was sent. None and 0 without one.
     due_at
-        When it may be handed out next, or its lease ends; None: never by itself.
+        When it may be handed out next, or its lease ends; None: only after a change.
     paused_until
         When its pause ends; None: not paused. A pause without an end has the largest time.
     blocked_by
-        Why its next message is not sent, as text; None: any consumer that may have it gets it.
+        Why its next message is not sent, as text; None: it is available to any consumer that may have it.
     state
         Its state.
     hold
-        What keeps its due next message from being sent; None: nothing.
+        The reason why its next message, though due, is not sent; None without one.
     """
 
     group: str | None
@@ -105,7 +105,7 @@ class Members:
     head
         The first one that is not acked; None: no message has been routed yet.
     next
-        The first one that may be handed out next; None: none before others are acked.
+        The next one that may be handed out; None if others must be acked before.
     """
 
     head: Member | None
@@ -183,7 +183,7 @@ def list_groups(
 
 
 class TableHold(NamedTuple):
-    """What keeps all messages of a table from being sent: code, text, and until when, ns."""
+    """The reason why no message of a table is sent: code, text, and until when, ns."""
 
     hold: Hold
     reason: str
@@ -191,7 +191,7 @@ class TableHold(NamedTuple):
 
 
 def held_by_table(context: TableContext, connection: sa.Connection, now: int) -> TableHold | None:
-    """Return whether a table is paused or has used up its rate; None if neither."""
+    """Return the reason if a table is paused or has used up its rate; None otherwise."""
     paused_until = context.paused_until
     if paused_until is not None and paused_until > now:
         return TableHold("paused", paused("its table", paused_until), paused_until)
@@ -213,7 +213,7 @@ def _with_table_hold(info: GroupInfo, held: TableHold) -> GroupInfo:
 
 
 def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: set[str], now: int) -> GroupInfo:
-    """Return what keeps a ready group from being sent."""
+    """Return the reason why a ready group is not sent."""
     if row is not None and row.assigned not in (UNASSIGNED, *living):
         then = "the group is pinned to it" if row.pinned else "the next consumer that claims takes it over"
         reason = HOLDS["owner_away"].reason.format(who=row.assigned, then=then)

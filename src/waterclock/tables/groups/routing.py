@@ -1,7 +1,7 @@
 """Routing: assign new messages their places in their groups.
 
-Enqueuing only inserts rows, so that a caller's long transaction never holds a group; consumers route them before they
-claim. One consumer routes at a time, and leaves locked groups to the next one.
+Enqueuing only inserts rows, so that a caller's long transaction never locks a group; consumers route messages before
+they claim. One consumer routes at a time, and leaves locked groups to the next one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
     Parameters
     ----------
     passed
-        Groups to skip; None: those of which the database refused a message.
+        Groups to skip; None: those with a message that the database refused.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def unrouted_groups(context: TableContext, connection: SqlConnection) -> list[st
 
 
 def _route_window(context: TableContext, connection: SqlConnection, window: Sequence[_Row], passed: set[str]) -> bool:
-    """Route a window; return whether it had anything to do.
+    """Route a window; return whether there was anything to route.
 
     Locked messages stay new, and so do those behind them in their groups. ``passed`` are the groups with such messages,
     also in earlier windows.
@@ -126,15 +126,15 @@ def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tup
 
 
 def routing_at_once(context: TableContext, first: int) -> list[Asked]:
-    """Return the statements of `route_new`, to be sent in one round trip.
+    """Return the statements of `route_new`, for one round trip.
 
-    They route nothing if another transaction has the turn to route. The caller may send them if no acks are held back.
+    They do nothing if another transaction has the turn to route. They are valid only if no acks are held back.
 
     Parameters
     ----------
     first
         The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed. There is no lower bound,
-        because a smaller number may be committed later, and is routed first then.
+        because a smaller number may be committed later, and is then routed first.
     """
     window = {"upto": min(first - 1 + _AT_ONCE, _LAST_SEQ)}
     table = {"table": context.table_id}
@@ -162,10 +162,10 @@ def _keeping_turn(context: TableContext) -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _adding_kept(context: TableContext) -> sa.Select[Any]:
-    """Add missing groups, and keep the names of all with new messages; none without the turn."""
+    """Add missing groups, and keep the names of all groups with new messages. Does nothing without the turn."""
     has_turn = sa.exists(sa.select(sa.literal_column("1")).select_from(context.sql.kept()))
     named = _named(context).where(has_turn).cte("named")
-    # Not as a condition of its own, which becomes a join that reads all groups for each name.
+    # A separate condition would become a join that reads all groups for each name.
     is_known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == named.c.group)
     known = sa.func.coalesce(is_known, sa.false())
     missing = (
@@ -193,7 +193,7 @@ def _locking_kept(context: TableContext) -> sa.Select[Any]:
 
 
 def group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
-    """Return a message's group under its name in the catalogue."""
+    """Return a message's group by its name in the catalogue."""
     return sa.func.coalesce(rows.c.group_id, UNGROUPED, type_=rows.c.group_id.type)
 
 
@@ -226,12 +226,12 @@ def _turn() -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select the next new messages, and lock those that no other transaction has locked, as ours."""
+    """Select the next new messages, and lock those that no other transaction has locked."""
     seen = _next_new(context.rows.alias("seen")).subquery("seen")
     if context.sql.one_writer:
         return sa.select(seen, _YES.label("ours"))
     locked = _next_new(context.rows).with_for_update(skip_locked=True).subquery("locked")
-    # Joined here: without statistics, a planner would read all of one for each row of the other.
+    # Joined here, not in SQL: without statistics, a planner would read all of one side for each row of the other.
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
 
@@ -262,8 +262,8 @@ def _add_groups(
     context: TableContext, connection: SqlConnection, names: Sequence[str], firsts: dict[str, int]
 ) -> set[str]:
     """Add the missing groups of ``firsts``; return those of ``names`` that exist."""
-    # Only missing ones, because inserting a locked one would wait. Below all others, because until a vacuum the index's
-    # dead entries would lie where every claim begins.
+    # Only missing ones, because inserting a locked one would wait. They go below all others, because otherwise the
+    # index's dead entries would lie, until a vacuum, where every claim begins.
     known = set(connection.scalars(_known(context), {"groups": names}))
     missing = sorted(firsts.keys() - known, key=firsts.__getitem__)
     if missing:
@@ -290,8 +290,8 @@ def _place(context: TableContext) -> sa.Update:
 def _placed(context: TableContext, place: sa.ColumnElement[int]) -> Sequence[tuple[sa.Column[Any], Any]]:
     """Return the values that a message gets with its position."""
     rows = context.rows
-    # Only a message that plain SQL moved here has a consumer, which loses it. The time comes first: MariaDB reads
-    # values that the same statement has set.
+    # Only a message that plain SQL moved here can have a consumer, which loses it. The time comes first, because
+    # MariaDB reads values that the same statement has set.
     return (
         (rows.c.time_next, sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=context.backend.now_sql())),
         (rows.c.claim_id, sa.null()),
@@ -316,8 +316,8 @@ def _free(context: TableContext) -> sa.Update:
 
 @built_once(maxsize=256)
 def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
-    # The names make a round trip: joined with the groups, a planner without statistics reads all of one for each row of
-    # the other.
+    # The names are fetched and sent back: in a join with the groups, a planner without statistics reads all of one side
+    # for each row of the other.
     rows = context.rows
     group = group_of(rows)
     fresh = sa.func.max(sa.case((_is_new(rows), 1), else_=0))
@@ -339,7 +339,7 @@ def _place_kept(context: TableContext) -> sa.Update:
         .scalar_subquery()
     )
     nth = sa.func.row_number().over(partition_by=new.c.group, order_by=new.c.seq)
-    # As a value, and so hashed: for a join, a planner may read all of them for each message.
+    # As a value, which is hashed: for a join, a planner may read all of them for each message.
     is_ours = sa.func.bool_and(new.c.seq.in_(sa.select(ours.c.seq))).over(partition_by=new.c.group, order_by=new.c.seq)
     judged = sa.select(new.c.seq, new.c.group, (tail + nth).label("place"), is_ours.label("is_ours")).subquery("judged")
     placed = sa.select(judged.c.seq, judged.c.group, judged.c.place).where(judged.c.is_ours).subquery("placed")
@@ -359,7 +359,7 @@ def _new_of_kept(context: TableContext, rows: sa.FromClause) -> sa.Select[Any, A
 
 @built_once(maxsize=256)
 def _mark_kept(context: TableContext) -> sa.Update:
-    # No other group, because another transaction may have the turn to route.
+    # Only these groups, because another transaction may have the turn to route.
     rows, seen = context.rows, context.rows.alias("seen")
     changed = sa.or_(seen.c.position.is_not(None), seen.c.time_acked.is_not(None))
     ours = context.sql.computed_any_of(group_of(seen), KEPT)

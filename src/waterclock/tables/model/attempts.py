@@ -12,7 +12,7 @@ AttemptOutcome = Literal["failed", "dead_letter"]
 """Whether the message was given back with an error, or moved to the dead letters by its handler."""
 
 MOST_TEXT = 1_000
-"""Characters kept of an attempt's error; all attempts of a message then take a few kilobytes at most."""
+"""Characters kept of an attempt's error, so that all attempts of a message take a few kilobytes at most."""
 
 MOST_KEPT = 100
 """The maximum of ``attempts_kept``: a claim reads all kept attempts with the message."""

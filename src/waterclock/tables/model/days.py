@@ -24,7 +24,7 @@ LONGEST_NAME = 40
 
 
 class Gone(NamedTuple):
-    """Totals of a dropped partition: how many messages it had, and how often they were sent."""
+    """Totals of a dropped partition: its messages, and how often they were sent."""
 
     messages: int
     sent: int
@@ -42,11 +42,11 @@ class Days(Protocol):
         ...
 
     def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
-        """Create partitions for days; fails soon if others keep the table locked."""
+        """Create partitions for days; fails quickly if others have locked the table."""
         ...
 
     def drop_day(self, connection: sa.Connection, name: str, day: int) -> Gone:
-        """Drop a day's partition, and return its totals; fails soon if others keep the table locked."""
+        """Drop a day's partition, and return its totals; fails quickly if others have locked the table."""
         ...
 
     def undated(self, rows: sa.Table) -> sa.Select[Any, Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from waterclock.tables.model.attempts import MOST_TEXT
 
 EXAMPLES = 3
-"""Ids that are named of each group: enough to look at, and no table of its own."""
+"""Maximum ids listed for each group: examples, not a full list."""
 
 _VARIABLE = re.compile(
     r"""

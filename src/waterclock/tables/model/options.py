@@ -163,7 +163,7 @@ class TableOptions:
     id_type: IdType = _option("bigint", IdType)
     payload: Payload = _option("bytes", Payload)
     columns: dict[str, str] = _option(None, _column_types)
-    """The types of additional columns that were given by our names for them."""
+    """The types of additional columns that the user gave by our names."""
     key_range: str = _option(WHOLE, lambda value, name: str(KeyRange.parse(value, name)))
     """The keyspace ids of the table."""
     purge_by: PurgeBy = _option("rows", PurgeBy)

@@ -15,7 +15,7 @@ class PurgePlace:
     ----------
     after
         The round continues after messages acked at this time, ns; None: at the first one. Others with the same time are
-        left to the next round, because no index has their order.
+        left to the next round, because no index orders them.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Compare an object with its copy read back: stricter than ``==``, but ignoring what no payload holds."""
+"""Compare an object with its copy read back: stricter than ``==``, but ignoring state that no payload stores."""
 
 from __future__ import annotations
 

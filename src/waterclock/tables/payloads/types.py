@@ -58,8 +58,8 @@ def has_fields(kind: Any) -> bool:
 def fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
     """Return the field types of a dataclass or TypedDict by name, and the names of required fields.
 
-    Fields with enumerated values come first. In a union they rule out other members before nested objects are read,
-    which may be unions themselves.
+    Fields with enumerated values come first. In a union, they exclude other members before nested objects, which may be
+    unions too, are read.
     """
     hints = typing.get_type_hints(kind)
     known = dict(sorted(hints.items(), key=lambda each: named_values(unwrapped(each[1])) is None))

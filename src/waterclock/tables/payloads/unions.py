@@ -72,7 +72,7 @@ def _is_anything_else(one: Any, other: Any) -> bool:
 
 
 def _are_ambiguous_values(one: Any, other: Any) -> bool:
-    """Compare types of which at least one has only certain values."""
+    """Compare types, at least one of which has only certain values."""
     if named_values(one) is None:
         one, other = other, one
     values, others = named_values(one) or [], named_values(other)
@@ -129,7 +129,7 @@ def _are_ambiguous_objects(one: Any, other: Any) -> bool:
         return True
     (types_one, needed_one), (types_other, needed_other) = _json_fields(one), _json_fields(other)
     if needed_one - types_other.keys() and needed_other - types_one.keys():
-        return False  # each needs a field that the other one does not write
+        return False  # each requires a field that the other does not write
     return not any(_are_tags(types_one[name], types_other[name]) for name in types_one.keys() & types_other.keys())
 
 

@@ -1,4 +1,4 @@
-"""Read several shards in turn, each in a thread of its own, so that one that hangs blocks no other."""
+"""Read several shards in turn, each in its own thread, so that a hanging shard does not block the others."""
 
 from __future__ import annotations
 

@@ -504,7 +504,7 @@ class ShardedTable:
 
 
 def _turn_of(one: Peeked, now: int) -> tuple[int, int, int]:
-    """Return a message's rank among those of other shards at ``now``, ns."""
+    """Return a message's rank among messages of other shards at ``now``, ns."""
     if one.due_at <= now:
         return 0, -one.priority, one.due_at
     return 1, one.due_at, -one.priority
@@ -529,7 +529,7 @@ def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[
 
 
 def _refuse(failures: Mapping[Shard, WaterclockError], verb: str, done: Mapping[Shard, object]) -> None:
-    """Raise the errors of some shards; one that waiting does not cure comes first."""
+    """Raise the errors of some shards, first one that a retry cannot fix."""
     first = min(failures.values(), key=lambda error: isinstance(error, UnavailableError))
     others = "" if not done else f"; done on {', '.join(shard.name for shard in done)}"
     if isinstance(first, UnavailableError):

@@ -1,1 +1,1 @@
-"""What a consumer does in the background: heartbeats, schedules' due messages, and how it leaves."""
+"""Background work of a consumer: heartbeats, due messages of schedules, and leaving a table."""

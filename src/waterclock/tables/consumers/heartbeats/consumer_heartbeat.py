@@ -1,4 +1,4 @@
-"""The heartbeat of an exclusive consumer, which keeps its groups while it handles a message for long.
+"""The heartbeat of an exclusive consumer, which keeps its groups during a long handler.
 
 One statement renews the leases of all consumers that a process has for a table. If it fails, perhaps because one row is
 locked, each consumer is renewed separately the next time.
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Living:
-    """The consumers of a table that this process has. Thread-safe."""
+    """A table's consumers in this process. Thread-safe."""
 
     def __init__(self) -> None:
         self.beating = threading.Lock()
@@ -64,7 +64,7 @@ class ConsumerHeartbeat:
     name
         Name of the consumer.
     is_alone
-        Whether the next beat renews no other consumer.
+        Whether the next beat renews only this consumer.
     claims_fail_since
         Since when the consumer's claims have failed, in seconds of the monotonic clock; None if they do not.
     """

@@ -25,13 +25,13 @@ from waterclock.tables.messages.finishing import acking, extending
 from waterclock.tables.model.claims.leased import Held
 
 _SECOND = 1_000_000_000
-_IDLE = 10.0  # s after which a thread without anything to keep alive ends
-_TRIES_OF_A_LEASE = 12  # so that, in the last third of a lease, four tries may fail
+_IDLE = 10.0  # s after which an idle thread ends
+_TRIES_OF_A_LEASE = 12  # so that four tries may fail in the last third of a lease
 _SHORTEST_TRY, _LONGEST_TRY = 0.25, 5.0  # s
 _SHORTEST_PAUSE, _LONGEST_PAUSE = _SECOND // 10, _SECOND
 
 SLACK = 1.0
-"""Seconds that an answer may take after the beat itself has timed out."""
+"""Seconds to wait for an answer after the beat itself has timed out."""
 
 
 LOOK_EVERY = _SECOND
@@ -183,7 +183,7 @@ class Heartbeat:
             for one in deliveries:
                 one.beat_at = now + retry_after(one.context.options.ack_wait)
             _apart(lambda deliveries=deliveries: self._extend(deliveries, now))
-            self._beat_who_is_due()  # locked messages of one table delay no other table
+            self._beat_who_is_due()  # locked messages of one table must not delay other tables
         self._look(now)
         with self._changed:
             return self._next()
@@ -207,7 +207,7 @@ class Heartbeat:
             self._warned_at.pop(context.table_id, None)
 
     def _look(self, now: int) -> None:
-        """Check messages for cancellation that have been handled for a while: most finish earlier."""
+        """Check messages for cancellation once they have been handled for a while: most finish earlier."""
         with self._changed:
             if now < self._looks_at:
                 return
@@ -228,7 +228,7 @@ class Heartbeat:
                 self._beatings.discard(one)
             due = sorted((one for one in self._beatings if one.beat_at <= now), key=_beat_at)
         for one in due:
-            if one.beat_at <= now:  # else an earlier one has beaten for it, too
+            if one.beat_at <= now:  # otherwise an earlier beat included it
                 _apart(one.beat)
 
     def _next(self) -> int | None:

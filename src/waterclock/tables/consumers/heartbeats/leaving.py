@@ -1,4 +1,4 @@
-"""Leaving a table: the rows that a closing consumer writes, and how long it waits to write them."""
+"""Leaving a table: the writes of a closing consumer, and how long it waits for locks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def leaving(context: TableContext, consumer: str | None) -> Generator[None]:
-    """Run the writes of a leaving consumer; if they fail in time, the end of its leases has the same effect."""
+    """Run the writes of a leaving consumer. If they fail, the end of its leases has the same effect."""
     if not context.sql.one_writer:
         yield
         return

@@ -12,7 +12,7 @@ from waterclock.tables.catalogue.table_row import ASK_AGAIN, TableRow
 from waterclock.tables.messages.putting.scheduling import tick
 
 _SECOND = 1_000_000_000
-_PATIENCE = 1.0  # s; other beats are not held up for longer
+_PATIENCE = 1.0  # s; delays other beats no longer than this
 _log = logging.getLogger(__name__)
 
 
@@ -28,8 +28,8 @@ _next_looks = PerDatabaseCache[dict[int, _NextLook]](lambda _: {})
 class Ticking:
     """Check a table's schedules once a second until its subscription is closed or collected.
 
-    One look serves all subscriptions of the process. It asks the database only if a tick is due. If schedules change,
-    the subscription reloads the table, or this does while that is busy.
+    One check serves all subscriptions of the process. It queries the database only if a tick is due. If schedules
+    change, the subscription reloads the table, or this does while the subscription is busy.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Ticking:
 
     @property
     def beat_at(self) -> int:
-        """When one of them looks next, in ns of the monotonic clock."""
+        """When one of them checks next, in ns of the monotonic clock."""
         return self._next_look.at
 
     def beat(self) -> None:
@@ -59,7 +59,7 @@ class Ticking:
             if context.ticks.is_due(context.backend.now_about()):
                 with context.backend.patience(_PATIENCE):
                     if tick(context, pieces=1):
-                        self._next_look.at = now  # there may be more, and other beats come in between
+                        self._next_look.at = now  # there may be more; other beats run in between
         except ForbiddenError:
             _log.info(
                 "this process lacks the privileges for the schedules of %r and leaves them to others", context.name

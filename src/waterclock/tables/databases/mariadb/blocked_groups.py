@@ -1,4 +1,4 @@
-"""Find groups that are never due by themselves on MariaDB, which has no index of these alone.
+"""Find groups that are never due by themselves on MariaDB, which has no index of only these.
 
 The index of due groups begins with their owner and priority. So the values of both are looked up first, each with a
 seek: the server itself would read the whole index to list them.
@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from waterclock.database.schema.table_catalogue import groups
 
 MOST_LEVELS = 64
-"""Pairs of an owner and a priority that are looked at: each costs two seeks. Groups of further ones are not found."""
+"""Maximum pairs of an owner and a priority to search: each costs two seeks. Groups of other pairs are not found."""
 
 _BELOW_EVERY_PRIORITY = -(2**31) - 1
 _OWNER = sa.select(groups.c.assigned).order_by(groups.c.assigned).limit(1)

@@ -14,7 +14,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows
 
 _DUPLICATE = 1062
-# The driver splits statements longer than about a million bytes, of which one could fail alone. A character has at most
+# The driver splits statements longer than about a million bytes, and one part could fail alone. A character has at most
 # four bytes, and may be escaped.
 _CHARACTERS_OF_A_STATEMENT = 100_000
 _ROWS_OF_A_STATEMENT = 1000
@@ -50,7 +50,7 @@ def _insert(
             if error.orig is None or error.orig.args[0] != _DUPLICATE:
                 raise
             found = _known(connection, rows, unknown) & unknown.keys()
-            if not found:  # another unique column has the value, or this one by another comparison
+            if not found:  # another unique column has the value, or this column has an equal one by its collation
                 raise
             known |= found
         else:
@@ -78,8 +78,8 @@ def _insert_text(rows: sa.Table, names: tuple[str, ...], dialect: sa.Dialect) ->
 
 
 def _statements(new: NewRows, now: sa.ColumnElement[int]) -> Iterator[dict[Any, dict[str, Any]]]:
-    """Split messages into statements: rows by id; of a repeated id the first."""
-    # If the database's clock counts, its triggers and defaults read it.
+    """Split messages into statements: rows by id, the first one of a repeated id."""
+    # If the database's clock is used, its triggers and defaults read it.
     time = now.effective_value if isinstance(now, sa.BindParameter) else None
     names = tuple(new.columns)
     some: dict[Any, dict[str, Any]] = {}

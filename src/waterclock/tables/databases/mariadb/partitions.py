@@ -67,7 +67,7 @@ class MariadbDays:
         return [int(one[1:]) for one in names if one[1:].isdigit()]
 
     def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
-        """Create partitions for days, split off the last one with its rows."""
+        """Split partitions for days off the last one, with their rows."""
         parts = ", ".join(f"PARTITION p{day:d} VALUES LESS THAN ({day + 1:d})" for day in days)
         self._alter(connection, name, f"REORGANIZE PARTITION p_undated INTO ({parts}, {_LATER})")
 

@@ -32,7 +32,7 @@ _COLUMNS = sa.text(
     "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
 )
 _TAKEN_AT_ONCE = 250
-"""Messages that one statement claims: for each of them the server reads the ends of all leases."""
+"""Messages that one statement claims: the server reads the ends of all leases for each of them."""
 
 _TRIGGERS = (
     """
@@ -75,7 +75,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     latest_first = True
     reads_old = True
     orders_groups_by_priority = True
-    unacked_apart = False  # an index for each partition, with seq in front
+    unacked_apart = False  # one index per partition, beginning with seq
     clock = NOW
 
     @property
@@ -99,7 +99,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
-        del id_type  # the columns show it
+        del id_type  # shown by the columns
         quote = connection.dialect.identifier_preparer.quote
         name = rows.name
         # With seq before epoch, which is there for counting; otherwise each claim would sort the due messages.
@@ -162,12 +162,12 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
-        """Update messages by their seqs. Only for an outer join does the server surely begin with the pairs."""
+        """Update messages by their seqs. Only an outer join makes the server begin with the pairs."""
         pairs = self.pairs("pairs")
         return sa.update(pairs.outerjoin(rows, rows.c.seq == pairs.c.seq)), pairs.c.number
 
     def pairs(self, name: str) -> sa.FromClause:
-        """Read them from a JSON text."""
+        """Read the pairs from a JSON text."""
         columns = sa.text("'$[*]' COLUMNS (seq BIGINT PATH '$[0]', number BIGINT PATH '$[1]')")
         listed = sa.func.json_table(sa.bindparam(name, type_=JsonList()), columns)
         return listed.table_valued(sa.column("seq", sa.BigInteger), sa.column("number", sa.BigInteger), name="pairs")
@@ -191,8 +191,8 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
 @built_once(maxsize=256)
 def _taking(rows: sa.Table) -> sa.Update:
-    # The ends are looked up in a value, not joined: a join may scan the table, and so wait for rows that others have
-    # locked.
+    # The ends are looked up in a value, not joined: a join may scan the table, and would then wait for rows that others
+    # have locked.
     end = sa.func.json_value(sa.bindparam("ends", type_=sa.Text), sa.func.concat("$.s", rows.c.seq))
     return (
         sa.update(rows)

@@ -19,10 +19,10 @@ from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 from waterclock.tables.model.timing.backoff import Backoff
 
-# As text, because PostgreSQL reads so low a number before its sign, when it is too large for a bigint.
+# As text, because PostgreSQL parses the number before its sign, and its absolute value exceeds bigint.
 _FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
 _LOOKED_AT = 128
-"""Messages of many priorities that a step of a claim skips: as many as cost as much as one lookup of a level."""
+"""Messages that a step over many priorities skips: reading them costs as much as one lookup of a level."""
 
 _BEFORE = (
     "time_next",

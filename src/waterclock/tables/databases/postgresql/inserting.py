@@ -22,7 +22,7 @@ _Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
 
 
 def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
-    """Insert messages with ids that only an earlier try with a lost answer can have put.
+    """Insert messages whose ids can exist only if an earlier try succeeded and its answer was lost.
 
     Without ON CONFLICT, which inserts every index entry twice, first speculatively.
 

@@ -6,7 +6,7 @@ is needed.
 
 A table's lock *waiting* is held as long as one of its consumers waits, and from one wait to the next. Once a consumer
 has checked that all active writers have seen this lock, consumers that join it need not check again. So a long wait
-needs no queries, except now and then whether the server still answers.
+needs no queries, except for occasional checks that the server still answers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Table:
     listening
         The consumers for which it listens. One that was dropped without being closed does not count.
     shown
-        Those that wait, or are about to.
+        Consumers that wait, or are about to.
     is_held
         Whether the lock *waiting* is held, as it is while one is shown.
     is_seen
@@ -93,7 +93,7 @@ class ListeningConnection:
         """Listen to a table and show that a consumer waits; return False if a writer may not have seen it."""
         with self._lock:
             if self._connection is not None:
-                with suppress(backend.engine.dialect.loaded_dbapi.Error):  # it broke: open a new one
+                with suppress(backend.engine.dialect.loaded_dbapi.Error):  # broken: open a new one
                     return self._arm_or_drop(backend, name, one)
             return self._arm_or_drop(backend, name, one)
 
@@ -133,7 +133,7 @@ class ListeningConnection:
     def wait(self, one: Listener, seconds: float, stop: Stop) -> bool:
         """Wait for a notification after `arm`, until ``stop`` is set or so many seconds are over.
 
-        The consumer stays shown as waiting: it may wait again without another check, or call `hide`.
+        The consumer still counts as waiting: it may wait again without another check, or call `hide`.
         """
         try:
             return self._sleep(one, moments.monotonic() + seconds, stop)
@@ -168,7 +168,7 @@ class ListeningConnection:
                 return one.heard
 
     def _take_in(self) -> None:
-        """Read pending notifications, unless another query has read them already."""
+        """Read pending notifications; another query may already have read them."""
         with self._lock:
             if self._connection is None:
                 return
@@ -187,7 +187,7 @@ class ListeningConnection:
             one.alarm.nudge()
 
     def hide(self, name: str, one: Listener) -> None:
-        """Need no notifications for a consumer that is busy now."""
+        """Turn off notifications for a consumer that is busy now."""
         with self._lock:
             self._hide(name, one)
 

@@ -24,8 +24,8 @@ from waterclock.tables.model.options import IdType
 
 _UNIQUE_VIOLATION = "23505"
 _ONCE = (
-    # After the insert, because only then has it waited for a concurrent ack of the same id. For all rows of a statement
-    # together, and each looked up: a join might scan all acked messages.
+    # It runs after the insert, which has then waited for a concurrent ack of the same id. It runs once per statement
+    # and looks each row up: a join might scan all acked messages.
     """
     CREATE FUNCTION %(once)s() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
@@ -68,7 +68,7 @@ class PostgresqlDays:
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the SQL table with its partitions, except those of days."""
         parts = _parts(connection, rows.name)
-        # Before PostgreSQL 17, nothing is unique across partitions, nor numbered by an identity.
+        # Before PostgreSQL 17, partitioned tables had no identity columns, and no value is unique across partitions.
         defaults: dict[str, Any] = {"time_scheduled": sa.text(self._now), "time_created": sa.text(self._now)}
         numbered = ("seq", "id") if id_type == "bigint" else ("seq",)
         for column in numbered:
@@ -119,7 +119,10 @@ class PostgresqlDays:
         return [int(end) for end in ends if end.isdigit()]
 
     def add(self, connection: sa.Connection, name: str, days: Sequence[int]) -> None:
-        """Create partitions for days, with rows that have none yet. Attaching them does not block others."""
+        """Create partitions for days, and move their rows from the default partition.
+
+        Attaching them does not block others.
+        """
         parts = _parts(connection, name)
         _hurry(connection)
         connection.execute(DDL("LOCK TABLE %(undated)s IN ACCESS EXCLUSIVE MODE", context=parts))

@@ -140,7 +140,7 @@ class PostgresqlTables(TableDialect):
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Return an identity for numbers, and random UUIDs."""
-        del name  # only databases without identities need it
+        del name  # needed only by databases without identities
         items: dict[IdType, list[IdItem]] = {
             "bigint": [sa.Identity()],
             "uuid": [sa.DefaultClause(sa.func.gen_random_uuid())],
@@ -254,7 +254,7 @@ class PostgresqlTables(TableDialect):
         return sa.select(sa.func.set_config(_KEPT, text, sa.true()))
 
     def kept(self) -> sa.FromClause:
-        """Read that setting."""
+        """Read the names from that setting."""
         names = _kept(sa.Text()).table_valued(sa.column("name", sa.Text), with_ordinality="nth")
         return names.render_derived("kept")
 
@@ -265,7 +265,7 @@ class PostgresqlTables(TableDialect):
         return _has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
 
     def value_of(self, name: sa.Column[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
-        """Look it up in an object: for a join, a planner may scan all of one for each row of the other."""
+        """Look the value up in a JSON object: a planner may join by scanning one side for each row of the other."""
         each = sa.select(sa.func.jsonb_object_agg(values.c.name, column)).scalar_subquery()
         return sa.cast(each.op("->>", return_type=sa.Text())(name), sa.BigInteger)
 
@@ -291,8 +291,8 @@ class PostgresqlTables(TableDialect):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select rows that belong to rows of ``parents``.
 
-        Statistics from when all messages were acked claim that none remain. For a join the planner would then begin
-        with the remaining ones, and look for the parent of each.
+        Statistics from when all messages were acked claim that none remain. For a join, the planner would then begin
+        with those, and look for the parent of each.
         """
         its = sa.select(*columns).where(belongs).order_by(order).correlate(parents)
         if skip_locked:
@@ -301,7 +301,7 @@ class PostgresqlTables(TableDialect):
         return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
 
     def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
-        """Return one statement that does both, which is cheaper to plan and to run than two."""
+        """Combine both in one statement, which is cheaper to plan and to run than two."""
         return (_both(one, another),)
 
     def claim(
@@ -330,7 +330,7 @@ class PostgresqlTables(TableDialect):
     def columns_and_row(
         self, connection: SqlConnection, name: str, facts: sa.Select[*tuple[Any, ...]]
     ) -> tuple[set[str], Any]:
-        """Read both at once."""
+        """Read both in one statement."""
         quoted = connection.dialect.identifier_preparer.quote(name)
         row = connection.execute(_with_columns(facts), {"name": name, "quoted": quoted}).first()
         return (set(), None) if row is None else (set(row.column_names), row)
@@ -368,7 +368,7 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
         "moved": quote(f"{rows.name}_moved"),
         "wake": quote(f"{rows.name}_wake"),
         "wake_earlier": quote(f"{rows.name}_wake_earlier"),
-        "name": f"'{rows.name}'",  # of letters, digits and underscores
+        "name": f"'{rows.name}'",  # has only letters, digits and underscores
         "now": _NOW,
     }
     for statement in (*_TRIGGERS, *TRIGGERS, *(_GROUP_TRIGGERS if grouped else ())):

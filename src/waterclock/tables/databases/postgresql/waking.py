@@ -13,7 +13,7 @@ A consumer first LISTENs. Then it takes *waiting*, and tries to take *writing* e
 If it got both, it checks once more for messages, and sleeps. Otherwise it tries again after some milliseconds. Nothing
 is missed:
 
-- A writer that tries *waiting* after the consumer took it notifies. The consumer already listens, so it is woken when
+- A writer that tries *waiting* after the consumer took it, notifies. The consumer already listens, so it is woken when
   the writer commits.
 - A writer that tried *waiting* before the consumer took it already held *writing*, and keeps it until it ends. The
   consumer gets *writing* only then; and a commit is visible before its locks are released. So the consumer's check,
@@ -58,7 +58,7 @@ TRIGGERS = (
     END $$""",
     """
     CREATE TRIGGER %(wake)s AFTER INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(wake)s(%(name)s)""",
-    # For each row, because only so it can distinguish earlier due times from claims, which are the most frequent
+    # For each row: only a row trigger can distinguish earlier due times from claims, which are the most frequent
     # change.
     """
     CREATE TRIGGER %(wake_earlier)s AFTER UPDATE OF time_next ON %(table)s

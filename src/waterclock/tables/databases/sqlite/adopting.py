@@ -14,7 +14,7 @@ from waterclock.errors import SchemaError
 
 
 def adopt(connection: sa.Connection, rows: sa.Table, present: Collection[str], create: Callable[[], None]) -> None:
-    """Copy the table into one that ``create`` makes, and restore its indexes and triggers."""
+    """Copy the table into one that ``create`` builds, and restore its indexes and triggers."""
     name = rows.name
     quote = connection.dialect.identifier_preparer.quote
     _check_copyable(connection, name)

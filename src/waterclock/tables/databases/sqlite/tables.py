@@ -75,7 +75,7 @@ _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 # with numbers, so one such row would stop them. A payload, headers or an error of another type affect one message.
 _CHECKED = frozenset(OWN_COLUMNS) - {"seq", "message", "headers", "last_error"}
 _SMALL = {"priority": 2**31, "routed": 2**15}
-_LAST_SEQ = 2**63 - 2  # behind 2^63 - 1, SQLite draws no number and calls the disk full
+_LAST_SEQ = 2**63 - 2  # beyond 2^63 - 1, SQLite draws no number and reports a full disk
 
 _ROWS_OF_A_STATEMENT = 100  # the statement's text is built once for each number of rows
 
@@ -152,7 +152,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
-        del id_type  # the trigger that numbers them knows it
+        del id_type  # known to the trigger that numbers them
         adopting.adopt(connection, rows, present, lambda: self.create_bare(connection, rows))
 
     def type_remedy(self, table: str, column: str, wanted: str) -> str:
@@ -165,7 +165,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         Raises
         ------
         InvalidArgumentError
-            If an id of the caller's own has used up the numbers.
+            If a caller's own id has used up the numbers.
         """
         # Changes nothing, but takes the write lock, which a caller's transaction may not have yet.
         connection.execute(_locking(rows))

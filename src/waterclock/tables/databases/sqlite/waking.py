@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from inotify_simple import INotify
 
 GLANCE_EVERY = 0.002  # s
-GLANCE_EVERY_WITH_INOTIFY = 0.1  # s; inotify misses what other machines write
+GLANCE_EVERY_WITH_INOTIFY = 0.1  # s; inotify misses writes by other machines
 _GLANCE_SHORTLY = 0.0002  # s
 _SHOWS_WITHIN = 0.02  # s from the write to the visible commit; a sync takes up to ten milliseconds
 
@@ -65,7 +65,7 @@ class SqliteChanges:
         return True
 
     def ring(self, alarm: Stop) -> None:
-        """Nothing to do: a commit to any table ends the wait for each."""
+        """Do nothing: a commit to any table ends the wait for each."""
 
     def disarm(self) -> None:
         """Do nothing: no writer notifies."""
@@ -135,7 +135,7 @@ class LogWatch:
         if not database or not Path(database).is_file():
             return None
         try:
-            # Installed on systems with inotify only, and needed only by waiting consumers.
+            # Exists only on systems with inotify, and is needed only by waiting consumers.
             from inotify_simple import INotify, flags  # noqa: PLC0415
         except ImportError:
             return None

@@ -54,7 +54,7 @@ class _ExclusiveClaim(GroupClaim):
             self._room = consumers.room_of(context, connection, self._me, most_groups)
         most = self._wanted.limit
         if most > 1 and (top.unrouted or top.of_unassigned is not None):
-            # The first consumer to ask leaves some to those that wait.
+            # The first consumer to claim leaves some for those that wait.
             share = consumers.fair_share(context, connection, self._me, most, self._now)
             if share < most:
                 self._room = share if self._room is None else min(self._room, share)
@@ -80,7 +80,7 @@ class _ExclusiveClaim(GroupClaim):
         ends = dict(connection.execute(_last_ends(context), {"groups": list(sent)}).all()) if sent else {}
         by_end: dict[int, list[Any]] = {}
         for group_id, members in sent.items():
-            # No shorter than the leases of those that are out, so that none returns while an earlier one is out.
+            # No shorter than the leases of those already leased, so that none returns while an earlier one is leased.
             until = max(self._lease_end(members), ends.get(group_id) or 0)
             by_end.setdefault(until, []).extend(members)
             self.claimed += [Claimed(row, until) for row in members]

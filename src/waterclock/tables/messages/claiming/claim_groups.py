@@ -42,7 +42,7 @@ _Row = Any
 class GroupClaim(ABC):
     """A running claim: by priority, then by age; in each priority the consumer's own groups first.
 
-    If there are also ungrouped messages, chance decides which go first.
+    If there are also ungrouped messages, a random choice decides which go first.
 
     Attributes
     ----------
@@ -63,10 +63,10 @@ class GroupClaim(ABC):
         self._free: tuple[int | None, Sequence[_Row] | None] = (
             None,
             None,
-        )  # a priority, and the groups of it that were locked
+        )  # a priority, and its groups that were locked
         self._seen: set[tuple[str, str, int | None]] = set()
         self._starts: dict[str, int | None] = {}  # the first unclaimed seq of each chosen group
-        # One for all, so that groups whose messages were sent equally often go out in one statement.
+        # One for all, so that one statement can hand out groups whose messages were sent equally often.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
         self._expired = 0
         self.claimed: list[Claimed] = []
@@ -161,7 +161,7 @@ class GroupClaim(ABC):
     def _take_groups(self, level: Level, most: int) -> None:
         upto = len(self.claimed) + most
         for who in level.whose:
-            # At more groups only if the first ones gave few messages.
+            # More groups are read only if the first ones had few messages.
             per_group = self._context.reached.per_group
             while len(self.claimed) < upto and self._expired < _EXPIRED_AT_MOST:
                 count = count_of(upto - len(self.claimed), per_group)
@@ -180,7 +180,7 @@ class GroupClaim(ABC):
             return locked
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
         found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
-        # The groups seen may be the consumer's own, and so not among those found: then there are more than asked for.
+        # The groups may be the consumer's own, and so not among those found: then there are more than requested.
         if not self._seen:
             return list(found)
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
@@ -224,7 +224,7 @@ class GroupClaim(ABC):
                 first, *behind = by_group[name]
                 by_group[name] = [first, *(_as_not_begun(names, row) for row in behind)]
         if lapsed:
-            # Those that are not sent again now must not be acked by their former consumer.
+            # If they are not sent again now, their former consumer must no longer ack them.
             out = lock_out(context, connection, lapsed)
             by_group |= dict.fromkeys(lapsed.difference(out.names), _NONE)
             connection.execute(_revoke_all(context), {"seqs": out.seqs})
@@ -284,7 +284,7 @@ class GroupClaim(ABC):
 
     def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
         """Choose the messages that may be sent, and the exhausted ones that die."""
-        # A message that is not due yet, or no longer sent, holds back those behind it, which would overtake it.
+        # A message that is not due yet, or no longer sent, holds back later ones, which would overtake it.
         options = self._context.options
         living: list[_Row] = []
         exhausted: list[int] = []

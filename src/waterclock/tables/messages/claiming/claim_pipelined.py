@@ -1,8 +1,8 @@
 """Claim in a table with groups in one round trip, on a database that takes several statements at once.
 
 The first statement locks groups and keeps their names for the next ones. Each statement has its own snapshot: so the
-second, which claims the messages of those groups, sees them as they are once no other transaction can change them. Rare
-cases are left to the stepwise claim: exhausted messages, lapsed leases, consumers that come or go.
+second, which claims the messages of those groups, sees them in a state that no other transaction can change. Rare cases
+are left to the stepwise claim: exhausted messages, lapsed leases, consumers that come or go.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class _RoundTrip:
         return sum(row.is_for_any and row.nth in gave for row in self.free)
 
     def is_odd(self, *, enough: bool) -> bool:
-        """Return whether a due group gave nothing although there was room for its first message."""
+        """Return whether a due group yielded no message although there was room for its first one."""
         gave = {row[-2] for row in self.given}
         last = max(gave, default=0)
         return any(row.nth not in gave and (not enough or row.nth < last) for row in self.free if row.is_chosen)
 
 
 def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    """Claim due messages until a rare case is met.
+    """Claim due messages until a rare case occurs.
 
     Returns
     -------
@@ -146,7 +146,7 @@ def _may_route(context: TableContext, seen: _RoundTrip) -> bool:
 
 
 def _joined(claimed: Sequence[Claimed], given: Sequence[Any]) -> list[Claimed]:
-    # If this process was suspended in between, messages that it had claimed before may have come again.
+    # If this process was suspended in between, it may have claimed some messages a second time.
     again = {row.seq for row in given}
     return [*(one for one in claimed if one.row.seq not in again), *(Claimed(row, row[-1]) for row in given)]
 
@@ -214,7 +214,7 @@ def _per_group(free: Sequence[Any], most: int) -> int:
 def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
     """Look at the table, lock the first groups of the highest priority, and keep the names of as many as needed.
 
-    The consumer's own groups come first. No group is locked if new messages must be routed before, or if an owner of
+    The consumer's own groups come first. No group is locked if new messages must be routed first, or if an owner of
     groups must be added or released.
     """
     me = sa.bindparam("me", type_=groups.c.assigned.type)
@@ -341,7 +341,7 @@ def _giving_out(context: TableContext) -> sa.Update:
         sa.select(judged).where(judged.c.goes).order_by(judged.c.nth, judged.c.position).limit(most).subquery("chosen")
     )
     sent = sa.func.max(sa.func.coalesce(first.c.epoch, 0)).over(partition_by=first.c.nth)
-    # No shorter than the leases of those that are out, so that none returns while an earlier one is out.
+    # No shorter than the leases of those already leased, so that none returns while an earlier one is leased.
     until = sa.func.greatest(now + _wait(context, sent), first.c.out_until, type_=sa.BigInteger)
     found = sa.select(first, until.label("until")).cte("found").prefix_with("MATERIALIZED")
     ends = sa.select(found.c.name, sa.func.max(found.c.until).label("until")).group_by(found.c.name).cte("ends")

@@ -1,4 +1,4 @@
-"""Claim in a table with sequenced groups: only a group's first messages are out, to one consumer, until acked."""
+"""Claim in a table with sequenced groups: only a group's first messages are leased, to one consumer, until acked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 
 
 def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
-    """Claim messages from the start of groups that have none out.
+    """Claim messages from the start of groups without leased messages.
 
     Returns
     -------

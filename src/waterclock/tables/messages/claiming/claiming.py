@@ -50,7 +50,7 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if begin:
         rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
         found = _claim_rows(context, rest, _NO_MARKS)
-        # If this process was suspended between the two, the second claim took the messages of the first again.
+        # If this process was suspended between the two, the second claim may have taken the first one's messages again.
         again = {one.row.seq for one in found}
         claimed = [*(one for one in claimed if one.row.seq not in again), *found]
     return claimed
@@ -68,7 +68,7 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
     except WaterclockError as error:
         if not claimed:
             raise
-        _log.warning("a claim of %s ends early: %s", context.name, error)  # its messages are the consumer's already
+        _log.warning("a claim of %s ends early: %s", context.name, error)  # the consumer already has its messages
         if wanted.unanswered is not None:
             wanted.unanswered.doubt(moments.monotonic_ns())
         return claimed
@@ -101,7 +101,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
         if isinstance(found, TakenBefore):
             return found.claimed
         claimed, more = found
-        if claimed or not more:  # claimable messages may lie behind a hundred thousand of a group that is out
+        if claimed or not more:  # claimable messages may lie behind a hundred thousand of a leased group
             return claimed
 
 
@@ -142,7 +142,7 @@ def claim_within(context: TableContext, connection: SqlConnection, wanted: Wante
 def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
     return context.backend.alone(
         lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
-        # Leases need not survive a crash of the computer, but the count of attempts must, if there is a limit.
+        # Leases need not survive a crash of the computer, but the number of attempts must, if it is limited.
         durable=context.options.max_attempts is not None,
     )
 

@@ -113,7 +113,7 @@ def next_group_due(
 ) -> tuple[int | None, int]:
     """Return when something may be due for a consumer, and the current time, both ns. Reads only.
 
-    The first message that may be due already is answer enough.
+    It stops at the first message that may be due already.
     """
     me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
     its = {"me": me, "unassigned": UNASSIGNED}
@@ -274,7 +274,7 @@ def _earliest_group() -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple[Any, ...]]:
-    """Look at everything in one statement, because most looks find nothing and each statement would be a round trip."""
+    """Look at everything in one statement, because most looks find nothing and each statement costs a round trip."""
     own, rows = consumers.consumers, context.rows
     its = own.c.table_id == context.table_id
     me = sa.bindparam("me", type_=own.c.name.type)
@@ -319,7 +319,7 @@ def _own_groups_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
 def _ready_ends(context: TableContext, whose: str, owner: sa.ColumnElement[str]) -> list[sa.Label[Any]]:
     """Select the lowest and highest priority of an owner's ready groups, and the earliest due time.
 
-    That time is of the lowest priority: if both are the same, which is usual, it is the earliest of all.
+    That time is of the lowest priority. Usually both priorities are the same, and it is the earliest of all.
     """
     priority, ready_at = groups.c.priority, groups.c.ready_at
 

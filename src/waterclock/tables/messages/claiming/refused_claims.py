@@ -33,8 +33,8 @@ from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_F
 from waterclock.tables.model.schema import is_waiting
 
 MOST_TRIES = 24
-"""Claims, or routings, that one call tries: 21 find one refused message of a thousand, and skip thousands of refused
-ones at the head.
+"""Maximum claims, or routings, that one call tries: 21 find one refused message of a thousand, and skip thousands of
+refused ones at the head.
 """
 
 TRIED_ONE_BY_ONE = 4
@@ -52,10 +52,10 @@ MOST_GROUP_TRIES = 32
 """Claims that one call tries before it assumes that all groups are refused, and stops postponing."""
 
 MOST_POSTPONED = 4_096
-"""Groups that one call postpones."""
+"""Maximum groups that one call postpones."""
 
 NAMED_IN_A_REPORT = 10
-"""Refused messages or groups that one report names."""
+"""Maximum refused messages or groups that one report names."""
 
 _Claim = Callable[[TableContext, Wanted], list[Claimed]]
 
@@ -76,7 +76,7 @@ def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, cl
     RefusedError, InvalidArgumentError
         If no later message can be claimed either.
     """
-    if isinstance(error, ForbiddenError):  # a missing privilege concerns all messages
+    if isinstance(error, ForbiddenError):  # a missing privilege affects all messages
         raise error
     if context.dead is not None:
         with context.backend.snapshot() as connection:
@@ -206,7 +206,7 @@ def _past_groups(context: TableContext, wanted: Wanted, claim: _Claim, error: Wa
 
 
 class _Postponed:
-    """The first due groups, postponed because the database refused claims of them: more with each refusal.
+    """The first due groups, postponed because the database refused to claim them: more with each refusal.
 
     Attributes
     ----------

@@ -44,8 +44,9 @@ Taken = tuple[int, int]
 
 
 FARTHEST = MAX_NS // 2
-"""Maximum duration of a lease or delay, ns, a century and a half: added to the clock it fits a bigint. On overflow
-SQLite would store a fraction and the servers refuse the statement.
+"""Maximum duration of a lease or delay, ns, a century and a half: its sum with the clock fits a bigint.
+
+On overflow, SQLite would store a fraction, and the servers would refuse the statement.
 """
 
 _UNEXPLAINED: dict[str, Any] = {"why": None, "tried": None}
@@ -63,8 +64,8 @@ def run(context: TableContext, work: Callable[[SqlConnection], _T], *, several: 
     Parameters
     ----------
     several
-        Whether it has several statements even without groups. Otherwise those after the first only read, so each may
-        commit separately.
+        Whether it has several statements even without groups. Otherwise, statements after the first only read, so each
+        may commit separately.
     """
     whole = several or context.options.groups
     return context.backend.transact(work, indexed=True) if whole else context.backend.alone(work)
@@ -120,7 +121,7 @@ def _backing_off_pairs(context: TableContext) -> sa.Update:
 
 
 def _firsts(leased: Iterable[Leased]) -> set[Leased]:
-    """Return those messages before which none of the others is in their groups; ungrouped ones have none."""
+    """Return the messages that are first of theirs in their groups, and all ungrouped ones."""
     firsts: dict[Any, Leased] = {}
     for one in leased:
         place = one.seq if one.position is None else one.group_id or UNGROUPED
@@ -163,7 +164,7 @@ def check_sight(context: TableContext, connection: SqlConnection, lost: Collecti
     UnavailableError
         If the transaction began before the messages were claimed or put.
     sqlalchemy.exc.DBAPIError
-        If so, and the database itself reports it.
+        If the database itself reports that.
     """
     if not lost or not context.backend.dialect.keeps_to_a_snapshot(connection):
         return
@@ -192,7 +193,7 @@ def back_off(
 ) -> bool:
     """Return a message to the table, to be sent again after ``delay`` ns; return False if the lease was lost.
 
-    In a group those behind it go back at once, without counting an attempt: they must not overtake it.
+    In a group, messages behind it go back at once, without counting an attempt: they must not overtake it.
     """
     lock_groups_of(context, connection, [leased])
     changed = _back_off_row(context, connection, (leased.seq, leased.claim_id), delay, failure)
@@ -205,8 +206,8 @@ def back_off(
 def put_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int) -> bool:
     """Return a message to the table, to be sent after ``delay`` ns; return False if the lease was lost.
 
-    It counts as not sent: neither its attempts nor its back-off change. In a group those behind it go back as well, as
-    in `back_off`.
+    It counts as not sent: neither its attempts nor its back-off change. In a group, messages behind it go back as well,
+    as in `back_off`.
     """
     lock_groups_of(context, connection, [leased])
     parameters = {"of": leased.seq, "by": leased.claim_id, "delay": min(delay, FARTHEST)}
@@ -238,12 +239,12 @@ def give_back(context: TableContext, connection: SqlConnection, leased: Iterable
 def leave_behind(
     context: TableContext, connection: SqlConnection, unstarted: Sequence[Leased], started: Sequence[Leased]
 ) -> set[Leased]:
-    """Return a leaving consumer's messages to the table; those that it has begun to handle back off.
+    """Return a leaving consumer's messages to the table; messages that it has begun to handle back off.
 
     Returns
     -------
     set
-        Those that another transaction has locked, which stay.
+        Messages that another transaction has locked, which stay.
     """
     ours, kept = lock_free(context, connection, [*unstarted, *started])
     still = set(ours)

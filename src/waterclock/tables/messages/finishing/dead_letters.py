@@ -113,7 +113,7 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
 
 
 def drop(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> None:
-    """Keep messages like acked ones, marked as expired; the caller has locked them, and settles."""
+    """Keep messages like acked ones, marked as expired. The caller has locked them, and settles their groups."""
     connection.execute(_dropping(context), {"seqs": list(seqs)})
 
 
@@ -135,7 +135,7 @@ def bury_leased(
     Parameters
     ----------
     failure
-        The attempt that it died of, if it failed.
+        The failed attempt that made it a dead letter, if there was one.
     """
     dead_letter_table(context)
     if not all(still_leased(context, connection, [leased])):
@@ -166,7 +166,7 @@ def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequenc
 
 
 def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> list[int]:
-    """Lock messages that a claim still has and counted as sent although they were not; return them.
+    """Lock messages that a claim still has, and counted as sent although they were not handed out; return them.
 
     Messages locked by another transaction stay with the claim until their lease ends.
     """

@@ -2,7 +2,7 @@
 
 A claim that finds one removes it, and so does a purge, which needs no consumer. A dropped one stays in the table like
 an acked one, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer needs no
-more privileges than for an ack, and ``explain`` knows its fate.
+more privileges than for an ack, and ``explain`` can still report it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REASON = "expired"
 """The reason in the dead-letter table."""
 
 AT_ONCE = 500
-"""Messages that one statement examines, and that one transaction of a purge removes."""
+"""Maximum messages that one statement examines, and that one transaction of a purge removes."""
 
 _PIECES = 10
 """How often a consumer purges between claims, so that due messages wait little for it."""
@@ -74,7 +74,7 @@ def expire_unstarted(context: TableContext, connection: SqlConnection, leased: S
     Returns
     -------
     list
-        Those that another transaction has locked, perhaps one that the consumer's own caller ends later.
+        Messages that another transaction has locked, perhaps one that the consumer's own caller ends later.
     """
     ours, kept = lock_free(context, connection, leased)
     if ours:

@@ -63,7 +63,7 @@ def extend_rows(
         [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
         return _held_by(found)
     held = _held_by(connection.execute(_extending_rows(context), of))
-    if len(held) < len(leased):  # some are lost, or already have a longer lease
+    if len(held) < len(leased):  # some were lost, or already have a longer lease
         held |= _held_by(connection.execute(*_asking_ends(context, leased)))
     return held
 
@@ -172,7 +172,7 @@ def extend_all(
     else:
         until = context.backend.now(connection) + duration
         wanted = {(one.seq, one.claim_id) for one in leased}
-        # Do not wait for a transaction that is acking one of them.
+        # Do not wait for a transaction that acks one of them.
         locked = lock_free_rows(context, connection, [one.seq for one in leased])
         connection.execute(
             sa.update(rows).where(context.unacked(), rows.c.time_next < until).values(time_next=until),

@@ -48,7 +48,7 @@ class Chosen:
     first_out
         The position of the first leased message; None if no message is leased.
     skipped
-        How many of those in flight are left alone.
+        How many of the messages in flight are left alone.
     now
         The current time, ns.
     group
@@ -73,10 +73,10 @@ def choose(
     dry_run: bool,
     further: Sequence[str] = (),
 ) -> Chosen:
-    """Lock a group and choose the first ``count`` messages that may be changed; it has the turn to route.
+    """Lock a group, choose the first ``count`` messages that may be changed, and take the turn to route.
 
-    It waits for locks of other transactions before it takes the turn to route. Otherwise all new messages of the table
-    would wait for them, too.
+    It waits for locks of other transactions before it takes the turn. Otherwise all new messages of the table would
+    wait for them, too.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def in_parts(seqs: Sequence[int], work: Callable[[Sequence[int]], object]) -> No
 
 
 def sent_before(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
-    """Return how often messages were sent; removing them adds it to the table's total."""
+    """Return how often messages were sent; their removal adds it to the table's total."""
     rows = context.rows
     epochs = sa.select(times_sent_sql(rows.c.epoch)).where(context.unacked())
     counts: list[int] = []
@@ -224,7 +224,7 @@ def release(
     if chosen.in_flight and not force:
         return GroupChange(0, chosen.in_flight)
     if not dry_run:
-        release_behind(context, connection, [(group_id, chosen.first_out)])  # whose handling has not begun
+        release_behind(context, connection, [(group_id, chosen.first_out)])  # not yet being handled
         release_behind(context, connection, [(group_id, -1)], started=True)
         if chosen.group is not None and not chosen.group.pinned:
             _set(context, connection, group_id, assigned=UNASSIGNED, drain_to=None)

@@ -124,7 +124,7 @@ def reroute(
 
 
 def _mark_routed(context: TableContext) -> sa.Update:
-    # Separate, because the router must see a change of a routed message's group.
+    # A separate statement, because the router must see a change of a routed message's group.
     rows = context.rows
     return sa.update(rows).where(context.unacked()).values(routed=1)
 

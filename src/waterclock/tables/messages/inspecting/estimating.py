@@ -19,13 +19,16 @@ from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS
 from waterclock.tables.model.schema import PARTITIONED, is_expired, not_acked
 
 COUNTED = 1_000
-"""Messages, or groups, that are counted one by one. Chosen by measurement: more would take a slow machine too long."""
+"""Maximum messages, or groups, counted one by one. Chosen by measurement: more takes too long on a slow machine."""
 
 WINDOWS, WINDOW = 16, 64
-"""The sample: so many windows, of so many consecutive messages each. A state's share is then exact to a few percent."""
+"""The sample: this many windows, each of this many consecutive messages.
+
+A state's share is then exact to a few percent.
+"""
 
 PRIORITIES = 8
-"""Priorities whose messages for later are counted one by one, if the table has more than `COUNTED` messages."""
+"""Maximum priorities whose later messages are counted one by one, if the table has more than `COUNTED` messages."""
 
 _NS = 1_000_000_000
 _Select = sa.Select[*tuple[Any, ...]]
@@ -33,7 +36,7 @@ _Select = sa.Select[*tuple[Any, ...]]
 STATES = ("ready", "scheduled", "in_flight", "delayed", "held", "expired")
 """The states of an unacked message, as in `TableStats`; each message counts in one of them.
 
-A message of a blocked group counts as if the group went on: what blocks it is not read here.
+A message of a blocked group counts as if the group were not blocked, because that is not read here.
 """
 
 
@@ -46,7 +49,7 @@ class TableEstimate:
     messages
         How many there are in each of `STATES`.
     oldest_age
-        How long the earliest of them that were read has been due, ns; None if none was due.
+        For how long the earliest message read has been due, ns; None if none was due.
     exact
         Whether every message was counted.
     """
@@ -63,14 +66,14 @@ class TableEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GroupsEstimate:
-    """The number of groups of a table that stand still.
+    """The number of blocked groups of a table.
 
     Attributes
     ----------
     blocked
         Groups that have messages, none of which will be sent unless someone acts. At most `COUNTED` are counted.
     exhausted
-        Those of them whose first message has used up its attempts.
+        How many of these have a first message that has used up its attempts.
     exact
         Whether every group was counted.
     """
@@ -104,7 +107,7 @@ def estimate_messages(context: TableContext, connection: sa.Connection, now: int
 def _count_later(
     context: TableContext, connection: sa.Connection, now: int, messages: dict[str, int], total: int
 ) -> None:
-    """Replace the estimates of leased and later messages, of which a long queue has few, by counts."""
+    """Replace the estimates of leased and later messages by counts, because a long queue has few of them."""
     later: dict[str, int] = dict.fromkeys(STATES, 0)
     below: int | None = None
     for _ in range(PRIORITIES):
@@ -124,7 +127,7 @@ def _count_later(
 
 
 def estimate_groups(context: TableContext, connection: sa.Connection) -> GroupsEstimate:
-    """Count the groups that stand still, up to `COUNTED`."""
+    """Count the blocked groups, up to `COUNTED`."""
     if context.options.groups is None:
         return GroupsEstimate(0, 0, exact=True)
     which = context.sql.blocked_groups(connection, context.table_id)

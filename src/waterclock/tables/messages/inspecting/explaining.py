@@ -36,7 +36,7 @@ from waterclock.tables.model.states import (
 from waterclock.time import MAX_NS, format_time
 
 State = MessageState | Hold
-"""The state of a message, or what keeps it from being sent although it is ready."""
+"""The state of a message, or the reason why it is not sent although it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _explain(
 def _explain_ready(
     context: TableContext, connection: sa.Connection, explanation: Explanation, group: GroupInfo | None, now: int
 ) -> Explanation:
-    """Explain what keeps a ready message from being sent."""
+    """Explain why a ready message is not sent."""
     if explanation.state != "ready":
         return explanation
     held = held_by_table(context, connection, now)

@@ -1,4 +1,4 @@
-"""Finds the messages that failed and are not acked, and the dead letters, to group them by error."""
+"""Find unacked messages that failed, and dead letters, to group them by error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from waterclock.tables.model.failure_groups import FailedMessage
 from waterclock.tables.model.schema import REASON, SOURCE, is_cancelled, is_waiting
 
 MOST_READ = 10_000
-"""Messages of a table that are grouped, the latest ones: a fifth of a second, and enough to see what fails."""
+"""Maximum messages to group, the latest ones: this takes a fifth of a second, and shows which errors occur."""
 
 
 def failed_messages(

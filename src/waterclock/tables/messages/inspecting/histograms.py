@@ -1,4 +1,4 @@
-"""How long messages have been due, and when those that wait for later are sent: counts by length of time."""
+"""Histograms: for how long messages have been due, and how soon later ones are sent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BOUNDS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, _DAY)
 
 
 class Histograms(NamedTuple):
-    """Numbers of messages by length of time: one for each of `BOUNDS`, up to it, and one for longer.
+    """Numbers of messages by length of time: up to each of `BOUNDS`, and longer.
 
     Attributes
     ----------
     due
-        By how long they have been due.
+        By the time since they became due.
     later
-        By how long it takes until they are sent next.
+        By the time until they are sent next.
     """
 
     due: Sequence[int]

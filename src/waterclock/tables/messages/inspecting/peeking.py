@@ -35,7 +35,7 @@ class Peeked:
     Attributes
     ----------
     id, payload, headers
-        As in a delivery; None, or no headers, if they cannot be read.
+        As in a delivery; None, or no headers, if unreadable.
     group
         Its group; None if it has none.
     priority
@@ -45,15 +45,15 @@ class Peeked:
     time_created, time_scheduled
         When it was put, and when it was to be sent.
     due_at
-        When it may be sent next by its own row: messages before it in its group may take longer.
+        When its own row allows it to be sent next; earlier messages of its group may delay it.
     expires_at
         When it expires; None: never. Expired messages are left out.
     columns
         Values of additional columns.
     problem
-        Which part of it cannot be read; None: all can.
+        Which part of it is unreadable; None: nothing.
     state
-        What `TableStats` counts it as: ``"ready"``, ``"scheduled"``, ``"delayed"``, ``"exhausted"`` or ``"blocked"``.
+        Its state in `TableStats`: ``"ready"``, ``"scheduled"``, ``"delayed"``, ``"exhausted"`` or ``"blocked"``.
     """
 
     id: Any

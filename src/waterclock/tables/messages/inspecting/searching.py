@@ -1,7 +1,8 @@
-"""Search the unacked messages of a table with a filter. Reads only, and a bounded number of rows of any table.
+"""Search the unacked messages of a table with a filter.
 
-No index serves a filter by header, payload or error. So a search looks at the first `SCANNED` messages in the order of
-delivery, and at the last `SCANNED`. By id or group it looks at all.
+It only reads, and only a bounded number of rows of any table. No index supports a filter by header, payload or error.
+So a search reads the first `SCANNED` messages in the order of delivery, and the last `SCANNED`. By id or group it
+searches all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from waterclock.tables.model.failure_groups import normalised
 from waterclock.tables.model.schema import is_waiting
 
 SCANNED = 5_000
-"""Messages that a search looks at from either end: some 50 ms, where payloads are small."""
+"""Messages that a search reads from either end: some 50 ms if payloads are small."""
 
 LONGEST_TEXT = 1_000
 """Maximum length of a text to search for."""
@@ -34,7 +35,7 @@ SearchState = Literal["ready", "scheduled", "in_flight", "delayed", "held", "exp
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages to find: those that fulfil every given part.
+    """Which messages to find: those that match every set attribute.
 
     Attributes
     ----------
@@ -97,7 +98,7 @@ class FoundMessage:
     id, group, priority, epoch, consumer, headers
         As in its row; ``headers`` is JSON.
     state
-        Its state, as metrics count it.
+        Its state in the metrics.
     time_scheduled, time_next, time_created
         As in its row.
     error
@@ -128,7 +129,7 @@ class SearchResult:
     more
         Whether there are more than the limit.
     complete
-        Whether the search looked at every message.
+        Whether the search covered every message.
     """
 
     messages: Sequence[FoundMessage]
@@ -184,7 +185,7 @@ def read_window(context: TableContext, connection: sa.Connection) -> ScanWindow:
     """Read up to `SCANNED` messages at both ends."""
     rows = context.rows
     by_group = context.options.groups is not None and not context.sql.orders_groups_by_priority
-    # The columns of the index of unacked messages, which is read from either end.
+    # Only columns of the index of unacked messages, which is read from either end.
     forward = (rows.c.group_id, rows.c.position) if by_group else (rows.c.priority.desc(), rows.c.time_next)
     back = (rows.c.group_id.desc(), rows.c.position.desc()) if by_group else (rows.c.priority, rows.c.time_next.desc())
     which = is_waiting(rows)

@@ -25,7 +25,7 @@ class TableStats:
     Attributes
     ----------
     ready
-        Due, and not leased. In a group they may have to wait for earlier ones, which will be sent.
+        Due, and not leased. In a group they may have to wait for earlier messages, which will be sent.
     scheduled
         Never sent, and due later.
     in_flight

@@ -43,7 +43,7 @@ class PutIds(list[MessageId]):
     Attributes
     ----------
     existing
-        Those that existed before, or were given twice; putting them changed nothing.
+        Ids that existed before, or were passed twice; putting them changed nothing.
     """
 
     existing: list[MessageId]
@@ -139,7 +139,7 @@ def put_rows(context: TableContext, connection: SqlConnection, prepared: Prepare
                 _check_sizes(context, row, row)
         except InvalidArgumentError as reason:
             raise reason from error
-        except UnavailableError:  # an unavailable database says nothing of sizes
+        except UnavailableError:  # if the database is unavailable, sizes are not the reason
             pass
         raise
 
@@ -164,8 +164,8 @@ def _put(context: TableContext, connection: SqlConnection, prepared: PreparedRow
 
 
 def _number(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> None:
-    # A sequence never repeats a number, so those of an earlier try are still ours. If a failed transaction returns its
-    # numbers, draw them again.
+    # A sequence never repeats a number, so the ids of an earlier try are still ours. If a failed transaction returns
+    # its numbers, draw them again.
     if not prepared.nameless or (prepared.nameless[0]["id"] is not None and not context.sql.one_writer):
         return
     for row in prepared.nameless:
@@ -323,7 +323,7 @@ def _group(context: TableContext, group: Any, headers: Any) -> str | None:
     if group:
         return check_text("group", group)
     _refuse_ungrouped(context)
-    return None  # an empty one counts as none
+    return None  # empty means missing
 
 
 def _refuse_ungrouped(context: TableContext) -> None:

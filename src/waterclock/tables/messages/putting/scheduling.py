@@ -1,6 +1,6 @@
 """Schedules: messages that are put repeatedly, at the times of a cron expression.
 
-A schedule is a row of the catalogue with its last processed tick, by the database's clock. The process that puts the
+A schedule is a row of the catalogue with its last processed tick, in the database's clock. The process that puts the
 message of a tick advances it in the same transaction, with the row locked. So each tick is put once, by the first
 process, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next tick.
 """
@@ -47,7 +47,7 @@ HEADER, TICK, CAUGHT_UP = "waterclock.schedule", "waterclock.tick", "waterclock.
 """Headers of a message that a schedule put: its name, the tick's time, and "true" if the tick was missed."""
 
 _LONGEST_NAME = 255
-_LONGEST_NAME_IN_ID = 200  # characters, so that the rest of an id fits behind it
+_LONGEST_NAME_IN_ID = 200  # characters, which leaves room for the rest of an id
 _AT_ONCE = 100
 _SECOND = 1_000_000_000
 _MINUTE = 60 * _SECOND
@@ -66,7 +66,7 @@ class Schedule:
     cron, timezone
         When it ticks: minute, hour, day, month and weekday, in the time zone.
     payload, group, headers, priority
-        Of the messages that it puts.
+        Those of the messages that it puts.
     catch_up, within, overlap
         As in `MessageTable.schedule`; ``within`` in ns.
     paused
@@ -263,7 +263,7 @@ def _due_at(context: TableContext, refused: Collection[str]) -> tuple[int | None
 
 
 def _ahead(seen_until: int, now: int) -> int | None:
-    """Return how far processed ticks are ahead of the clock, if it is more than clocks of servers differ."""
+    """Return how far processed ticks are ahead of the clock, if by more than servers' clocks usually differ."""
     return seen_until - now if seen_until - now > ON_TIME else None
 
 
@@ -321,7 +321,7 @@ def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[
     for row in connection.execute(_due(context), {"now": now}).all():
         if not is_wanted(row.name):
             continue
-        within, timezone = row.within, check_timezone(row.timezone)  # another machine may know other time zones
+        within, timezone = row.within, check_timezone(row.timezone)  # time zones may differ between machines
         due = due_ticks(row.cron, timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
         ticks = list(due.ticks)
         values: dict[str, Any] = {"next_tick": due.following}
@@ -359,7 +359,7 @@ def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list
 
 
 def _id_of(context: TableContext, text: str) -> MessageId | None:
-    """Return the id of a message: text ids are made of the tick; on a shard the id belongs there.
+    """Return the id of a message: a text id is built from the tick, and on a shard the id maps to it.
 
     None: the database or the put draws one.
     """

@@ -1,9 +1,9 @@
 """Deduplication by keys that producers choose: only one message with a key waits at a time.
 
 A key's row in the catalogue names the message that was last put with it. A put with the key locks the row until its
-transaction ends, so puts come one after another. The message's own row shows whether it still has the key: until it is
-claimed, or until it is acked or dead. So claims, acks, nacks and plain SQL need not know about keys, and a message
-that returns to the table cannot conflict with one that was put meanwhile.
+transaction ends, so puts run one after another. The message's own row shows whether it still has the key: until it is
+claimed, or until it is acked or dead. So claims, acks, nacks and plain SQL need not know about keys, and a message that
+returns to the table cannot conflict with one that was put meanwhile.
 
 In a caller's transaction, the existing message is locked as well, so that no consumer takes it before the caller's own
 data are visible.
@@ -47,7 +47,7 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
     is rolled back. Transactions that lock an existing row simply follow each other.
     """
     if context.sql.one_writer:
-        return  # on a database with one writer, the transaction that puts does it
+        return  # on a database with one writer, the put's own transaction creates them
     names = _names(keys)
 
     def insert_keys(own: SqlConnection) -> None:
@@ -112,7 +112,7 @@ def put_keyed(context: TableContext, connection: SqlConnection, prepared: Prepar
 
 
 def _there(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> set[MessageId]:
-    """Return which keyed messages exist by id: putting them changes nothing, so they get no key."""
+    """Return which keyed messages already exist by id: putting them changes nothing, so they get no key."""
     drawn = {id(row) for row in prepared.nameless}
     given = [
         row["id"]
@@ -156,7 +156,7 @@ def _waiting(
     ids = {name: _message_id(context, row.message_id) for name, row in held.items() if row.message_id is not None}
     if not ids:
         return {}
-    # A caller's transaction may have an old snapshot: the rows that others have committed, we read ourselves.
+    # A caller's transaction may have an old snapshot, so our own transaction reads rows that others have committed.
     sees_old = locks and context.sql.reads_old
     unclaimed = context.backend.look(_looking_at(context, ids)) if sees_old else _looking_at(context, ids)(connection)
     # Leased messages are not locked: the consumer's transaction, which acks one, may be waiting for the key.
@@ -192,7 +192,7 @@ def _message_id(context: TableContext, text: str) -> MessageId:
 def _replace(
     context: TableContext, connection: SqlConnection, message_id: MessageId, row: Mapping[str, Any], held: Any
 ) -> bool:
-    """Replace the content of a waiting message by that of another one; return False if a consumer has claimed it."""
+    """Replace the content of a waiting message with that of another one; return False if a consumer has claimed it."""
     own = user_column_names(context.rows)
     values = {f"new_{name}": row[name] for name in (*_CONTENT, *own)}
     at = {"of": message_id, "new_at": row["at"]}

@@ -1,4 +1,4 @@
-"""Lock messages, and their groups before them, in one order, so that transactions do not deadlock."""
+"""Lock messages, after their groups, in a fixed order, so that transactions do not deadlock."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _Row = sa.Row[*tuple[Any, ...]]
 
 
 def lock_in_order(context: TableContext, connection: SqlConnection, seqs: Sequence[int], ids: Sequence[Any]) -> None:
-    """Lock messages in a fixed order before statements that would lock them in another.
+    """Lock messages in a fixed order, before a statement that would lock them in another order.
 
-    Otherwise two of them could deadlock, and the server would abort one.
+    Otherwise two such statements could deadlock, and the server would abort one.
     """
     if context.sql.one_writer or len(seqs) + len(ids) <= 1:
         return
@@ -73,7 +73,7 @@ def lock_free(
     Returns
     -------
     tuple
-        The locked messages, and those locked elsewhere: with one of a group, all of that group.
+        The locked messages, and those locked elsewhere: if one of a group is, all of that group.
     """
     ours = leased
     if context.options.groups:
@@ -119,7 +119,7 @@ def lock_ids(
         return lock_seqs(context, connection, [row.seq for row in known]), {}
     found, locked = _lock_grouped(context, connection, known, _locking_new(context))
     missing = {row.seq for row in known} - {row.seq for row in found}
-    if missing:  # another transaction acks, routes, or has locked them
+    if missing:  # another transaction acks, routes or has locked them
         again = connection.execute(_of_ids(context), {"ids": list(ids)}).all()
         rest = [row for row in again if row.seq in missing]
         more, groups = _lock_grouped(context, connection, rest, locking_rows(context))
@@ -136,9 +136,9 @@ def _lock_grouped(
     known: Sequence[_Row],
     locking_new: sa.Select[*tuple[Any, ...]],
 ) -> tuple[list[_Row], dict[str, sa.Row[Any]]]:
-    """Lock the groups of messages, then the routed messages, and by another statement the new ones.
+    """Lock the groups of messages, then the routed messages, and with another statement the new ones.
 
-    Waiting for a new one could lock it before its group, if it is routed meanwhile.
+    Waiting for a new message could lock it before its group, if it is routed meanwhile.
     """
     placed = [row for row in known if row.position is not None]
     new = [row.seq for row in known if row.position is None]

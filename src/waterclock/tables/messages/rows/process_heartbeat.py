@@ -41,13 +41,13 @@ LASTS = 30 * _SECOND
 """How long a row of a process is valid, ns."""
 
 _PATIENCE = 1.0  # s; no consumer waits longer for statistics
-_PATIENCE_OF_LEAVING = 0.1  # s; the caller of the leaving consumer may be the one who writes
+_PATIENCE_OF_LEAVING = 0.1  # s; the lock may belong to the leaving consumer's own caller
 
 _log = logging.getLogger(__name__)
 
 
 class Lately:
-    """Counts events of the last `RATE_SECONDS`, to a second. Pure: takes the time, in monotonic ns."""
+    """Counts events of the last `RATE_SECONDS`, exact to a second. Pure: takes the time, in monotonic ns."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, int]] = deque()
@@ -109,7 +109,7 @@ class ProcessHeartbeat:
     Attributes
     ----------
     session
-        A number that is unique to this process and this open database.
+        A number unique to this process and this open database.
     beat_at
         When the next beat is due, in ns of the monotonic clock.
     """

@@ -1,4 +1,4 @@
-"""Statements on many rows of which the database may refuse some, because of a foreign key or a user's trigger."""
+"""Statements on many rows, some of which the database may refuse because of a foreign key or a user's trigger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, WaterclockError
 
 MOST_TRIES = 200
-"""Transactions that one call tries: enough to skip ten refused rows of a thousand, at two per halving."""
+"""Maximum transactions that one call tries: enough to skip ten refused rows of a thousand, with two per halving."""
 
 
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ def pass_by_refused(
         part = left.pop() if last_first else left.popleft()
         try:
             done += work(part)
-        except ForbiddenError:  # a missing privilege concerns all rows
+        except ForbiddenError:  # a missing privilege affects all rows
             raise
         except (RefusedError, InvalidArgumentError) as error:
             refusal = error

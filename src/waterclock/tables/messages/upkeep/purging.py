@@ -20,7 +20,7 @@ _Delete = Callable[[sa.Connection, Sequence[int]], int]
 
 _log = logging.getLogger(__name__)
 
-_PIECES = 10  # chunks examined in one call while all their rows are refused
+_PIECES = 10  # maximum chunks examined in one call if all their rows are refused
 _CHUNK = 1000  # rows deleted in one transaction, so that a purge never blocks others for long
 
 
@@ -42,7 +42,7 @@ def purge_some(context: TableContext) -> int:
 
 
 def _purge_rows(context: TableContext, oldest: sa.Select[Any, Any, Any], delete: _Delete) -> int:
-    """Delete the first selected messages, past those that the database refuses to delete; return how many."""
+    """Delete the first selected messages, skipping those that the database refuses to delete; return how many."""
     refused: WaterclockError | None = None
     for _ in range(_PIECES):
         purged, refused, more = _purge_piece(context, oldest, delete)

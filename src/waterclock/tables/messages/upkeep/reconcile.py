@@ -1,7 +1,7 @@
 """Repair groups whose rows contradict their messages, or whose owner is gone.
 
 Every operation on messages settles their groups in the same transaction, and a trigger marks changes by plain SQL for
-the next claim. Nothing marks rows that plain SQL deletes, owners whose rows are gone, and our own bugs. So consumers
+the next claim. Rows that plain SQL deletes, owners whose rows are gone, and our own bugs are not marked. So consumers
 check the groups of a table once every ``poll_interval``. The check only reads; its findings are verified under the
 groups' locks.
 """
@@ -37,7 +37,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     Parameters
     ----------
     idle
-        Whether the caller found less to do than it could.
+        Whether the caller found less work than it could do.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def _wrong(context: TableContext, *, begins: bool) -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _strays(context: TableContext) -> sa.Select[Any]:
-    """Lock grouped messages without a position, or with an ack held back for no reason, as plain SQL leaves."""
+    """Lock grouped messages that plain SQL left without a position, or with an ack held back for no reason."""
     rows = context.rows
     stray = has_lost_its_place(context)
     if context.options.ack_order != "hold":

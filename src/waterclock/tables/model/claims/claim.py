@@ -12,7 +12,7 @@ from waterclock._support import moments
 from waterclock.tables.model.timing.backoff import Backoff
 
 LOOK_BACK_EVERY = 1.0
-"""Seconds after which a claim looks again from the first message."""
+"""Seconds after which a claim searches again from the first message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Reached:
     Attributes
     ----------
     per_group
-        How many messages a group had, or might have had, in the last claim: so the next one knows how many groups to
-        lock.
+        How many messages a group had, or might have had, in the last claim, from which the next one computes how many
+        groups to lock.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Reached:
         return None if seen is None or moments.monotonic() - seen[1] >= LOOK_BACK_EVERY else seen[0]
 
     def note(self, seq: int) -> None:
-        """Note that nothing must be routed up to ``seq``."""
+        """Note that no message up to ``seq`` must be routed."""
         self._seen = (seq, moments.monotonic())
 
     def forget(self) -> None:

@@ -25,9 +25,9 @@ class PassedBy(Generic[_T]):
     Attributes
     ----------
     some
-        False if it certainly skips nothing.
+        False if it certainly skips no messages.
     at_once
-        How many `due` returns at most: the more are refused, the fewer are tried together.
+        Maximum number that `due` returns: the more are refused, the fewer are tried together.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class PassedBy(Generic[_T]):
     def note(self, refused: Collection[_T], *, passed_by_for: int = PASSED_BY_FOR) -> None:
         """Skip these from now on, for so many ns."""
         until = moments.monotonic_ns() + passed_by_for
-        again = set(refused)  # these go to the end
+        again = set(refused)  # moves these to the end
         others = {one: ends for one, ends in self._until.items() if one not in again}
         both = others | dict.fromkeys(refused, until)
         self._keep(dict(list(both.items())[-MOST_PASSED_BY:]))

@@ -31,7 +31,7 @@ class Backoff:
         Fraction by which the growing part varies either way from the second attempt on, so that messages that failed
         together do not return together.
     first
-        The shortest `wait`, of a message that is sent for the first time, ns.
+        The shortest `wait`: that of a message sent for the first time, ns.
     """
 
     ack_wait: int
@@ -72,7 +72,7 @@ class Backoff:
         return min(max(self.base, int(grown * (1 + self.jitter * swing))), self.limit)
 
     def wait(self, epoch: int, swing: float) -> int:
-        """Return how long a message that was sent ``epoch`` times before is not sent again, ns."""
+        """Return how long to wait before sending a message again that was sent ``epoch`` times before, ns."""
         delay = self.delay(epoch, swing)
         return delay if self.min_backoff is None else self.ack_wait + delay
 

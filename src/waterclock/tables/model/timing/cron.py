@@ -193,7 +193,7 @@ def _after(cron: str, timezone: str, after: int) -> Iterator[int]:
     last = after
     for tick in _ticks(cron, zone, begin):
         at = _ns(tick)
-        if at > last:  # an hour that comes twice does not take it back
+        if at > last:  # an hour that occurs twice must not set it back
             last = at
             yield at
 

@@ -7,7 +7,7 @@ import threading
 from waterclock._support import moments
 
 SWEEP_SHARE = 50
-"""Checks of groups take at most one part in so many of the time of all processes: with a million groups a round takes
+"""Checks of groups take at most one part in this many of the time of all processes: with a million groups a round takes
 minutes instead of a ``poll_interval``.
 """
 
@@ -38,13 +38,13 @@ class Sweeps:
         Parameters
         ----------
         idle
-            Whether there is nothing else to do: then a process that has not checked yet does so at once, because it may
-            end soon.
+            Whether there is no other work: then a process that has not checked yet does so at once, because it may end
+            soon.
         """
         return (idle and not self._has_looked) or moments.monotonic_ns() >= self.due_at
 
     def begin(self) -> bool:
-        """Begin a chunk; return False if another thread is at it."""
+        """Begin a chunk; return False if another thread is checking one."""
         if not self._lock.acquire(blocking=False):
             return False
         if self._after is None:

@@ -1,1 +1,1 @@
-"""Validation of values that callers give or plain SQL wrote, before a database sees them."""
+"""Validation of values from callers or from plain SQL."""
