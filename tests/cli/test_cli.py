@@ -62,6 +62,18 @@ def test_topic_alter_changes_and_unsets_options(shell: Shell) -> None:
     shell("topic", "alter", "telemetry", expect=WRONG_USAGE)
 
 
+def test_topic_info_shows_the_streams_that_lag_most(shell: Shell) -> None:
+    shell("topic", "add", "telemetry")
+    assert shell.json("topic", "info", "telemetry")[0]["lag"] == []
+    times = {"event_time": "2026-07-01T12:00:00Z", "publish_time": "2026-07-01T12:00:02.5Z"}
+    times["receive_time"] = times["publish_time"]
+    file = write_messages(shell.folder, times, {**times, "stream": "late", "event_time": "2026-07-01T11:59:00Z"})
+    shell("topic", "append", "telemetry", file)
+    (info,) = shell.json("topic", "info", "telemetry")
+    assert (info["lag"][0]["stream"], info["lag"][0]["smallest"], info["lag"][0]["largest"]) == ("late", 62.5, 62.5)
+    assert "late 62.500 s, " in shell("topic", "info", "telemetry")
+
+
 def test_topic_rename(shell: Shell) -> None:
     shell("topic", "add", "telemetry")
     shell("topic", "rename", "telemetry", "measurements")

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 import waterclock as wc
 from waterclock.ingest.metrics import IngestMetrics
 from waterclock.ingest.progress import IngestProgress
+from waterclock.ingest.stream_lags import LagRange, StreamLags
 from waterclock.monitoring.database_metrics import DatabaseMetrics
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.reporting import families
@@ -57,7 +58,10 @@ def every_family(database: wc.Database, delivery: Delivery) -> Iterator[Metric]:
     upkeep = UpkeepMetrics()
     upkeep.note(Task("topic", "telemetry", "seal"))
     pipeline = Progress("press", 1, 1, lag=1, phases={"all": 1}, open_batches=1, state_rows=1, state_bytes=1)
-    for collector in (DatabaseMetrics(lambda: database), worker, upkeep, IngestMetrics(IngestProgress())):
+    lags = StreamLags()
+    lags.note({("press", "load"): LagRange(1, 1)})
+    lags.look()
+    for collector in (DatabaseMetrics(lambda: database), worker, upkeep, IngestMetrics(IngestProgress(), lags)):
         yield from collector.collect()
     yield from families([pipeline], {"press": 1.0})
 

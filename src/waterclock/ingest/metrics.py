@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.registry import Collector
 
 from waterclock.ingest.progress import IngestProgress
-from waterclock.monitoring.families import Family, counter, gauge
+from waterclock.ingest.stream_lags import StreamLags, StreamName
+from waterclock.monitoring.families import LABELS, OTHER, Family, counter, gauge, label
 
 _PREFIX = "waterclock_ingest_"
 
@@ -30,11 +31,28 @@ _GAUGES = {
 }
 
 
-class IngestMetrics(Collector):
-    """The counts of an ingest since its start."""
+_LAGS = {
+    "largest_lag": ("Receive time minus event time, the largest of the last ten seconds.", max),
+    "smallest_lag": ("Receive time minus event time, the smallest of the last ten seconds; below 0, it is ahead.", min),
+}
 
-    def __init__(self, progress: IngestProgress) -> None:
+
+class IngestMetrics(Collector):
+    """The counts of an ingest since its start, and the lags of its streams.
+
+    Parameters
+    ----------
+    progress, lags
+        Of the ingest.
+    labels
+        How many streams have labels of their own: the first ones.
+    """
+
+    def __init__(self, progress: IngestProgress, lags: StreamLags, labels: int = LABELS) -> None:
         self._progress = progress
+        self._lags = lags
+        self._most = labels
+        self._known: dict[StreamName, tuple[str, str]] = {}
 
     def collect(self) -> Iterator[Family]:
         """Yield all metric families."""
@@ -43,3 +61,17 @@ class IngestMetrics(Collector):
             yield counter(_PREFIX + name, means, [], [((), facts[field])])
         for field, (name, means) in _GAUGES.items():
             yield gauge(_PREFIX + name, means, [], [((), facts[field])])
+        latest = self._lags.latest
+        for name, (means, join) in _LAGS.items():
+            samples = [
+                (self._labels(stream), (lag.largest if name == "largest_lag" else lag.smallest) / 1e9)
+                for stream, lag in latest.items()
+            ]
+            yield gauge(f"{_PREFIX}stream_{name}_seconds", means, ["source", "stream"], samples, join)
+
+    def _labels(self, stream: StreamName) -> tuple[str, str]:
+        if stream not in self._known:
+            if len(self._known) >= self._most:
+                return OTHER, OTHER
+            self._known[stream] = label(stream[0]), label(stream[1])
+        return self._known[stream]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -77,9 +78,9 @@ class StreamLags:
         self._late, self._ahead = set(late), set(ahead)
         return found
 
-    def largest(self) -> int | None:
-        """Return the largest lag between the last two looks, ns; None if nothing was appended."""
-        return max((lag.largest for lag in self.latest.values()), default=None)
+    def worst(self, count: int) -> list[tuple[StreamName, LagRange]]:
+        """Return the streams with the largest lags between the last two looks, the largest first."""
+        return heapq.nlargest(count, self.latest.items(), key=lambda item: item[1].largest)
 
 
 def _text(lags: Mapping[StreamName, int], where: str) -> str:

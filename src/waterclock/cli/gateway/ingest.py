@@ -43,6 +43,9 @@ _OF_MQTT = ("filter", "qos", "retained", "client_id", "mqtt_version")
 
 _LONGEST_SHOWN = 120  # characters of a payload
 
+_MOST_LAGS = 10
+"""Streams in an event of the progress."""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -154,7 +157,8 @@ def _exporting(
         return nullcontext()
     from waterclock.ingest.metrics import IngestMetrics
 
-    return exporting(options, output, lambda: database, [IngestMetrics(runner.progress)], list[str])
+    collector = IngestMetrics(runner.progress, runner.lags, options.metrics_labels)
+    return exporting(options, output, lambda: database, [collector], list[str])
 
 
 @app.command
@@ -375,7 +379,8 @@ def _line(runner: Ingest | KafkaIngest, rate: float) -> tuple[str, dict[str, obj
     said = [f"{counts['appended']:,} appended, {rate:,.0f}/s"]
     named = ("waiting", "dead", "repeats", "skipped", "lost", "broker_dropped", "stopped")
     said += [f"{counts[name]:,} {name.replace('_', ' ')}" for name in named if counts[name]]
-    if (lag := runner.lags.largest()) is not None:
-        said.append(f"lag up to {lag / 1e9:,.1f} s")
+    lags = {f"{source} {stream}": lag.largest / 1e9 for (source, stream), lag in runner.lags.worst(_MOST_LAGS)}
+    for name, lag in list(lags.items())[:1]:
+        said.append(f"{in_a_line(name)} {lag:,.1f} s behind")
     said.append("database away" if counts["is_database_away"] else f"{counts['connected']} connected")
-    return ", ".join(said), {**counts, "largest_lag": None if lag is None else lag / 1e9}
+    return ", ".join(said), {**counts, "lags": lags}

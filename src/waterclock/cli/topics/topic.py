@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from waterclock._support import moments
-from waterclock._support.quoting import counted
+from waterclock._support.quoting import counted, in_a_line
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import span
 from waterclock.cli.topics import exporting, upkeep
-from waterclock.errors import InvalidArgumentError, WaterclockError
+from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.message import Message, Position
 from waterclock.time import MAX_NS, MIN_NS, TimeUnit, format_time
 from waterclock.topics.model.literals import By, OnAhead
@@ -46,6 +46,7 @@ FOLLOW_EVERY = 0.2
 _PAGE = 1000
 _REASONS = 10  # rejected messages of which the reason is printed
 _SUMMARY = ("name", "ledgers", "messages", "size")
+_LAGS_SHOWN = 10  # in JSON
 _TIMES = ("event_time", "publish_time", "receive_time")
 _BOUNDS = tuple(f"{end}_{kind}" for kind in _TIMES for end in ("begin", "end"))
 _LEDGER_COLUMNS = ("ledger", "state", "entries", "messages", "size", "first_ordinal", *_BOUNDS, "file")
@@ -179,7 +180,7 @@ def ls(*, limit: int | None = None, common: Common = Common()) -> None:
 
 @app.command
 def info(name: str, /, *, common: Common = Common()) -> None:
-    """Show a topic's size, its first and last times, and its end."""
+    """Show a topic's size, its first and last times, its end, and the streams that lag most."""
     with common.connect() as database:
         topic = database.topic(name)
         facts, bounds = topic.info, topic.bounds
@@ -195,7 +196,25 @@ def info(name: str, /, *, common: Common = Common()) -> None:
             "max_ahead": span(facts.max_ahead),
             "on_ahead": facts.on_ahead,
         }
-        common.output.facts(_summary(facts) | {"head": facts.head} | times | limits)
+        lag = {"lag": _lag(topic, as_json=common.json)}
+        common.output.facts(_summary(facts) | {"head": facts.head} | times | lag | limits)
+
+
+def _lag(topic: Topic, *, as_json: bool) -> object:
+    """Return how far event times of the newest messages lie behind their receive times, for the worst streams."""
+    from waterclock.ingest.topic_lags import topic_lags
+
+    try:
+        lags = sorted(topic_lags(topic), key=lambda lag: -lag.largest)
+    except UnavailableError:
+        return None
+    if not as_json:
+        shown = (f"{in_a_line(f'{lag.source} {lag.stream}')} {lag.largest / 1e9:,.3f} s" for lag in lags[:3])
+        return ", ".join(shown) or None
+    return [
+        {"source": lag.source, "stream": lag.stream, "smallest": lag.smallest / 1e9, "largest": lag.largest / 1e9}
+        for lag in lags[:_LAGS_SHOWN]
+    ]
 
 
 @app.command
