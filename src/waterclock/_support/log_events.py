@@ -10,7 +10,7 @@ NAME, FIELDS = "waterclock_event", "waterclock_fields"
 EVENTS = {
     "message_failed": "A handler raised, and its message goes back to the table: table, id, attempt.",
     "message_dead": "A message went to the dead-letter table: table, id.",
-    "message_discarded": "A message was acked unhandled, because its handler said so: table, id.",
+    "message_discarded": "A message was acked without being handled, because its handler raised Discard: table, id.",
     "outcome_lost": "A message was handled, but its lease had ended: id.",
     "outcomes_not_written": "Outcomes could not be written, and the messages are sent again: table, count.",
     "outcomes_delayed": "Outcomes cannot be written yet, and are retried.",
@@ -35,9 +35,9 @@ EVENTS = {
     "messages_skipped": "A reader skips damaged messages: topic, count.",
     "messages_missed": "Messages were deleted before they were batched: topic, table, count.",
     "ledger_failed": "A task on a ledger failed, and the others continue: topic, ledger, task.",
-    "request": "The server did what a caller asked, or refused it: caller, verb, kind, name, details, status, rows.",
+    "request": "The server executed or refused a request: caller, verb, kind, name, details, status, rows.",
     "request_failed": "A request failed in the server: reference, status.",
-    "batching_delayed": "Live batching could not go on, and is retried: seconds.",
+    "batching_delayed": "Live batching could not continue, and is retried: seconds.",
 }
 """The events of the library, and the fields of each. Log lines without one are ``log``."""
 
