@@ -10,7 +10,7 @@ from tests.work.conftest import until
 
 from waterclock import InvalidArgumentError
 from waterclock.aio import threads as module
-from waterclock.aio.threads import Threads
+from waterclock.aio.threads import CallThreads
 
 
 class Slow:
@@ -31,7 +31,7 @@ def slow() -> Slow:
     return Slow()
 
 
-async def begin(threads: Threads, slow: Slow) -> asyncio.Task[str]:
+async def begin(threads: CallThreads, slow: Slow) -> asyncio.Task[str]:
     task = asyncio.ensure_future(threads.call(slow, undo=slow.undone.append))
     while not slow.began.is_set():
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def begin(threads: Threads, slow: Slow) -> asyncio.Task[str]:
 
 def test_a_call_whose_task_is_cancelled_before_it_ends_is_undone(slow: Slow) -> None:
     async def main() -> None:
-        threads = Threads(1)
+        threads = CallThreads(1)
         task = await begin(threads, slow)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -54,7 +54,7 @@ def test_a_call_whose_task_is_cancelled_before_it_ends_is_undone(slow: Slow) -> 
 
 def test_a_call_whose_task_is_cancelled_after_it_ended_is_undone_once(slow: Slow) -> None:
     async def main() -> None:
-        threads = Threads(1)
+        threads = CallThreads(1)
         task = await begin(threads, slow)
         slow.go_on.set()
         until(lambda: threads._unfinished == 0)  # without the loop, which does not learn of it
@@ -68,7 +68,7 @@ def test_a_call_whose_task_is_cancelled_after_it_ended_is_undone_once(slow: Slow
 
 
 def test_a_call_whose_loop_was_closed_meanwhile_is_undone(slow: Slow) -> None:
-    loop, threads = asyncio.new_event_loop(), Threads(1)
+    loop, threads = asyncio.new_event_loop(), CallThreads(1)
     task = loop.run_until_complete(begin(threads, slow))
     loop.close()
     slow.go_on.set()
@@ -82,7 +82,7 @@ def test_a_call_that_has_not_begun_is_not_made_after_its_task_was_cancelled(slow
     made: list[int] = []
 
     async def main() -> None:
-        threads = Threads(1)
+        threads = CallThreads(1)
         first = await begin(threads, slow)
         second = asyncio.ensure_future(threads.call(lambda: made.append(2)))
         await asyncio.sleep(0)
@@ -97,7 +97,7 @@ def test_a_call_that_has_not_begun_is_not_made_after_its_task_was_cancelled(slow
 
 def test_errors_are_raised_and_an_undo_that_fails_ends_no_thread(slow: Slow) -> None:
     async def main() -> None:
-        threads = Threads(1)
+        threads = CallThreads(1)
         with pytest.raises(ZeroDivisionError):
             await threads.call(lambda: 1 // 0)
         task = asyncio.ensure_future(threads.call(slow, undo=int))
@@ -117,7 +117,7 @@ def test_threads_end_when_idle_and_begin_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_IDLE", 0)
 
     async def main() -> None:
-        threads = Threads(2)
+        threads = CallThreads(2)
         for _ in range(2):
             assert await asyncio.gather(*(threads.call(lambda number=number: number) for number in range(9))) == [
                 *range(9)
@@ -129,7 +129,7 @@ def test_threads_end_when_idle_and_begin_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_loops_get_their_own_results() -> None:
-    threads, found = Threads(2), {}
+    threads, found = CallThreads(2), {}
 
     async def call_often(name: str) -> None:
         found[name] = await asyncio.gather(

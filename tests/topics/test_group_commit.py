@@ -32,7 +32,7 @@ from waterclock.message import Message, Position
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing import appending, group_commit
 from waterclock.topics.writing.appending import Appended
-from waterclock.topics.writing.group_commit import Line, Waiting, line_of
+from waterclock.topics.writing.group_commit import Line, WaitingAppend, line_of
 from waterclock.topics.writing.producers import take_over
 
 
@@ -311,7 +311,7 @@ def test_an_append_that_is_interrupted_in_line_leaves_it_and_is_not_written(gate
     assert times(sqlite_topic) == [0, 2]
 
 
-class Interrupted(Waiting):
+class Interrupted(WaitingAppend):
     """One that is interrupted when it wakes up."""
 
     __slots__ = ()
@@ -321,26 +321,26 @@ class Interrupted(Waiting):
         raise KeyboardInterrupt
 
 
-def finish(group: Sequence[Waiting]) -> None:
+def finish(group: Sequence[WaitingAppend]) -> None:
     for each in group:
         each.finish()
 
 
 def test_one_that_is_interrupted_just_as_it_gets_the_lead_hands_it_on() -> None:
-    line = Line[Waiting]()
+    line = Line[WaitingAppend]()
     busy, free = threading.Event(), threading.Event()
 
-    def wait_and_finish(group: Sequence[Waiting]) -> None:
+    def wait_and_finish(group: Sequence[WaitingAppend]) -> None:
         busy.set()
         assert free.wait(PATIENCE)
         finish(group)
 
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(line.pass_through, Waiting(1), wait_and_finish)
+        first = pool.submit(line.pass_through, WaitingAppend(1), wait_and_finish)
         assert busy.wait(PATIENCE)
         second = pool.submit(line.pass_through, Interrupted(1), finish)
         until(lambda: len(line._standing) == 1)
-        last = pool.submit(line.pass_through, Waiting(1), finish)
+        last = pool.submit(line.pass_through, WaitingAppend(1), finish)
         until(lambda: len(line._standing) == 2)
         free.set()
         first.result(PATIENCE)
@@ -356,11 +356,11 @@ def test_a_group_is_bounded_in_appends_and_in_bytes_but_one_that_is_larger_goes_
 ) -> None:
     monkeypatch.setattr(group_commit, "MOST_APPENDS", 3)
     monkeypatch.setattr(group_commit, "MOST_BYTES", 100)
-    line = Line[Waiting]()
+    line = Line[WaitingAppend]()
     groups: list[list[int]] = []
     busy, free = threading.Event(), threading.Event()
 
-    def note_and_finish(group: Sequence[Waiting]) -> None:
+    def note_and_finish(group: Sequence[WaitingAppend]) -> None:
         busy.set()
         assert free.wait(PATIENCE)
         groups.append([each.size for each in group])
@@ -368,7 +368,7 @@ def test_a_group_is_bounded_in_appends_and_in_bytes_but_one_that_is_larger_goes_
 
     with ThreadPoolExecutor(16) as pool:
         for number, size in enumerate([5, 10, 20, 30, 40, 60, 1, 500, 7]):
-            pool.submit(line.pass_through, Waiting(size), note_and_finish)
+            pool.submit(line.pass_through, WaitingAppend(size), note_and_finish)
             assert busy.wait(PATIENCE)
             until(lambda number=number: len(line._standing) == number)
         free.set()
@@ -376,7 +376,7 @@ def test_a_group_is_bounded_in_appends_and_in_bytes_but_one_that_is_larger_goes_
 
 
 def test_an_append_that_is_alone_does_not_wait() -> None:
-    line = Line[Waiting]()
+    line = Line[WaitingAppend]()
     for _ in range(3):
         line.pass_through(Interrupted(1), finish)  # which does not bear to sleep
     assert line._expected == 1
@@ -397,7 +397,7 @@ def test_a_process_that_is_forked_in_the_middle_of_a_group_can_append(gate: Gate
         child = os.fork()
         if child == 0:
             signal.alarm(PATIENCE)
-            own = Waiting(1)
+            own = WaitingAppend(1)
             line_of(backend, topic_id).pass_through(own, finish)
             os._exit(0 if own.is_finished else 1)
     _, status = os.waitpid(child, 0)

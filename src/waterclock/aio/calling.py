@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from waterclock._support.quoting import quoted
-from waterclock.aio.threads import Threads
+from waterclock.aio.threads import CallThreads
 from waterclock.errors import InvalidArgumentError
 
 _P = ParamSpec("_P")
@@ -36,7 +36,7 @@ class Facade(Generic[_Sync]):
         The threads that call its methods.
     """
 
-    def __init__(self, sync: _Sync, threads: Threads) -> None:
+    def __init__(self, sync: _Sync, threads: CallThreads) -> None:
         self.sync = sync
         self.threads = threads
 

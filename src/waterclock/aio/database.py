@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from waterclock.aio.calling import Awaited, AwaitedAs, Facade
 from waterclock.aio.tables import MessageTable
-from waterclock.aio.threads import Threads
+from waterclock.aio.threads import CallThreads
 from waterclock.aio.topics import Topic
-from waterclock.aio.waiting import Waiting
+from waterclock.aio.waiting import DatabaseWaits
 from waterclock.connection import Database as SyncDatabase
 from waterclock.connection import connect as sync_connect
 from waterclock.errors import InvalidArgumentError
@@ -39,9 +39,9 @@ class Database(Facade[SyncDatabase]):
     It may be used from several loops, each in a thread of its own.
     """
 
-    def __init__(self, sync: SyncDatabase, threads: Threads) -> None:
+    def __init__(self, sync: SyncDatabase, threads: CallThreads) -> None:
         super().__init__(sync, threads)
-        self.waiting = Waiting()
+        self.waiting = DatabaseWaits()
 
     create_topic = AwaitedAs(SyncDatabase.create_topic, _topic)
     topic = AwaitedAs(SyncDatabase.topic, _topic)
@@ -90,6 +90,6 @@ async def connect(
     """
     if check_count(threads, "threads") > _MOST_THREADS:
         raise InvalidArgumentError(f"threads must be at most {_MOST_THREADS}, got {threads}")
-    pool = Threads(threads)
+    pool = CallThreads(threads)
     opened = partial(sync_connect, url, ledgers, filesystem, create=create, timeout=timeout, clock=clock)
     return Database(await pool.call(opened, undo=SyncDatabase.close), pool)

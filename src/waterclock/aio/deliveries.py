@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from waterclock.aio.calling import Awaited, Facade, Plain
-from waterclock.aio.threads import Threads
-from waterclock.aio.waiting import Waiting
+from waterclock.aio.threads import CallThreads
+from waterclock.aio.waiting import DatabaseWaits
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
@@ -82,7 +82,7 @@ class Deliveries:
     of its threads, and waiting takes no thread of its own.
     """
 
-    def __init__(self, subscribe: Callable[[], SyncSubscription], threads: Threads, waiting: Waiting) -> None:
+    def __init__(self, subscribe: Callable[[], SyncSubscription], threads: CallThreads, waiting: DatabaseWaits) -> None:
         self._subscribe = subscribe
         self.threads = threads
         self._waiting = waiting

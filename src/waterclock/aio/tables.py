@@ -10,8 +10,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, overload
 
 from waterclock.aio.calling import Awaited, Facade, Plain
 from waterclock.aio.deliveries import Deliveries, Delivery
-from waterclock.aio.threads import Threads
-from waterclock.aio.waiting import Waiting
+from waterclock.aio.threads import CallThreads
+from waterclock.aio.waiting import DatabaseWaits
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
 from waterclock.tables.consumers.subscription import TableSubscription as SyncSubscription
 from waterclock.tables.message_groups import MessageGroups as SyncGroups
@@ -82,7 +82,7 @@ class _Subscribing(Generic[_P]):
 class MessageTable(Facade[SyncTable]):
     """A queue in a SQL table; see `waterclock.MessageTable`."""
 
-    def __init__(self, sync: SyncTable, threads: Threads, waiting: Waiting) -> None:
+    def __init__(self, sync: SyncTable, threads: CallThreads, waiting: DatabaseWaits) -> None:
         super().__init__(sync, threads)
         self._waiting = waiting
 

@@ -104,7 +104,7 @@ class _Over:
                 woken.set_result(None)
 
 
-class Threads:
+class CallThreads:
     """At most so many threads. They are daemons, and end after a while without calls."""
 
     def __init__(self, most: int) -> None:

@@ -28,7 +28,7 @@ _WRITERS_UNDER_WAY = 0.003
 
 
 @dataclass
-class _Watch:
+class _WatchedTable:
     watched: Watched
     changes: Changes | None = None
     waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=deque)
@@ -37,7 +37,7 @@ class _Watch:
     look_at: float = 0.0
 
 
-class Waiting:
+class DatabaseWaits:
     """The waits for one database. Its thread lives while something waits."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Waiting:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._watches: dict[Hashable, _Watch] = {}
+        self._watches: dict[Hashable, _WatchedTable] = {}
         self._lock = threading.Lock()
         self._stop = Stop()
         self._alarm = Stop()
@@ -65,7 +65,7 @@ class Waiting:
         woken: asyncio.Future[None] = loop.create_future()
         waiter = (loop, woken)
         with self._lock:
-            watch = self._watches.setdefault(watched.what, _Watch(watched))
+            watch = self._watches.setdefault(watched.what, _WatchedTable(watched))
             watch.waiters.append(waiter)
             watch.look_at = 0.0
             if self._thread is None:
@@ -84,7 +84,7 @@ class Waiting:
             raise
         return True
 
-    def _leave(self, watch: _Watch, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> bool:
+    def _leave(self, watch: _WatchedTable, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> bool:
         """Wait no more; return False if this waiter was woken already."""
         with self._lock:
             if waiter not in watch.waiters:
@@ -118,7 +118,7 @@ class Waiting:
                 self._end()
                 raise
 
-    def _open(self) -> list[_Watch]:
+    def _open(self) -> list[_WatchedTable]:
         """Return the watched tables. When no table is left the thread ends; the next waiter starts another one."""
         with self._lock:
             for what, watch in [*self._watches.items()]:
@@ -139,7 +139,7 @@ class Waiting:
             while watch.waiters:
                 self._wake(watch)
 
-    def _look(self, watches: list[_Watch]) -> float:
+    def _look(self, watches: list[_WatchedTable]) -> float:
         """Wake who may claim; return in how many seconds to look again."""
         pauses = [_LOOK_EVERY]
         for watch in watches:
@@ -164,7 +164,7 @@ class Waiting:
                 pauses.append(due_in)
         return min(pauses)
 
-    def _wake(self, watch: _Watch) -> None:
+    def _wake(self, watch: _WatchedTable) -> None:
         with self._lock:
             while watch.waiters:
                 loop, woken = watch.waiters.popleft()
@@ -175,7 +175,7 @@ class Waiting:
                 watch.is_claiming = True
                 return
 
-    def _wait(self, watches: list[_Watch], seconds: float) -> None:
+    def _wait(self, watches: list[_WatchedTable], seconds: float) -> None:
         waiting = [watch for watch in watches if watch.waiters and not watch.is_claiming and watch.changes is not None]
         if not waiting:
             self._stop.wait(seconds)

@@ -21,7 +21,7 @@ _by_closing = attrgetter("closed_at", "source", "start")
 _SLACK = 64
 
 
-class _Lane:
+class _SourceLane:
     """One source's batcher, and what `BySource` last knew of it: ``deadline`` is at or before its next one."""
 
     __slots__ = ("advanced", "batcher", "deadline")
@@ -58,11 +58,12 @@ class BySource:
         if not callable(factory):
             raise InvalidArgumentError(f"factory must be a function that returns a batcher, got {quoted(factory)}")
         self._factory = factory
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _SourceLane] = {}
         self._by_rate = RateLanes()
         self._deadlines: list[tuple[int, str]] = []  # a heap; an item counts only while its lane says the same
         self._now: int | None = None
-        self._touched: dict[str, _Lane] = {}  # sources whose rejections may wait, so that taking them asks no other
+        # Sources whose rejections may wait, so that taking them asks no other.
+        self._touched: dict[str, _SourceLane] = {}
         self._closed: list[Batch] = []
 
     def add(self, messages: Message | list[Message], now: Time | None = None) -> list[Batch]:
@@ -275,7 +276,7 @@ class BySource:
         self._closed += lane.batcher.add(message, now)
         self._note_touched(source, lane)
 
-    def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _Lane | None:
+    def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _SourceLane | None:
         """Create the batcher of a new source; None if it batches by rate, and is known once the list is checked."""
         if source in self._by_rate or source in met:
             return None
@@ -283,14 +284,14 @@ class BySource:
         if isinstance(batcher, RateAwareBatcher):
             met[source] = batcher
             return None
-        lane = self._lanes[source] = _Lane(batcher)
+        lane = self._lanes[source] = _SourceLane(batcher)
         return lane
 
-    def _note_touched(self, source: str, lane: _Lane) -> None:
+    def _note_touched(self, source: str, lane: _SourceLane) -> None:
         self._watch(source, lane, lane.batcher.sleeps_until)
         self._touched[source] = lane
 
-    def _watch(self, source: str, lane: _Lane, deadline: int | None) -> None:
+    def _watch(self, source: str, lane: _SourceLane, deadline: int | None) -> None:
         if deadline != lane.deadline:
             lane.deadline = deadline
             if deadline is not None:

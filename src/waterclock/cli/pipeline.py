@@ -176,7 +176,7 @@ def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
     }
 
 
-class _Stop:
+class _SignalStop:
     """Turns SIGINT and SIGTERM into an end.
 
     While Spark starts nothing has begun, and they end the process at once. Later they are a wish to stop after the
@@ -212,8 +212,8 @@ def _end(_number: int, _frame: object) -> None:
 
 
 @contextmanager
-def _stopping() -> Generator[_Stop]:
-    stop = _Stop()
+def _stopping() -> Generator[_SignalStop]:
+    stop = _SignalStop()
     stop.end_at_once()
     try:
         yield stop

@@ -181,16 +181,16 @@ def _open_in_time(opening: float, dialect: sa.Dialect, _record: Any, _given: Any
         parameters.setdefault("connect_timeout", ceil(seconds))
     elif dialect.driver == "pymysql":
         parameters.setdefault("connect_timeout", seconds)
-        parameters.setdefault("read_timeout", _Opening(seconds))
+        parameters.setdefault("read_timeout", _OpeningTimeout(seconds))
 
 
-class _Opening(float):
+class _OpeningTimeout(float):
     """Marks our read timeout, which applies only to opening a connection."""
 
 
 def _read_for_any_time(connection: Any, _record: Any) -> None:
     # PyMySQL has one timeout for opening and all later reads, and no other way to change it.
-    if isinstance(connection._read_timeout, _Opening):  # noqa: SLF001  # as above
+    if isinstance(connection._read_timeout, _OpeningTimeout):  # noqa: SLF001  # as above
         connection._read_timeout = None  # noqa: SLF001  # as above
 
 

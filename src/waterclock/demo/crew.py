@@ -24,7 +24,7 @@ class CrewReport:
 
 
 @dataclass(frozen=True)
-class _Worker:
+class _CrewMember:
     name: str
     process: subprocess.Popen[str]
 
@@ -52,7 +52,7 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
     UnavailableError
         If a worker that was not killed ends with an error, or none could be killed midway.
     """
-    said: queue.SimpleQueue[tuple[_Worker, dict[str, int] | None]] = queue.SimpleQueue()
+    said: queue.SimpleQueue[tuple[_CrewMember, dict[str, int] | None]] = queue.SimpleQueue()
     crew = [_start(url, table, name, said) for name in ("worker-1", "worker-2")]
     victim = crew[0]
     acked = held = again = 0
@@ -86,19 +86,21 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
     return CrewReport(acked, held, again)
 
 
-def _start(url: str, table: str, name: str, said: queue.SimpleQueue[tuple[_Worker, dict[str, int] | None]]) -> _Worker:
+def _start(
+    url: str, table: str, name: str, said: queue.SimpleQueue[tuple[_CrewMember, dict[str, int] | None]]
+) -> _CrewMember:
     process = subprocess.Popen(
         [sys.executable, "-m", "waterclock.demo.worker", url, table, name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    worker = _Worker(name, process)
+    worker = _CrewMember(name, process)
     threading.Thread(target=_listen, args=(worker, said), daemon=True).start()
     return worker
 
 
-def _listen(worker: _Worker, said: queue.SimpleQueue[tuple[_Worker, dict[str, int] | None]]) -> None:
+def _listen(worker: _CrewMember, said: queue.SimpleQueue[tuple[_CrewMember, dict[str, int] | None]]) -> None:
     for line in worker.process.stdout or ():
         said.put((worker, json.loads(line)))
     said.put((worker, None))

@@ -28,7 +28,7 @@ _DEFAULTS = {"max_queued_messages": "1000", "persistence": "false", "autosave_in
 
 
 @dataclass(frozen=True)
-class Checked:
+class SampledMessage:
     """One message, raw and mapped.
 
     Attributes
@@ -46,15 +46,15 @@ class Checked:
     reason: str | None = None
 
 
-def check_one(rules: RuleSet, most_payload: int, published: Published, now: int) -> Checked:
+def check_one(rules: RuleSet, most_payload: int, published: Published, now: int) -> SampledMessage:
     """Map one message, and append nothing."""
     if len(published.payload) > most_payload:
         reason = f"payload must have at most {most_payload} bytes, got {len(published.payload)}"
-        return Checked(published, reason=reason)
+        return SampledMessage(published, reason=reason)
     try:
-        return Checked(published, tuple(rules.find(published.topic).map(published, now)))
+        return SampledMessage(published, tuple(rules.find(published.topic).map(published, now)))
     except InvalidArgumentError as error:
-        return Checked(published, reason=str(error))
+        return SampledMessage(published, reason=str(error))
 
 
 def read_published(path: Path) -> Iterator[Published]:

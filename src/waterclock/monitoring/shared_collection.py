@@ -34,7 +34,7 @@ class SharedCollection(Generic[_T]):
         self._collect = collect
         self._patience = patience
         self._lock = threading.Lock()
-        self._running: _Run[_T] | None = None
+        self._running: _Collection[_T] | None = None
 
     def get(self) -> _T:
         """Return the result of the function, or raise its error.
@@ -47,7 +47,7 @@ class SharedCollection(Generic[_T]):
         with self._lock:
             run = self._running
             if run is None:
-                run = self._running = _Run()
+                run = self._running = _Collection()
                 thread = threading.Thread(target=self._run, args=(run,), name="waterclock-collect", daemon=True)
                 moments.start(thread)
         if not moments.wait(run.ended, self._patience):
@@ -56,7 +56,7 @@ class SharedCollection(Generic[_T]):
             raise run.error
         return run.results[0]
 
-    def _run(self, run: _Run[_T]) -> None:
+    def _run(self, run: _Collection[_T]) -> None:
         try:
             run.results.append(self._collect())
         except WaterclockError as error:
@@ -70,7 +70,7 @@ class SharedCollection(Generic[_T]):
             run.ended.set()
 
 
-class _Run(Generic[_T]):
+class _Collection(Generic[_T]):
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.results: list[_T] = []

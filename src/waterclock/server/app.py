@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from waterclock.aio.database import Database as AsyncDatabase
-from waterclock.aio.threads import Threads
+from waterclock.aio.threads import CallThreads
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
 from waterclock.monitoring.database_facts import FactsReader
@@ -79,7 +79,7 @@ class _Application(FastAPI):
 
 def create_app(database: Database, policy: Policy) -> FastAPI:
     """Build the application of a database, which stays open when the application ends."""
-    threads = Threads(_RECEIVING_THREADS)
+    threads = CallThreads(_RECEIVING_THREADS)
     opened = AsyncDatabase(database, threads)
     readers = Readers()
 

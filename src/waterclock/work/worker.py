@@ -33,7 +33,7 @@ from waterclock.work.running.child import HandledTable
 from waterclock.work.running.processes import Processes
 from waterclock.work.running.signals import stopping_at_signals
 from waterclock.work.running.supervisor import Watch, give_back
-from waterclock.work.running.threads import Threads
+from waterclock.work.running.threads import HandlerThreads
 
 _SECOND = 1_000_000_000
 _LOOK_EVERY = 0.05  # s, while busy
@@ -294,7 +294,7 @@ class Worker:
         if only_async and self._caller.loop is not None:
             self._caller.loop.start()
         elif self._watch.processes is None:
-            self._watch.threads = Threads(self._lanes, self._slots, self._caller.call)
+            self._watch.threads = HandlerThreads(self._lanes, self._slots, self._caller.call)
             self._watch.threads.start()
         for intake in ready:
             intake.start()

@@ -40,7 +40,7 @@ class _Rule(NamedTuple):
     silence: int
 
 
-class _Out(NamedTuple):
+class _EventTimeOutput(NamedTuple):
     starts: Times
     ends: Times
     conflicts: Bytes
@@ -238,7 +238,7 @@ def _cut_source(
     rule: _Rule,
     now: int,
     seen: _LastSeen,
-    out: _Out,
+    out: _EventTimeOutput,
 ) -> None:
     """Cut the sorted rows of one source into windows. Numbers are places, so that no two sources share one."""
     # Taken apart once: reading an array out of a tuple counts references, which would cost more than the work itself.
@@ -295,7 +295,7 @@ def _cut(
     stream_count: int,
     rule: _Rule,
     nows: Times,
-    out: _Out,
+    out: _EventTimeOutput,
     times: Times,
     rows: Codes,
     spare_times: Times,
@@ -359,7 +359,7 @@ def assign(
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
     return _cut(
         sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
-        np.full(source_count, now), _Out(starts, ends, conflicts, verdicts),
+        np.full(source_count, now), _EventTimeOutput(starts, ends, conflicts, verdicts),
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
 
@@ -402,7 +402,7 @@ def assign_judged(
     """
     return _cut(
         sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
-        nows, _Out(starts, ends, conflicts, verdicts),
+        nows, _EventTimeOutput(starts, ends, conflicts, verdicts),
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ def batch_into(
             found = find_start(topic.storage, "publish_time", topic.storage.time(since, "since"))
             start = place_of(topic.storage, found.position)
         follower = Follower(database, topic, table, rule, max_skew=skew, start=start, sources=sources)
-        reporter = _Reporter(output, topic_name, table_name)
+        reporter = _BatchReporter(output, topic_name, table_name)
         _run(follower, stop, reporter, follow=follow)
         reporter.report(follower.counts, "ended")
 
@@ -78,7 +78,7 @@ def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
 
 
-def _run(follower: Follower, stop: _StopFlag, reporter: _Reporter, *, follow: bool) -> None:
+def _run(follower: Follower, stop: _StopFlag, reporter: _BatchReporter, *, follow: bool) -> None:
     wait = 0.0
     while not stop.is_wished:
         try:
@@ -123,7 +123,7 @@ class _StopFlag:
             moments.sleep(min(left, LOOK_EVERY))
 
 
-class _Reporter:
+class _BatchReporter:
     """Says how far the batching is: a line now and then, and at the end."""
 
     def __init__(self, output: Output, topic: str, table: str) -> None:

@@ -22,7 +22,7 @@ from waterclock.time import format_time, system_clock
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
-    from waterclock.ingest.checking import Checked
+    from waterclock.ingest.checking import SampledMessage
     from waterclock.ingest.ingest import Ingest
     from waterclock.ingest.ingest_file import IngestFile
     from waterclock.ingest.kafka.kafka_ingest import KafkaIngest
@@ -337,7 +337,7 @@ def _with_database_of(read: IngestFile, common: Common) -> Common:
     return replace(common, url=read.url, ledgers=read.ledgers)
 
 
-def _show(output: Output, checked: Checked) -> None:
+def _show(output: Output, checked: SampledMessage) -> None:
     published = checked.published
     payload = in_a_line(published.payload[:_LONGEST_SHOWN].decode(errors="backslashreplace"))
     raw = {"mqtt_topic": str(published.topic), "raw": payload, "retained": published.is_retained}

@@ -52,7 +52,7 @@ class RefusedByBrokerError(WaterclockError):
     """The broker refused a connection or subscription, and would again; trying later does not help."""
 
 
-class _Client(paho.Client):
+class _MqttClient(paho.Client):
     """Receives and acks many packets at a time: paho asks the socket for each byte of a head, and sends each ack.
 
     Parameters
@@ -244,9 +244,9 @@ class Connection:
             self._ended = self._ended or ReasonCode(PacketTypes.DISCONNECT, identifier=0)
             self._changed.notify_all()
 
-    def _made(self, client_id: str) -> _Client:
+    def _made(self, client_id: str) -> _MqttClient:
         options: dict[str, Any] = {} if self._is_v5 else {"clean_session": self._is_clean}
-        client = _Client(
+        client = _MqttClient(
             self._on_publish,
             CallbackAPIVersion.VERSION2,
             client_id,

@@ -34,7 +34,7 @@ class _Session:
 
 
 @dataclass
-class _Attempt:
+class _UncertainAppend:
     """An append that may have been committed without an answer."""
 
     batch: Sequence[Received]
@@ -86,7 +86,7 @@ class Store:
         self._clock = clock or backend.now_about
         self._sessions: dict[str, _Session] = {}
         self._target = rules, topics
-        self._unanswered: _Attempt | None = None
+        self._unanswered: _UncertainAppend | None = None
         self._most_at_once = backend.largest_value // 2
 
     def use(self, rules: RuleSet, topics: Mapping[str, Topic]) -> None:
@@ -120,7 +120,7 @@ class Store:
         """
         attempt = self._unanswered
         if attempt is None or attempt.batch is not batch:
-            attempt = _Attempt(batch, *self._target, JointAppend(self._backend))
+            attempt = _UncertainAppend(batch, *self._target, JointAppend(self._backend))
         self._unanswered = None
         plan = _SessionPlan(self._clock(), self._dead_letters)
         for received in batch:
@@ -186,7 +186,7 @@ class Store:
         taken[topic] = content
         return True
 
-    def _write(self, plan: _SessionPlan, attempt: _Attempt) -> None:
+    def _write(self, plan: _SessionPlan, attempt: _UncertainAppend) -> None:
         def write_sessions(connection: SqlConnection) -> None:
             for name in sorted(plan.evidence):
                 session = self._sessions[name]

@@ -52,7 +52,7 @@ _TYPES: dict[str, DataType] = {
 _WITHOUT_PAYLOADS = tuple(name for name in _TYPES if name not in ("publish_time", "headers", "payload"))
 
 
-class _Payloads(NamedTuple):
+class _PayloadLocation(NamedTuple):
     """The location of the payloads."""
 
     opening: Opening
@@ -116,7 +116,7 @@ def by_position(batches: DataFrame) -> DataFrame:
     return few_connecting(placed, _LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)
 
 
-def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Payloads | None:
+def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _PayloadLocation | None:
     if payloads is None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError("payloads is missing: url and ledgers need it")
@@ -127,7 +127,7 @@ def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Paylo
         )
     with connect(url, ledgers) as database:
         database.topic(payloads)
-    return _Payloads(Opening(url, ledgers), payloads)
+    return _PayloadLocation(Opening(url, ledgers), payloads)
 
 
 def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> StructType:
@@ -152,7 +152,7 @@ def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> Stru
 
 
 def _messages(
-    batches: Iterator[pa.RecordBatch], names: Sequence[str], where: _Payloads | None, *, as_array: bool
+    batches: Iterator[pa.RecordBatch], names: Sequence[str], where: _PayloadLocation | None, *, as_array: bool
 ) -> Iterator[pa.RecordBatch]:
     with plainly(), ExitStack() as stack:
         topic = None if where is None else stack.enter_context(where.opening.connect()).topic(where.topic)

@@ -26,7 +26,7 @@ from waterclock.tables.sharding.shard import Shard
 _Row = dict[str, Any]
 
 
-class _DrawnIds:
+class _UnusedIds:
     def __init__(self, given: Iterable[MessageId]) -> None:
         self._taken = set(given)
         self.drawn: set[int] = set()
@@ -59,7 +59,7 @@ def put_over_shards(
     prepared = prepare_rows(context, messages)
     if prepared.keys:
         raise _no_keys(context.name)
-    ids = _DrawnIds(row["id"] for row in prepared.rows if row["id"] is not None)
+    ids = _UnusedIds(row["id"] for row in prepared.rows if row["id"] is not None)
     for row in prepared.nameless:
         row["id"] = ids.draw(None)
     by_shard: dict[Shard, list[_Row]] = {}
@@ -99,7 +99,7 @@ def put_with(
     for message_id in given:
         if keyspace_id(message_id) not in home.key_range:
             raise elsewhere(message_id, home)
-    ids = _DrawnIds(given)
+    ids = _UnusedIds(given)
     drawn = [row for row in rows if row.get("id") is None and table.options.id_type == "bigint"]
     for row in drawn:
         row["id"] = ids.draw(home.key_range)
@@ -126,7 +126,7 @@ def _no_keys(name: str) -> InvalidArgumentError:
 
 
 def _put_on(
-    open_table: Callable[[Shard], MessageTable], shard: Shard, rows: list[_Row], ids: _DrawnIds
+    open_table: Callable[[Shard], MessageTable], shard: Shard, rows: list[_Row], ids: _UnusedIds
 ) -> list[MessageId]:
     """Put one shard's messages; return the ids that existed before."""
     context = open_table(shard).context

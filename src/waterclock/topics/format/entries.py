@@ -215,7 +215,7 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
     return Decoded(batch, len(counts))
 
 
-class _Unpacked:
+class _UnpackedMessages:
     """The packed entries among some entries, all unpacked at once; taken from the front."""
 
     def __init__(self, columns: Sequence[pa.Array], counts: Sequence[int]) -> None:
@@ -233,13 +233,13 @@ class _Unpacked:
         return columns, counts
 
 
-def _unpack_all(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[str]) -> _Unpacked:
+def _unpack_all(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[str]) -> _UnpackedMessages:
     pieces = [
         packed_entries.unpack(ledger, rows[first : first + packed_entries.AT_ONCE], columns)
         for first in range(0, len(rows), packed_entries.AT_ONCE)
     ]
     arrays = [pa.concat_arrays(column) for column in zip(*(piece.columns for piece in pieces), strict=True)]
-    return _Unpacked(arrays, [count for piece in pieces for count in piece.counts.tolist()])
+    return _UnpackedMessages(arrays, [count for piece in pieces for count in piece.counts.tolist()])
 
 
 def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) -> pa.RecordBatch | None:

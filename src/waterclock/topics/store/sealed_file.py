@@ -214,7 +214,7 @@ class SealedFile:
         self._files = files
         self._path = path
         self._size = size
-        self._window = _Window(size)
+        self._window = _ByteWindow(size)
         self.metadata = metadata
         self._chunks = chunks
         try:
@@ -342,7 +342,7 @@ class _ChunkRange(NamedTuple):
     stop: int
 
 
-class _Window(io.RawIOBase):
+class _ByteWindow(io.RawIOBase):
     """A file object that holds only some bytes of a file, at their original offsets."""
 
     def __init__(self, size: int) -> None:

@@ -26,7 +26,7 @@ from waterclock.topics.model.bounds import peak_columns
 from waterclock.topics.model.clock_skew_limit import AheadLimit, Rejected
 from waterclock.topics.model.counter import COUNTER_COLUMNS, Counter
 from waterclock.topics.model.producer_state import ProducerAppend, Repeat
-from waterclock.topics.writing.group_commit import Waiting, line_of
+from waterclock.topics.writing.group_commit import WaitingAppend, line_of
 from waterclock.topics.writing.producers import Producers
 
 _TOKEN_BITS = 63
@@ -66,7 +66,7 @@ class Appended(NamedTuple):
     rejected: tuple[Rejected, ...] = ()
 
 
-class _Append(Waiting):
+class _Append(WaitingAppend):
     """A pending append.
 
     Attributes

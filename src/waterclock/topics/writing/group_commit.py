@@ -36,7 +36,7 @@ LONGEST_GATHERING = 0.002
 """Maximum wait of a leader for others, seconds."""
 
 
-class Waiting:
+class WaitingAppend:
     """A queued append, until it is finished: then it has an answer or an error."""
 
     __slots__ = ("_asleep", "answer", "error", "is_finished", "size")
@@ -64,7 +64,7 @@ class Waiting:
             self._asleep.release()
 
 
-_W = TypeVar("_W", bound=Waiting)
+_W = TypeVar("_W", bound=WaitingAppend)
 
 
 class Line(Generic[_W]):

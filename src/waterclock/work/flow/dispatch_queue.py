@@ -114,7 +114,7 @@ class DispatchQueue:
         self.waits_for: Handling | None = None
 
 
-class _Held:
+class _ReturningGroup:
     """A group whose messages are going back: messages of claims that began before that must not be handled.
 
     Attributes
@@ -156,7 +156,7 @@ class Lanes:
         self._has_room = threading.Condition(self._lock)
         self._ready: deque[DispatchQueue] = deque()
         self._groups: dict[tuple[int, str | None], DispatchQueue] = {}
-        self._held: dict[tuple[int, str | None], _Held] = {}
+        self._held: dict[tuple[int, str | None], _ReturningGroup] = {}
         self._running: set[Handling] = set()
         self._reserved = 0
         self._unrecorded = 0
@@ -380,7 +380,7 @@ class Lanes:
                     self._hold(one)
 
     def _hold(self, one: Handling) -> None:
-        self._held.setdefault(_place(one), _Held()).by.add(one)
+        self._held.setdefault(_place(one), _ReturningGroup()).by.add(one)
 
     def _go_on_after(self, handlings: Sequence[Handling]) -> None:
         """Allow later claims to bring the next messages of groups that went back with one of these."""

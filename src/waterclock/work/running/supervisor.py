@@ -13,7 +13,7 @@ from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import GIVE_BACK
 from waterclock.work.running.calling import Caller, cancel
 from waterclock.work.running.processes import Processes
-from waterclock.work.running.threads import Threads
+from waterclock.work.running.threads import HandlerThreads
 
 _STUCK_AFTER = 5_000_000_000  # ns after its timeout, a cancelled asynchronous handler is abandoned
 
@@ -35,7 +35,7 @@ class Watch:
         self._lanes = lanes
         self._counter = counter
         self._caller = caller
-        self.threads: Threads | None = None
+        self.threads: HandlerThreads | None = None
         self.processes: Processes | None = None
         self.given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
 

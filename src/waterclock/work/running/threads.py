@@ -9,7 +9,7 @@ from waterclock._support import moments
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 
 
-class Threads:
+class HandlerThreads:
     """Call handlers in threads, one per slot.
 
     They end with the process even if a handler never returns, so they cannot keep the process alive.
