@@ -1,1 +1,1 @@
-"""Batching rules, pure: no I/O, no clock, no logging. Callers say what time it is."""
+"""Batching rules, pure: no I/O, no clock, no logging. Callers pass the time."""

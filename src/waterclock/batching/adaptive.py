@@ -18,33 +18,32 @@ _FAST_OR_IDLE = 3
 _LARGEST = 8
 
 _FAST = 70
-"""Percent of the window that a fast batch takes at most."""
+"""Maximum percentage of the window for a batch to count as fast."""
 
 _SPARE = 99
-"""Percent of a shorter length that a batch must stay below before that length is used: about √2 times the 70 %."""
+"""Percentage of a shorter length that a batch must stay below before that length is used: about √2 times the 70 %."""
 
 
 class AdaptiveBatchLength:
     """Suggests the batch length for `RateAwareBatcher.set_batch_length` from how long batches take to process.
 
-    Longer batches cost less a message, so a consumer that falls behind gets longer ones:
+    Longer batches cost less per message, so a consumer that falls behind gets longer ones:
 
     - if processing takes longer than the window twice running, the length doubles, to at most ``longest``;
     - if it takes under 70 % of the window three times running, or nothing came for three windows, the length shrinks
       by √2, to at least the first. After fast batches it shrinks only if they would also keep up with the shorter
       length.
 
-    Lengths are whole pulses, so that every batch has as many.
-
-    A length settles. One that proved too short is not used again until batches take less time than they did there, by
-    more than the step between the two lengths, or until nothing comes.
+    Lengths are whole pulses, so that every batch has the same number of pulses. To settle, a length that proved too
+    short is not used again until batches take less time than they did there, by more than the step between the two
+    lengths, or until no messages come.
 
     Parameters
     ----------
     batch_length
         The first and shortest length; it is rounded to whole pulses.
     rate
-        Pulses a second of the stream that matters, whole Hz.
+        Pulses per second of the main stream, whole Hz.
     longest
         The greatest length, rounded down to whole pulses. Default: 8 times the first.
 
@@ -55,8 +54,8 @@ class AdaptiveBatchLength:
 
     Notes
     -----
-    The lengths up are the first times 1, 2, 4, 8; those down are steps of √2, rounded.
-    *RateAwareMessageBatcher* does not say them; the numbers come from running such a batcher at a neutron source.
+    Growing lengths are the first times 1, 2, 4, 8; shrinking ones are steps of √2, rounded. *RateAwareMessageBatcher*
+    does not specify these numbers; they come from running such a batcher at a neutron source.
     """
 
     __slots__ = ("_fast", "_first", "_idle", "_largest", "_pulses", "_rate", "_slow", "_too_short")
@@ -78,7 +77,7 @@ class AdaptiveBatchLength:
                 f"longest must be at least batch_length ({format_duration(self.batch_length)}), got {quoted(longest)}"
             )
         self._slow = self._fast = self._idle = 0
-        self._too_short = (0, 0)  # the window, ns, that was left last because batches took longer: so many ns
+        self._too_short = (0, 0)  # the window, ns, that was left last because batches took longer, and their time, ns
 
     @property
     def batch_length(self) -> int:
@@ -103,8 +102,8 @@ class AdaptiveBatchLength:
         took
             From taking the batch to being done.
         window
-            Length of the batch's window, ``batch.end - batch.start``: batches from before a change come after it.
-            Default: the length in use.
+            Length of the batch's window, ``batch.end - batch.start``, because batches from before a change arrive after
+            it. Default: the length in use.
 
         Returns
         -------
@@ -137,13 +136,13 @@ class AdaptiveBatchLength:
         return self.batch_length
 
     def facts(self) -> list[Any]:
-        """Write everything down that is known, for `from_facts`."""
+        """Encode the whole state, for `from_facts`."""
         counts = [self._slow, self._fast, self._idle]
         return [self._first, self._rate, self._largest, self._pulses, *counts, *self._too_short]
 
     @classmethod
     def from_facts(cls, facts: list[Any]) -> AdaptiveBatchLength:
-        """Read back what `facts` wrote; ValueError if it is something else."""
+        """Restore from the output of `facts`; ValueError if it is something else."""
         known = cls()
         first, known._rate, known._largest, known._pulses, *counts, window, took = map(count, facts)
         known._first = first
@@ -155,7 +154,7 @@ class AdaptiveBatchLength:
 
     @classmethod
     def chosen(cls, batch_length: Duration | AdaptiveBatchLength) -> AdaptiveBatchLength | None:
-        """Return a new one for ``"adaptive"`` and a copy of one; None for a length that stays as it is."""
+        """Return a new one for ``"adaptive"``, and a copy of an existing one; None for a fixed length."""
         if isinstance(batch_length, AdaptiveBatchLength):
             return cls.from_facts(batch_length.facts())
         return cls() if batch_length == "adaptive" else None
@@ -168,7 +167,7 @@ class AdaptiveBatchLength:
         if 100 * took >= _SPARE * length:
             return False
         too_short, took_there = self._too_short
-        # Else the same load, with some noise, would lead back to a length that it has left.
+        # Otherwise the same load, with some noise, would lead back to a length that it has left.
         return length > too_short or took * self.batch_length < took_there * length
 
     def _shorter(self) -> int:

@@ -1,4 +1,4 @@
-"""The batch: messages that belong together, and the rejection: a message that belongs to none."""
+"""The batch: messages that belong together; and the rejection: a message that belongs to no batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RejectReason = Literal["late", "future", "duplicate", "replaced"]
 _REASONS: dict[str, CloseReason] = {reason: reason for reason in get_args(CloseReason)}
 _METADATA_KEY = b"waterclock.batch"
 _TRAILER = b"WCB1"
-"""Begins the trailer behind the stream's end. Other readers of Arrow stop at that end, and see a plain stream."""
+"""Begins the trailer after the stream's end. Other Arrow readers stop at that end, and see a plain stream."""
 
 
 _MOST_SHOWN = 10
@@ -41,13 +41,13 @@ _MOST_SHOWN = 10
 _to_json = json.JSONEncoder().encode
 
 LONGEST_SOURCE = 234
-"""Characters of a source's name up to which ids of batches hold all of it; with the start they fit a message table."""
+"""Maximum length of a source's name that ids of batches contain whole; with the start they fit a message table."""
 
 SOURCE_BEGINNING, SOURCE_DIGITS = 201, 32
-"""Of other names, the characters that ids begin with, and the digits of its SHA-256 that follow."""
+"""For longer names: how many characters ids begin with, and how many digits of its SHA-256 follow."""
 
 NUL = "\0"
-"""A character that message tables refuse, because PostgreSQL keeps it in no text."""
+"""A character that message tables refuse, because PostgreSQL cannot store it in text."""
 
 
 def batch_id(source: str, start: int) -> str:
@@ -59,7 +59,7 @@ def batch_id(source: str, start: int) -> str:
 
 
 def short_source(source: str) -> str:
-    """Return a source's name as ids and groups of message tables hold it: not too long for them, and without NUL."""
+    """Return a source's name as used in ids and groups of message tables: short enough, and without NUL."""
     if len(source) <= LONGEST_SOURCE and NUL not in source:
         return source
     beginning = source[:SOURCE_BEGINNING].replace(NUL, "")
@@ -67,12 +67,12 @@ def short_source(source: str) -> str:
 
 
 def encode_batch(columns: pa.RecordBatch, facts: bytes) -> bytes:
-    """Write a batch whose messages are columns of `POSITIONED_SCHEMA`, freshly laid out, as `Batch.to_bytes` does."""
+    """Write a batch whose messages are contiguous columns of `POSITIONED_SCHEMA`, as `Batch.to_bytes` does."""
     return add_trailer(to_ipc(columns.replace_schema_metadata(batch_metadata(facts))))
 
 
 def encode_facts(source: str, start: int, end: int, closed_at: int, reason: str, number: int | None = None) -> bytes:
-    """Encode the facts of a batch besides its messages."""
+    """Encode the facts of a batch, without its messages."""
     facts: dict[str, object] = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
     return _to_json(facts if number is None else facts | {"number": number}).encode()
 
@@ -88,7 +88,7 @@ def add_trailer(stream: bytes) -> bytes:
 
 
 def batch_trailer(stream: bytes | memoryview) -> bytes:
-    """Return the checksum that stands behind the Arrow IPC stream of a batch."""
+    """Return the checksum that follows the Arrow IPC stream of a batch."""
     return trailer(_TRAILER, stream)
 
 
@@ -99,19 +99,19 @@ class Batch:
     Attributes
     ----------
     source
-        Whose messages these are.
+        The source of its messages.
     start, end
-        The window in event time, ns. ``end`` is start + window and included; after a conflict it is the event time
-        of the message that conflicted, and excluded (message batching, UC3). If conflicts are isolated, that of a
-        batch of conflicting messages is ``start``, and included. By id, the first and the last event time.
+        The window in event time, ns. ``end`` is start + window, inclusive; after a conflict it is the event time of the
+        conflicting message, exclusive (message batching, UC3). If conflicts are isolated, a batch of conflicting
+        messages has ``end`` equal to ``start``, inclusive. By id, the first and the last event time.
     closed_at
         Receive-clock time at which nothing more can belong here, ns: ``end`` + max_delay; by id, the receive time of
-        the first message + max_delay. Of a batch by rate, the high-water mark at its closing, in event time. A fact of
-        the data, not of when the code ran.
+        the first message + max_delay. For a batch by rate, the high-water mark at its closing, in event time. It
+        depends on the data only, not on when the code ran.
     reason
         Why it closed.
     messages
-        In event-time order; equal times in order of stream.
+        Its messages in event-time order; equal times in order of stream.
     number
         By id, the integer id of its messages; else None.
     """
@@ -126,7 +126,7 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """What names this batch everywhere, also as a message id: source and start, or source and number."""
+        """The batch's identity everywhere, also as a message id: source and start, or source and number."""
         return batch_id(self.source, self.start if self.number is None else self.number)
 
     @property
@@ -189,7 +189,7 @@ class Batch:
         Raises
         ------
         DamagedError
-            If the bytes are those of a batch, but not as they were written.
+            If the bytes are a corrupt batch.
         SchemaError
             If they are something else, or from a newer version.
         """

@@ -22,7 +22,7 @@ _SLACK = 64
 
 
 class _SourceLane:
-    """One source's batcher, and what `BySource` last knew of it: ``deadline`` is at or before its next one."""
+    """One source's batcher, and its last known state: ``deadline`` is at or before its next one."""
 
     __slots__ = ("advanced", "batcher", "deadline")
 
@@ -35,11 +35,11 @@ class _SourceLane:
 class BySource:
     """Batches the messages of many sources, each by a batcher of its own.
 
-    A message moves its own source's receive clock only; `advance` moves all of them. Every call returns the batches
+    A message moves only its own source's receive clock; `advance` moves all of them. Every call returns the batches
     that it closed, in order of ``closed_at``, then source, then start.
 
-    A batcher stays until `forget`, because it remembers how far its source's clock has come. One with nothing open
-    takes about 1.4 KB.
+    A batcher stays until `forget`, because it holds its source's clock. A batcher without open messages takes about 1.4
+    KB.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ class BySource:
         self._factory = factory
         self._lanes: dict[str, _SourceLane] = {}
         self._by_rate = RateLanes()
-        self._deadlines: list[tuple[int, str]] = []  # a heap; an item counts only while its lane says the same
+        self._deadlines: list[tuple[int, str]] = []  # a heap; an item is valid only while it equals its lane's deadline
         self._now: int | None = None
-        # Sources whose rejections may wait, so that taking them asks no other.
+        # Sources that may have rejections, so that only those are asked.
         self._touched: dict[str, _SourceLane] = {}
         self._closed: list[Batch] = []
 
@@ -79,9 +79,9 @@ class BySource:
         Raises
         ------
         InvalidArgumentError
-            For a message that its batcher does not take. Those before it in the list are in, it and those after it
-            are not, and the next call returns the batches that have closed. If the batchers go by rate, none of
-            them is in.
+            For a message that its batcher does not accept. Messages before it in the list were added, it and later ones
+            were not, and the next call returns the batches that have closed. If the batchers batch by rate, no message
+            was added.
         """
         clock = None if now is None else to_time(now, "now")
         together: dict[str, list[Message]] = {}
@@ -109,7 +109,7 @@ class BySource:
         return self._take_closed()
 
     def flush(self) -> list[Batch]:
-        """Emit every open window of every source at once."""
+        """Close every open window of every source, and return the batches."""
         for source, lane in self._lanes.items():
             if lane.deadline is not None:
                 self._closed += lane.batcher.flush()
@@ -120,13 +120,13 @@ class BySource:
     def reset(self, source: str | None = None) -> list[Batch]:
         """Reset the clock of a source, for example after one message with a wrong clock far ahead.
 
-        Its open messages are returned, and the next message sets the clock again, though not behind the last `advance`;
+        Its open messages are returned, and the next message sets the clock again, but not to before the last `advance`;
         see ``EventTimeBatcher.reset`` and ``RateAwareBatcher.reset``.
 
         Parameters
         ----------
         source
-            Which one. Default: all of them, and what `advance` promised is forgotten too.
+            The source. Default: all of them; the promise of `advance` is then forgotten, too.
 
         Raises
         ------
@@ -177,29 +177,29 @@ class BySource:
         return None if batcher is None else batcher.processed(took, batch)
 
     def forget(self, idle: Duration = "1h", now: Time | None = None) -> int:
-        """Forget sources that have long been silent and have nothing open, so that memory follows the living ones.
+        """Forget sources that have long been silent and have no open messages.
 
-        By event time, a source counts as silent by the receive clock: its own stands at least ``idle`` before ``now``,
-        and nothing that it has given out could come in time again. While `advance` is called, this changes no
+        Memory is then proportional to active sources.
+
+        By event time, a source counts as silent by the receive clock: its own clock is at least ``idle`` before
+        ``now``, and no message that it has returned could be accepted again. While `advance` is called, this changes no
         batch: later messages of a forgotten source are judged by the promise of `advance`. If it is not called, a
-        message received at least ``idle`` ago is judged as if nothing had come before, so that a batch may have the
-        identity of an earlier one.
+        message received at least ``idle`` ago is judged as the first of its source, and a batch may get the identity of
+        an earlier one.
 
         By id, the ids of a forgotten source are forgotten too.
 
         By rate, a source counts as silent by its batcher's clock. Its later messages begin again: its first call is a
         batch, and its streams' rates are learned again. A batch may have the identity of an earlier one if event
-        times that were batched come again. A replay does not know of it; the batcher's ``forget_after`` is a rule that
-        holds there too.
-
-        Rejections that wait to be taken keep their source.
+        times that were batched come again. A replay does not repeat this; the batcher's ``forget_after`` is a rule that
+        applies there, too. A source with untaken rejections is kept.
 
         Parameters
         ----------
         idle
-            For how long it has been silent.
+            Minimum silence.
         now
-            The receive clock, ns. Default: what `advance` promised, or else the furthest clock of any source.
+            The receive clock, ns. Default: the time of the last `advance`, or else the latest clock of any source.
 
         Returns
         -------
@@ -221,7 +221,7 @@ class BySource:
         return len(gone) + self._by_rate.forget(silence)
 
     def stats(self) -> dict[str, BatcherStats]:
-        """Return for each source the state of its clock, and how far that is ahead of its messages."""
+        """Return the state of each source's clock, and how far it is ahead of its messages."""
         batchers = {source: lane.batcher for source, lane in self._lanes.items()} | self._by_rate.batchers
         return {source: batcher.stats() for source, batcher in batchers.items()}
 
@@ -270,14 +270,14 @@ class BySource:
             together.setdefault(source, []).append(message)
             return
         if lane.advanced != self._now and self._now is not None:
-            # Nothing is due here: `advance` has closed it. Only this source's clock lags behind.
+            # `advance` has closed all that was due. Only this source's own clock lags behind.
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
         self._closed += lane.batcher.add(message, now)
         self._note_touched(source, lane)
 
     def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _SourceLane | None:
-        """Create the batcher of a new source; None if it batches by rate, and is known once the list is checked."""
+        """Create the batcher of a new source; None if it batches by rate: it is registered once the list is checked."""
         if source in self._by_rate or source in met:
             return None
         batcher = self._factory()
@@ -300,7 +300,7 @@ class BySource:
                 self._drop_outdated()
 
     def _drop_outdated(self) -> None:
-        # Without this, a user who never advances would collect an item for every window that there ever was.
+        # Without this, a user who never calls `advance` would collect an item for every past window.
         lanes = self._lanes.items()
         self._deadlines = [(lane.deadline, source) for source, lane in lanes if lane.deadline is not None]
         heapify(self._deadlines)

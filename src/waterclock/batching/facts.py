@@ -61,7 +61,7 @@ def count(value: object) -> int:
 
 
 def moment(value: object) -> int:
-    """Take a point in time, ns, or the value for none before it or after it."""
+    """Take a point in time, ns, or a value before or after all times."""
     if whole(value) not in _MOMENTS:
         raise ValueError(f"expected a time, got {quoted(value)}")
     return whole(value)

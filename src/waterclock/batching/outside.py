@@ -9,9 +9,8 @@ from typing import NamedTuple
 from waterclock.message import Message
 
 DISTANCES = (0.25, 0.5, 1, 2, 3, 10, 1000)
-"""Upper bounds of the distances from a window that are counted separately, in batch lengths; the last count has none.
-
-A timeout is at most three lengths, and beyond 1000 lengths a message is of another era.
+"""Upper bounds of the distances from a window that are counted separately, in batch lengths; the last count is
+unbounded. A timeout is at most three lengths, and beyond 1000 lengths a message is of another era.
 """
 
 _QUARTERS = tuple(round(4 * distance) for distance in DISTANCES)
@@ -34,7 +33,7 @@ class OutsideCounts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many they are."""
+        """Number of messages."""
         return sum(self.before) + sum(self.after)
 
     def plus(self, other: OutsideCounts) -> OutsideCounts:
@@ -44,7 +43,7 @@ class OutsideCounts(NamedTuple):
 
 
 def outside_messages(messages: Sequence[Message], start: int, end: int) -> list[Message]:
-    """List those of a batch's messages, in event-time order, that lie outside its window.
+    """List the messages of a batch that lie outside its window, in event-time order.
 
     A message counts if it lies outside by more than half a period of its stream: less may be jitter. The period is the
     window's length divided by the number of different event times that the stream has in the batch.

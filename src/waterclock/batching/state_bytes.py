@@ -26,7 +26,7 @@ class StateForm(NamedTuple):
     form
         Name of its frame, four bytes.
     key
-        Under which its facts stand in the schema metadata.
+        Key of its facts in the schema metadata.
     name
         Its name, for errors.
     """
@@ -46,7 +46,7 @@ class StateForm(NamedTuple):
         Raises
         ------
         DamagedError
-            If the bytes are those of such a state, but not as they were written.
+            If the bytes are such a state, but corrupt.
         SchemaError
             If they are something else.
         InvalidArgumentError

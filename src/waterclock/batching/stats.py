@@ -14,18 +14,18 @@ class BatcherStats(NamedTuple):
     Attributes
     ----------
     source
-        Whose messages it batches; None before the first.
+        The source of its messages; None before the first.
     clock
-        How far its clock has come, ns; None if it has not begun. By event time, the receive clock: the least receive
-        time that it still takes. By rate, the high-water mark.
+        Its clock, ns; None if it has not begun. By event time, the receive clock: the earliest receive time that it
+        still accepts. By rate, the high-water mark.
     ahead
-        How far the clock stood ahead of the newest arrival, ns; 0 if that one moved it. Far more than the messages'
-        disorder says that one message with a wrong clock makes the good ones late: ``reset`` is the remedy.
+        How far the clock was ahead of the newest arrival, ns; 0 if that one moved it. If it far exceeds the messages'
+        disorder, one message with a wrong clock makes the good ones late: ``reset`` is the remedy.
     buffered
         How many messages are in no batch yet.
     outside
-        By rate, how many messages were in batches whose window they lie outside of, by stream, since the batcher was
-        created or restored; see ``Batch.outside``. At most 1,000 streams are counted.
+        By rate, how many messages lay outside the window of their batch, by stream, since the batcher was created or
+        restored; see ``Batch.outside``. At most 1,000 streams are counted.
     streams
         By rate, how the clock of each stream differs from the receive clock, and how late and disordered it arrives,
         from batches of the last 30 s; at most 1,000 streams.

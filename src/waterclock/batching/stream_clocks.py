@@ -16,37 +16,39 @@ KEPT = 30_000_000_000
 enough for a stream that sends once a second."""
 
 LOOKED_AT_EVERY = 5_000_000_000
-"""A batch is looked at if it starts this long after the last one that was, ns: to look at all would cost a tenth of
-the speed of batching."""
+"""A batch is examined if it starts this long after the last examined one, ns: examining all would cost a tenth of the
+speed of batching.
+"""
 
 LEAST_KEPT, MOST_KEPT = 4, 16
-"""Batches that are kept, however long or short they are."""
+"""Maximum number of batches kept, whatever their length."""
 
 MOST_STREAMS = 1_000
-"""Streams that are followed: the names of streams are up to the senders, and memory is bounded."""
+"""Maximum number of streams followed: senders choose the names of streams, and memory is bounded."""
 
 SAMPLED = 32
-"""Of more messages of a stream in a batch, every second, third … counts: all would cost half as much as batching."""
+"""If a stream has more messages in a batch, only every second, third … counts: all would cost half as much as batching.
+"""
 
 _event_time, _receive_time = attrgetter("event_time"), attrgetter("receive_time")
-_LOW = 10  # the low quantile is that of a tenth
+_LOW = 10  # the low quantile is the 10 % quantile
 
 
 class StreamClock(NamedTuple):
-    """The clock of a stream, from the batches of the last 30 s that were looked at, one every 5 s.
+    """The clock of a stream, from the examined batches of the last 30 s, one every 5 s.
 
     Attributes
     ----------
     offset
         The receive time minus the event time, ns, of the tenth of messages that were quickest: the difference of the
-        clocks and the least time to arrive. Delays do not count. Negative if the stream's clock is ahead by more.
+        clocks plus the shortest transit time. Delays do not count. Negative if the stream's clock is ahead by more.
     drift
         How much the offset grows in a second, s. 0.01 if the stream's clock falls behind by 10 ms a second.
     lag
-        How much longer than that the slowest message of the last such batch took, ns; of a batch with more than 32 of
-        the stream, about so many are looked at.
+        How much longer than that the slowest message of the last such batch took, ns; if a batch has more than 32 of
+        the stream, about that many are examined.
     disorder
-        How far a message was at most behind one of the stream that was received before it, ns.
+        How far a message was at most behind an earlier received one of the stream, ns.
     """
 
     offset: int
@@ -63,7 +65,7 @@ class _Sample(NamedTuple):
 
 
 class StreamClocks:
-    """Follows the clocks of a source's streams through its batches. It changes no batch, and no state holds it.
+    """Follows the clocks of a source's streams through its batches. It changes no batch, and is not part of a state.
 
     Streams without receive times do not count.
     """
@@ -75,7 +77,7 @@ class StreamClocks:
         self._next_from = MIN_NS
 
     def note(self, batch: Batch) -> None:
-        """Take in a batch that has closed."""
+        """Add a closed batch."""
         if self._next_from - LOOKED_AT_EVERY < batch.start < self._next_from:
             return
         self._next_from = batch.start + LOOKED_AT_EVERY

@@ -2,8 +2,8 @@
 
 Cutting a batch of five messages out of columns and writing it through pyarrow takes 200 µs, nearly all of it for calls.
 Streams of the same columns differ in little: the facts in the schema's metadata, and the lengths, null counts and
-buffers of the record batch, which have fixed places. So pyarrow writes one stream as a form, and the numbers of each
-batch are filled in. The layout is that of Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
+buffers of the record batch, which have fixed places. So pyarrow writes one stream as a template, and the numbers of
+each batch are filled in. The layout is that of Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from waterclock.columnar.records import compiled
 Numbers = npt.NDArray[np.int64]
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_PREFIX = 8  # bytes in front of a message's metadata: a mark, and how long the metadata is
+_PREFIX = 8  # bytes before a message's metadata: a mark, and the metadata's length
 _ALIGNMENT = 8
 _FACTS = ("source", "start", "end", "closed_at", "reason")
-_KNOWN_LENGTHS = 4_096  # facts of most pipelines have one of some ten lengths; a form of the schema takes a kilobyte
+_KNOWN_LENGTHS = 4_096  # facts have some ten lengths in most pipelines; a template takes a kilobyte
 
 
 class _Runs(NamedTuple):
@@ -92,7 +92,7 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
 
 
 def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
-    """Write a batch that is worth compressing, or that has no messages: for its zeros the format has no place."""
+    """Write a batch that is worth compressing, or that is empty: the template has no places for its zeros."""
     with pa.ipc.open_stream(stream) as reader:
         messages = reader.read_next_batch()
     if messages.num_rows:

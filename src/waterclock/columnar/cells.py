@@ -13,7 +13,7 @@ def to_cell(rows: pa.RecordBatch) -> bytes:
 
 
 def from_cell(cell: bytes | memoryview, columns: pa.Schema, name: str = "a cell") -> pa.RecordBatch:
-    """Read what `to_cell` wrote, without a copy.
+    """Read the output of `to_cell`, without a copy.
 
     Raises
     ------

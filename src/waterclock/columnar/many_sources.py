@@ -22,7 +22,7 @@ _CELL = pa.schema(
         ("messages", pa.binary()),
     ]
 )
-"""One row: each source and stream once, and of each message its source's number (4 bytes) and its record."""
+"""One row: each source and stream once, and for each message its source's number (4 bytes) and its record."""
 
 _NUMBER = np.dtype("<u4")
 
@@ -37,9 +37,9 @@ class ManySources(NamedTuple):
     stream_names
         Each stream once, in order of text.
     messages
-        Records, whose own numbers of streams mean nothing here.
+        Records; their own stream numbers are ignored.
     sources, streams
-        Of each message, the index into the names; int32.
+        For each message, the index into the names; int32.
     """
 
     source_names: pa.Array
@@ -55,7 +55,7 @@ class ManySources(NamedTuple):
         return self._replace(messages=messages, sources=self.sources[order], streams=self.streams[order])
 
     def in_reading_order(self) -> ManySources:
-        """Put messages with positions in that order, others in order of receive time; equal ones stay as they are."""
+        """Sort messages with positions by these, others by receive time; equal ones keep their order."""
         messages = self.messages
         if not len(messages):
             return self
@@ -64,7 +64,7 @@ class ManySources(NamedTuple):
         return self.take(np.argsort(messages["receive_time"], kind="stable"))
 
     def of_sources(self, wanted: npt.NDArray[np.intp]) -> ManySources:
-        """Keep only the names of sources at ``wanted``, which all messages are of, and of streams that occur."""
+        """Keep only the names of the sources at ``wanted``, to which all messages belong, and of streams that occur."""
         number = np.full(len(self.source_names), -1, np.int32)
         number[wanted] = np.arange(len(wanted), dtype=np.int32)
         met = np.bincount(self.streams, minlength=len(self.stream_names)) > 0
@@ -93,14 +93,14 @@ def nothing(record: np.dtype[Any]) -> ManySources:
 
 
 def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
-    """Lay the messages of packed rows one after another, their sources numbered as they occur.
+    """Concatenate the messages of packed rows, with sources numbered in order of occurrence.
 
     Raises
     ------
     SchemaError
-        If a cell does not hold as many messages as its row says, or others than ``record``.
+        If a cell does not hold the number of messages in its row, or has another record than ``record``.
     DamagedError
-        If a message is of a stream that its row does not name.
+        If a message refers to a stream that its row does not name.
     """
     source_names, row_sources = encoded(packed.column("source"))
     counts = row_counts(packed)
@@ -116,7 +116,7 @@ def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
 
 
 def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = "a cell") -> ManySources:
-    """Read what `ManySources.to_cell` wrote, the records without a copy.
+    """Read the output of `ManySources.to_cell`, the records without a copy.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
 
 
 def joined(parts: Sequence[ManySources], record: np.dtype[Any]) -> ManySources:
-    """Lay messages one after another; sources are numbered as they occur in the names of the parts."""
+    """Concatenate messages; sources are numbered in order of their occurrence in the parts' names."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -166,7 +166,7 @@ def joined(parts: Sequence[ManySources], record: np.dtype[Any]) -> ManySources:
 
 
 def _numbered(names: list[pa.Array]) -> tuple[pa.Array, list[npt.NDArray[np.int32]]]:
-    """Return each text once, in the order in which they occur, and of each array the numbers of its texts."""
+    """Return each text once, in order of occurrence, and for each array the numbers of its texts."""
     every = pa.concat_arrays(names).dictionary_encode()
     return every.dictionary, np.split(every.indices.to_numpy(), np.cumsum([len(some) for some in names])[:-1])
 

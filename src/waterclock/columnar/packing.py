@@ -5,8 +5,8 @@ A packed row has
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
 - ``count``: how many messages it holds;
-- ``messages``: binary, a cell of them (see `waterclock.columnar.records`): of records, or
-  before batching, if they have positions, of differences;
+- ``messages``: binary, a cell (see `waterclock.columnar.records`) of records, or of differences if they are not batched
+yet and have positions;
 - before batching, ``clock``: the receive clock of the task that packed it, microseconds since the epoch.
 
 Payloads stay in the topic.
@@ -39,7 +39,7 @@ from waterclock.time import MAX_NS
 from waterclock.time_columns import as_nanoseconds
 
 PACKED_SCHEMA = "source STRING, streams ARRAY<STRING>, count INT, messages BINARY"
-"""The columns of a packed row of messages that were judged, as Spark writes them."""
+"""The columns of a packed row of judged messages, as Spark writes them."""
 
 CLOCKED_SCHEMA = f"{PACKED_SCHEMA}, clock BIGINT"
 """The columns of a packed row."""
@@ -63,7 +63,7 @@ _NUMBERS = {
 _NO_STREAM = "packed messages are damaged: a message refers to a stream that its row does not name"
 _NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
-# Spark hands 10,000 rows of any size to Python at once, when its costly count of bytes is off (see session).
+# Spark passes 10,000 rows of any size to Python at once if its expensive byte count is off (see session).
 _LARGEST_CELL = 2**15
 
 
@@ -93,7 +93,7 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
 
 
 def together(batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch], int]) -> Iterator[pa.Table]:
-    """Put batches together until they are of about a million messages; ``size`` says how many a batch holds."""
+    """Combine batches until they have about a million messages; ``size`` returns how many a batch holds."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -112,7 +112,7 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
     Returns
     -------
     rows
-        Of each message, the number of its packed row.
+        For each message, the number of its packed row.
     columns
         Those of `UNPACKED_COLUMNS`; nulls for the position if messages have none.
     """
@@ -128,7 +128,7 @@ def unpack(packed: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], dict[str, pa.
 
 
 def _parts(cells: pa.BinaryArray, counts: npt.NDArray[np.int64]) -> list[Records]:
-    """Read cells: all as one array if they are of the same records, as those of batches are, else each as its own.
+    """Read cells: as one array if all have the same records, as cells of batches do, otherwise each separately.
 
     NumPy and Arrow take 20 µs for the fields of an array, however few messages it has.
     """
@@ -145,7 +145,7 @@ def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
     Raises
     ------
     SchemaError
-        If a row lacks something, or has a count below 0.
+        If a row lacks a value, or has a negative count.
     """
     if any(packed.column(name).null_count for name in ("source", "streams", "count", "messages")):
         raise SchemaError("a packed row lacks its source, streams, count or messages")
@@ -158,21 +158,21 @@ def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
 def stream_numbers(
     streams: pa.ListArray, rows: npt.NDArray[np.int64], numbers: npt.NDArray[np.uint32]
 ) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Return the streams of many packed rows common numbers.
+    """Assign numbers to the streams of many packed rows together.
 
     Parameters
     ----------
     streams
         The ``streams`` of the rows.
     rows, numbers
-        Of each message, its row and the number of its stream there.
+        For each message, its row and the number of its stream there.
 
     Returns
     -------
     names
         Each stream once, in order of text.
     numbers
-        Of each message, the index of its stream into ``names``.
+        For each message, the index of its stream in ``names``.
     """
     each = streams.flatten().dictionary_encode()
     order = np.argsort(each.dictionary.to_numpy(zero_copy_only=False), kind="stable")
@@ -188,19 +188,19 @@ def stream_numbers(
 def local_streams(
     rows: npt.NDArray[Any], row_count: int, numbers: npt.NDArray[Any], names: pa.Array
 ) -> tuple[pa.ListArray, npt.NDArray[np.uint32]]:
-    """Return the streams of each row numbers from 0; the inverse of `stream_numbers`.
+    """Assign numbers from 0 to the streams of each row; the inverse of `stream_numbers`.
 
     Parameters
     ----------
     rows, numbers
-        Of each message, its row, below ``row_count``, and the index of its stream into ``names``.
+        For each message, its row, below ``row_count``, and the index of its stream in ``names``.
 
     Returns
     -------
     streams
-        Of each row, the streams that occur there, in the order of ``names``.
+        For each row, the streams that occur in it, in the order of ``names``.
     numbers
-        Of each message, the index of its stream into those of its row.
+        For each message, the index of its stream among those of its row.
     """
     pairs, place = _distinct(rows.astype(np.int64) * len(names) + numbers, row_count * len(names))
     first = np.searchsorted(pairs, np.arange(row_count + 1) * len(names))
@@ -210,12 +210,12 @@ def local_streams(
 
 
 def _distinct(values: npt.NDArray[np.int64], bound: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Return the values from 0 to below ``bound`` that occur, in order, and the index of each into them."""
+    """Return the occurring values from 0 to below ``bound``, in order, and the index of each in them."""
     if bound <= len(values):
         met = np.zeros(bound, np.bool_)
         met[values] = True
         return np.flatnonzero(met), (np.cumsum(met) - 1)[values]
-    # There may be far more than there are messages, so what occurs is found by hashing.
+    # There may be far more values than messages, so the occurring ones are found by hashing.
     hashed = pa.array(values).dictionary_encode()
     distinct = hashed.dictionary.to_numpy()
     order = np.argsort(distinct)
@@ -233,13 +233,13 @@ def reading_order(messages: Records, sources: npt.NDArray[np.int32]) -> npt.NDAr
         if (int(key.max()) + 1) * (high - low + 1) > MAX_NS:
             return np.lexsort((*reversed(parts), sources))
         key = key * (high - low + 1) + (part - low)
-    # One number for all, because NumPy is then several times as fast; the runs of a source are in order already.
+    # One number for all keys, because NumPy is then several times as fast; the runs of a source are already in order.
     return np.argsort(key, kind="stable")
 
 
 def renumbered(messages: Records, numbers: npt.NDArray[Any]) -> Records:
-    """Copy messages of one array, with other numbers of their streams."""
-    copied = messages.view(np.uint8).copy().view(messages.dtype)  # as records they would be copied field by field
+    """Copy messages of one array, with other stream numbers."""
+    copied = messages.view(np.uint8).copy().view(messages.dtype)  # records would be copied field by field
     copied["stream"] = numbers
     return copied
 
@@ -301,7 +301,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-    """Return each text of a column once, in the order in which they occur, and the number of its text to each row.
+    """Return each text of a column once, in order of occurrence, and for each row the number of its text.
 
     Raises
     ------
@@ -337,7 +337,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _rows(counts: npt.NDArray[np.int64], most: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Cut each source's run of messages into rows of ``most`` at most: their bounds, and the source of each."""
+    """Cut each source's run of messages into rows of at most ``most``; return their bounds, and the source of each."""
     rows_of = -(-counts // most)
     row_sources = np.repeat(np.arange(len(counts)), rows_of)
     place = np.arange(len(row_sources)) - np.repeat(np.cumsum(rows_of) - rows_of, rows_of)

@@ -1,7 +1,8 @@
-"""The per-message work of packing, compiled with Numba. All its compiled code is in this file.
+"""The per-message work of packing, compiled with Numba.
 
-`waterclock.batching.event_time.kernel` says why. A record is seen as numbers of four bytes, little-endian: NumPy would
-fill it field by field and copy it once more, each time through memory that is too large for the processor to keep near.
+All its compiled code is in this file, for the reason in `waterclock.batching.event_time.kernel`. A record is treated as
+little-endian numbers of four bytes: NumPy would fill it field by field and then copy it, each time through more memory
+than the processor's cache holds.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ Times = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
-"""Records, one a row."""
+"""Records, one per row."""
 
 EVENT_TIME, RECEIVE_TIME, STREAM, LEDGER, ENTRY, INDEX = 0, 2, 4, 5, 7, 9
 """Offsets of the fields of a record, in numbers of four bytes."""
 
 FIELDS = np.array([EVENT_TIME, RECEIVE_TIME, STREAM, LEDGER, ENTRY, INDEX])
 IS_WIDE = np.array([True, True, False, True, True, False])
-"""Which of them are numbers of eight bytes."""
+"""Which of these fields have eight bytes."""
 
 RECORD_BYTES = 40
 HEADER_BYTES = RECORD_BYTES + 6
-"""Of a cell of differences: its first record, and a width for each field."""
+"""Bytes of the header of a cell of differences: its first record, and a width for each field."""
 
 WIDEST = 8
 MOST_IN_A_CELL = 2**16
-"""Messages of a cell of differences: equal ones take no bytes, so the cell's size does not limit memory."""
+"""Maximum messages in a cell of differences: equal ones take no bytes, so the cell's size does not limit memory."""
 
 _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
@@ -78,7 +79,7 @@ def scatter(
 ) -> None:
     """Write messages as records, each to the next place of its source.
 
-    Records without positions have no ledgers, entries and indices. ``places`` move on.
+    Records without positions have no ledgers, entries and indices. ``places`` are advanced.
     """
     positioned = words.shape[1] > LEDGER
     for row in range(sources.size):
@@ -95,7 +96,7 @@ def scatter(
 
 @njit(types.boolean(_times_in, _times_in, _indices_in), cache=True, nogil=True)
 def is_ascending(ledgers: Times, entries: Times, indices: npt.NDArray[np.int32]) -> bool:
-    """Return whether messages are in order of position already, as those of a topic are."""
+    """Return whether messages are already in order of position, as those of a topic are."""
     for row in range(1, ledgers.size):
         if ledgers[row] != ledgers[row - 1]:
             if ledgers[row] < ledgers[row - 1]:
@@ -110,7 +111,7 @@ def is_ascending(ledgers: Times, entries: Times, indices: npt.NDArray[np.int32])
 
 @njit(types.boolean(_codes_in, _words_in), cache=True, nogil=True)
 def is_in_order(sources: Codes, words: Words) -> bool:
-    """Return whether records with positions are in order of source and position already."""
+    """Return whether records with positions are already in order of source and position."""
     for row in range(1, sources.size):
         if sources[row] != sources[row - 1]:
             if sources[row] < sources[row - 1]:
@@ -135,7 +136,7 @@ def _value(words: Words, row: Any, at: Any, is_wide: Any) -> Any:
 
 @_inlined
 def _unsigned(difference: Any) -> Any:
-    """Return small numbers for differences near zero of either sign."""
+    """Map differences near zero, of either sign, to small numbers."""
     return np.uint64((difference << 1) ^ (difference >> 63))
 
 
@@ -157,7 +158,7 @@ def _measured(words: Words, first: Any, stop: Any, at: Any, is_wide: Any) -> Any
 
 @njit(types.void(_words_in, _times_in, _widths_out), cache=True, nogil=True)
 def measure(words: Words, bounds: Times, widths: Bytes) -> None:
-    """Find how many bytes the differences of each cell take, by field; cells begin and end at ``bounds``."""
+    """Measure the bytes of each cell's differences, by field; cells begin and end at ``bounds``."""
     for cell in range(bounds.size - 1):
         for field in range(FIELDS.size):
             at = FIELDS[field]
@@ -246,7 +247,7 @@ def are_whole(data: Bytes, bounds: Times, counts: Times) -> bool:
 
 @njit(types.void(_bytes_in, _times_in, _times_in, _words_out), cache=True, nogil=True)
 def read_cells(data: Bytes, bounds: Times, counts: Times, words: Words) -> None:
-    """Read cells that are whole, of records and of differences, as records one after another."""
+    """Read valid cells, of records and of differences, as consecutive records."""
     row = 0
     for cell in range(counts.size):
         place, stop, length = bounds[cell], row + counts[cell], bounds[cell + 1] - bounds[cell]

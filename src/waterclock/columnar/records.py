@@ -3,7 +3,7 @@
 A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), ``receive_time`` (8 bytes, ns),
 ``stream`` (4 bytes, an index into the names, which are stored next to the cell) and, if messages have positions,
 ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes): 20 bytes, or 40 with a position. NumPy reads such a
-cell in place, and Arrow makes many cells of one array without copying.
+cell in place, and Arrow makes many cells from one array without copying.
 
 A cell of differences takes about a third of that, which crosses between Spark's tasks and processes. It has
 
@@ -11,7 +11,7 @@ A cell of differences takes about a third of that, which crosses between Spark's
 - a byte for each field: the width of its differences, 0 to 8 bytes;
 - field by field, the difference of every other message from the one before it: an integer d, modulo 2⁶⁴, written as 2d,
   or as -2d - 1 if it is negative;
-- a byte of zero if the length would be even otherwise. So its odd length tells it from a cell of records.
+- a byte of zero if the length would otherwise be even. So its odd length distinguishes it from a cell of records.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
     Raises
     ------
     SchemaError
-        If there is no cell, or its length is not that of ``count`` messages.
+        If the cell is missing, or its length is not that of ``count`` messages.
     DamagedError
-        If it should be one of differences, and is not.
+        If it has the length of a cell of differences, but is corrupt.
     """
     if cell is None or count is None:  # pyright: ignore[reportUnnecessaryComparison]  # as a DataFrame may have it
         raise SchemaError("a packed row lacks its count or its messages")
@@ -57,7 +57,7 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
 
 
 def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.dtype[Any]) -> Records:
-    """Read cells of so many messages each as one array; those of records without copying, as they lie together.
+    """Read cells of this many messages each as one array; adjacent cells of records without copying.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def cells_of_records(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.Bin
 
 
 def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Build cells as `cells_of_records` does, of the differences of ``messages`` with positions.
+    """Build cells as `cells_of_records` does, from the differences of ``messages`` with positions.
 
     None holds more than `packing_kernel.MOST_IN_A_CELL`.
     """
@@ -120,7 +120,7 @@ def compiled(kernel: str = "packing_kernel") -> Any:
         If no folder can be written in which Numba could keep them.
     """
     try:
-        # Importing Numba takes several times as long as all else; planning a read does not need it.
+        # Importing Numba takes several times as long as all other imports, and planning a read does not need it.
         return import_module(f"waterclock.columnar.{kernel}")
     except RuntimeError as error:
         raise UnavailableError(

@@ -26,9 +26,9 @@ class AdaptiveRateStream:
     Parameters
     ----------
     stream
-        Carries the rule out.
+        Applies the rule.
     length
-        What the length follows.
+        The rule of the length.
     """
 
     def __init__(self, stream: RateStream, length: AdaptiveBatchLength) -> None:
@@ -40,7 +40,7 @@ class AdaptiveRateStream:
 
     @classmethod
     def of(cls, options: RateOptions, length: AdaptiveBatchLength, state: bytes | None) -> AdaptiveRateStream:
-        """Begin, or continue from what `state` wrote."""
+        """Begin, or continue from the output of `state`."""
         if state is None:
             return cls(RateStream(options), AdaptiveBatchLength.from_facts(length.facts()))
         written, _, rest = state.partition(b"\n")
@@ -73,13 +73,13 @@ class AdaptiveRateStream:
         return outcomes
 
     def state(self) -> bytes:
-        """Write down everything that is known."""
+        """Encode the whole state."""
         return json.dumps(self._length.facts()).encode() + b"\n" + self._stream.state()
 
     def worked(self, began: int, ended: int, messages: int) -> None:
         """Report a step: when it began and ended, ns of a monotonic clock, and how many messages it read.
 
-        The length follows what a batch took, or the time for which nothing has come.
+        The length follows the time of a batch, or the time without new messages.
         """
         before = self.batch_length
         if messages or self._windows:

@@ -44,7 +44,7 @@ def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def outside(outcomes: pa.RecordBatch) -> int:
-    """Count messages in batches whose window they lie outside of."""
+    """Count messages that lie outside the window of their batch."""
     return pc.call_function("sum", [outcomes.column("batches").flatten().field("outside")]).as_py() or 0
 
 

@@ -27,7 +27,10 @@ from waterclock.topics.finding.positions import Place, place_of
 from waterclock.topics.topic import Topic
 
 MESSAGES_A_STEP = 20_000
-"""Messages that one transaction reads, about: an entry is not cut. They take some 10 MB, their batches twice that."""
+"""Approximate number of messages that one transaction reads: an entry is not cut.
+
+They take some 10 MB, their batches twice that.
+"""
 
 _COLUMNS = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
 _NS_PER_MS = 1_000_000
@@ -46,11 +49,11 @@ class FollowerCounts:
     rejected
         Messages that are in no batch, by reason.
     outside
-        Messages in batches whose window they lie outside of.
+        Messages that lie outside the window of their batch.
     open
-        Windows that wait for more messages or for time.
+        Windows that wait for more messages or for the clock.
     behind
-        Messages of the topic that are not read yet.
+        Messages of the topic that were not read yet.
     batch_length
         The length from the next window on, ns, if it is adaptive; else None.
     """
@@ -75,10 +78,10 @@ class Follower:
     topic, table
         Source of the messages, and target of the batches.
     rule
-        How they are batched.
+        How to batch them.
     max_skew
-        How far a receive time may lie behind the newest one of earlier messages, ns. It is also how far the tick stays
-        behind the database's clock.
+        How far a receive time may lie behind the newest one of earlier messages, ns. The tick stays behind the
+        database's clock by the same amount.
     start
         Where to begin if this topic was never batched into this table.
     sources
@@ -124,14 +127,14 @@ class Follower:
         LeaseLostError
             If another follower has taken over.
         UnavailableError
-            If the database is away or busy. Nothing is lost: call again.
+            If the database is unavailable or busy. Nothing is lost: call it again.
         DamagedError
             If messages cannot be read.
         """
         if self._stream is None:
             self._state = load(self._topic.storage, self._table.name, self._reader_epoch)
             self._stream = self._rule.stream(self._state.stream)
-        stream, self._stream = self._stream, None  # an error leaves nothing half taken
+        stream, self._stream = self._stream, None  # after an error, no message is half processed
         began = self._monotonic()
         count = self._take(stream, limit)
         if isinstance(stream, AdaptiveRateStream):
@@ -142,7 +145,7 @@ class Follower:
 
     def _take(self, stream: LiveStream, limit: int) -> int:
         topic, state = self._topic, self._state
-        # Read before the topic's end: messages that are appended later were received at this time or after it.
+        # Read before the topic's end: messages appended later were received at or after this time.
         now = topic.storage.backend.now()
         head = topic.head
         outcomes: list[pa.RecordBatch] = []
@@ -188,7 +191,7 @@ class Follower:
         return from_packed(pa.Table.from_batches(pack(batches, POSITIONED)), POSITIONED), newest
 
     def _write(self, outcomes: list[pa.RecordBatch], state: FollowerState) -> None:
-        """Put batches and write the state down, in one transaction."""
+        """Put batches and write the state, in one transaction."""
         written = list(self._encoded(outcomes))
         with self._database.begin() as connection:
             save(self._topic.storage, connection, self._table.name, self._reader_epoch, state)
@@ -213,5 +216,5 @@ def _later(clock: int | None, received: int | None, max_skew: int) -> int | None
 
 
 def _milliseconds(clock: int | None) -> int:
-    """Return a clock as the streams take it: ms, 0 if nothing is known."""
+    """Return a clock in the form for the streams: ms, 0 if unknown."""
     return 0 if clock is None else max(clock // _NS_PER_MS, 0)

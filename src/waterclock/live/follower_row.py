@@ -21,7 +21,7 @@ class FollowerState(NamedTuple):
     place
         The next message to be read, and its number in the topic.
     clock
-        How far the receive clock has come, ns: nothing that is received before is still to come. None: not known.
+        The receive clock, ns: no message received before it comes later. None: unknown.
     stream
         The state of the rule; None at the beginning.
     """
@@ -55,7 +55,7 @@ def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, F
     """
 
     def take_over(connection: sa.Connection) -> tuple[int, FollowerState]:
-        storage.lock(connection)  # so that two that begin come one after the other
+        storage.lock(connection)  # so that two concurrent starts run one after the other
         row = _read(storage, connection, table)
         if row is None:
             values = {"topic_id": storage.topic_id, "name": table, "rule": rule, "reader_epoch": 1}
@@ -83,7 +83,7 @@ def load(storage: Storage, table: str, reader_epoch: int) -> FollowerState:
 
 
 def save(storage: Storage, connection: sa.Connection, table: str, reader_epoch: int, state: FollowerState) -> None:
-    """Write down where to continue, in the transaction that writes the batches.
+    """Write where to continue, in the transaction that writes the batches.
 
     Raises
     ------

@@ -25,7 +25,7 @@ class LiveStream(Protocol):
 
     @property
     def open_batches(self) -> int:
-        """How many windows with messages the last `take` has left open."""
+        """How many windows with messages the last `take` left open."""
         ...
 
     @property
@@ -43,7 +43,7 @@ class LiveStream(Protocol):
 
 
 class LiveRule(Protocol):
-    """A rule that a topic can be batched by."""
+    """A rule for batching a topic."""
 
     @property
     def text(self) -> str:
@@ -57,7 +57,7 @@ class LiveRule(Protocol):
 
 @dataclass(frozen=True)
 class ByEventTime:
-    """Batching by event time, as `waterclock.EventTimeBatcher` does it.
+    """Batching by event time, like `waterclock.EventTimeBatcher`.
 
     Attributes
     ----------
@@ -94,14 +94,14 @@ class ByEventTime:
 
 @dataclass(frozen=True)
 class ByRate:
-    """Batching by the streams' own rates, as `waterclock.RateAwareBatcher` does it.
+    """Batching by the streams' own rates, like `waterclock.RateAwareBatcher`.
 
     Attributes
     ----------
     options
         The checked options.
     adaptive
-        The length that follows how long batches take; None if the length stays.
+        The adaptive length, which follows the time of a batch; None if the length is fixed.
     """
 
     options: RateOptions

@@ -1,4 +1,4 @@
-"""Batching by event time, message by message: messages of one window belong together, whenever they arrive."""
+"""Batching by event time, message by message: messages of one window belong together, no matter when they arrive."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BEFORE_ALL = MIN_NS - 1
 class EventTimeBatcher:
     """Batches the messages of one source by the time at which they happened.
 
-    The batches depend on the set of accepted messages alone, not on the order in which they arrived. With window W,
-    maximum delay D and lead L:
+    The batches depend only on the set of accepted messages, not on their order of arrival. With window W, maximum delay
+    D and lead L:
 
     1. received more than D after its event time: rejected ``late`` (exactly D is accepted);
     2. event time more than L after its receive time: rejected ``future``;
-    3. same stream and event time as an accepted message: rejected ``duplicate``; the first one received stays;
+    3. same stream and event time as an accepted message: rejected ``duplicate``; the first one received is kept;
     4. in event-time order the first message opens a window ``[start, start + W]``; a message whose stream the window
        holds with another event time is a conflict (see ``on_conflict``); equal event times stay together;
     5. a window closes when the receive clock has passed its end + D.
@@ -38,8 +38,8 @@ class EventTimeBatcher:
     With a ``gap`` G windows are sessions: a window also ends at a silence longer than G. Its end is the event time of
     its last message + G, and at most start + W.
 
-    The receive clock only moves forward. A message received behind it is judged as received now: if it is too late
-    for the rule, it is rejected as late, and no message enters a closed window.
+    The receive clock only moves forward. A message with an earlier receive time is judged as received now. If that is
+    too late, it is rejected as late, so no message enters a closed window.
 
     Parameters
     ----------
@@ -52,19 +52,17 @@ class EventTimeBatcher:
         How far ahead of the receive clock an event time may be.
     on_conflict
         ``"split"`` cuts the window before the conflicting event time, which opens the next window (UC3).
-        ``"replace"`` leaves the window as it is and keeps of each stream the newest event time; the older messages
-        are rejected ``replaced`` when the window closes.
-        ``"isolate"`` cuts the window, and all messages of the conflicting event time are a batch of their own,
-        ``[c, c]``; the next later message opens a new window.
-        ``"keep"`` leaves all messages of a stream in the window. It is the default with ``gap``, and ``"split"`` is the
-        default without.
+        ``"replace"`` leaves the window as it is and keeps the newest event time of each stream; the older messages are
+        rejected ``replaced`` when the window closes. ``"isolate"`` cuts the window, and all messages of the conflicting
+        event time are a batch of their own, ``[c, c]``; the next later message opens a new window. ``"keep"`` leaves
+        all messages of a stream in the window. It is the default with ``gap``, and ``"split"`` is the default without.
     streams
         All streams of the source, if each sends its messages in event-time order. Then a window closes as
         soon as every stream has passed its end (reason ``complete``), with the same contents. The declaration is a
-        promise: a message of another stream is an error, an older one of a window already given out is late.
+        promise: a message of another stream is an error, and an older message of a window already returned is late.
     gap
-        Longest event-time distance between a message of a batch and the next one (reason ``gap``). Default: none, but
-        for the window.
+        Longest event-time distance between a message of a batch and the next one (reason ``gap``). Default: limited
+        only by the window.
 
     Raises
     ------
@@ -73,9 +71,9 @@ class EventTimeBatcher:
 
     Notes
     -----
-    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Its definition of the timeout says processing time
-    and all its use cases say event time; here it is event time. The two other conflict options are the ones that its
-    authors put off.
+    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Its definition of the timeout uses processing time,
+    but all its use cases use event time; here it is event time. The other conflict options are those that its authors
+    postponed.
     """
 
     __slots__ = ("_ahead", "_floor", "_given_out", "_newest", "_open", "_rejected", "_rule", "_slowest", "_source")
@@ -93,8 +91,8 @@ class EventTimeBatcher:
         self._newest = None if streams is None else dict.fromkeys(declared_streams(streams), _BEFORE_ALL)
         self._slowest = _heap(self._newest)
         self._source: str | None = None
-        self._floor = MIN_NS  # the least receive time that may still come
-        self._ahead = 0  # how far the newest arrival was received before it, ns
+        self._floor = MIN_NS  # the earliest receive time that may still come
+        self._ahead = 0  # how long before it the newest arrival was received, ns
         self._open = OpenWindows(self._rule)
         self._given_out = GivenOut(near=self._rule.window + self._rule.max_delay)
         self._rejected: list[Rejection] = []
@@ -105,7 +103,7 @@ class EventTimeBatcher:
         Parameters
         ----------
         message
-            A message of this batcher's source, which is that of the first message.
+            A message of this batcher's source, which the first message sets.
         now
             The receive clock, ns: when the message was received. Default ``message.receive_time``.
 
@@ -117,8 +115,8 @@ class EventTimeBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a message of another source or of a stream that was not declared, and if neither ``now`` nor
-            the message says when it was received. The batcher is then as it was before.
+            For a message of another source or of a stream that was not declared, and if neither ``now`` nor the message
+            has a receive time. The batcher is then unchanged.
         """
         try:
             source = message.source
@@ -153,7 +151,7 @@ class EventTimeBatcher:
         return batches
 
     def advance(self, now: Time) -> list[Batch]:
-        """Move the receive clock on: a promise that nothing received at or before ``now`` comes later.
+        """Advance the receive clock: a promise that no message received at or before ``now`` comes later.
 
         Returns
         -------
@@ -169,7 +167,7 @@ class EventTimeBatcher:
     def flush(self) -> list[Batch]:
         """Close every open window at once, as at the end of the data; the receive clock stays.
 
-        A message that comes later and belongs to a window given out is rejected, as a duplicate or late.
+        A later message for a returned window is rejected, as a duplicate or late.
         """
         batches: list[Batch] = []
         self._give_out(self._open.take_all(), "flush", batches)
@@ -180,13 +178,13 @@ class EventTimeBatcher:
 
         Open messages are returned, as by `flush`, and the next message sets the clock again. The batcher still knows
         which event times it has returned, so that no message is in two batches and no two batches have one identity. A
-        message for a returned window is rejected, even if the leap of the clock closed that too early. If traffic is
-        scattered in time, the gaps between such windows may count as returned too.
+        message for a returned window is rejected, even if the clock's jump closed that window too early. If traffic is
+        scattered in time, the gaps between such windows may count as returned, too.
 
         Parameters
         ----------
         source
-            Whose clock; another source than this batcher's is an error. Default: this batcher's.
+            The source of the clock; any other than this batcher's is an error. Default: this batcher's.
 
         Returns
         -------
@@ -210,27 +208,27 @@ class EventTimeBatcher:
         return batches
 
     def stats(self) -> BatcherStats:
-        """Return the state of the receive clock, and how far that is ahead of the messages."""
+        """Return the state of the receive clock, and how far it is ahead of the messages."""
         clock = None if self._floor == MIN_NS else min(self._floor, MAX_NS)
         return BatcherStats(self._source, clock, self._ahead, self._open.count, {}, {})
 
     @property
     def receive_clock(self) -> int:
-        """The least receive time that may still come, ns; before all times if nothing has come."""
+        """The earliest receive time that may still come, ns; before all times if no message has come."""
         return self._floor
 
     def is_done(self, since: int, promised: int) -> bool:
-        """Return whether nothing was received after ``since`` and a new batcher would judge later messages alike.
+        """Return whether the batcher holds no state that a new one would need.
 
-        That is: no window is open, no rejection waits to be taken, and a message for a returned window can only be
-        late.
+        That is: no message was received after ``since``, no window is open, no rejection is untaken, and a message for
+        a returned window can only be late.
 
         Parameters
         ----------
         since
             A receive time, ns.
         promised
-            The least receive time that may still come, ns, as far as the caller knows. The batcher's own clock may lag
+            The earliest receive time that may still come, ns, according to the caller. The batcher's own clock may lag
             behind it after `flush` and `reset`.
         """
         if self._open or self._rejected or self._floor > since:
@@ -253,7 +251,7 @@ class EventTimeBatcher:
         return rejected
 
     def state(self) -> bytes:
-        """Write down everything that the batcher knows, options included, for `restore`."""
+        """Encode the whole state of the batcher, including its options, for `restore`."""
         return EventTimeState(
             self._rule,
             self._newest,
@@ -309,7 +307,7 @@ class EventTimeBatcher:
 
     def _close_complete(self, message: Message, newest: dict[str, int], batches: list[Batch]) -> None:
         newest[message.stream] = max(newest[message.stream], message.event_time)
-        # A place in the heap is brought up to date when it comes to the top, so a message costs log n of the streams.
+        # A heap item is updated only at the top of the heap, so a message costs log n of the streams.
         slowest = self._slowest
         while slowest[0][0] < newest[slowest[0][1]]:
             heapreplace(slowest, (newest[slowest[0][1]], slowest[0][1]))

@@ -33,16 +33,16 @@ class Assignment(NamedTuple):
     ----------
     starts, ends
         Its batch's window, int64 ns; 0 if the row is in no batch. Duplicates and replaced rows have the start of the
-        window that they fell into. If `assign_judged` finds the window open still, its start and end as far as
-        messages have come.
+        window into which they fell. If `assign_judged` finds the window still open, its start and the end according to
+        the messages so far.
     conflicts
-        A conflict cut that window, or put it apart: the batch's reason is ``conflict``; uint8, 1 or 0.
+        Whether a conflict cut or isolated that window: the batch's reason is ``conflict``; uint8, 1 or 0.
     verdicts
         uint8, the numbers of `waterclock.batching.event_time.rule`: ``ACCEPTED``, a key of ``REJECTIONS``, or
         ``UNDECIDED`` at ``now``.
     order
         The rows that are neither late nor future nor received after ``now``, source by source in order of event time,
-        equal times as they stood; uint32.
+        equal times in their given order; uint32.
     """
 
     starts: npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ def assign_batches(
     """Find the batch of every message of a table, for all its sources.
 
     The result equals that of an `EventTimeBatcher` of each source for the same messages in order of receive time. It
-    depends on the set of rows; their order decides only which of equal ones (in source, stream, event time and receive
+    depends on the set of rows. Their order only decides which of equal rows (in source, stream, event time and receive
     time) is the duplicate.
 
     Parameters
@@ -77,8 +77,8 @@ def assign_batches(
     window, max_delay, max_lead, on_conflict, gap
         As of `EventTimeBatcher`.
     now
-        A reading of the receive clock, as `EventTimeBatcher.advance` takes it: messages received after it, and those
-        of windows with ``batch_end`` + max_delay after it, are not decided yet. Default: all are decided.
+        A reading of the receive clock, as for `EventTimeBatcher.advance`. Messages received after it, and those of
+        windows with ``batch_end`` + max_delay after it, are undecided. Default: all are decided.
 
     Returns
     -------
@@ -90,8 +90,8 @@ def assign_batches(
     Raises
     ------
     SchemaError
-        For a missing column, one of another type, such as times that name no moment (floats, dates, timestamps without
-        a time zone), or one named like a column to be added.
+        For a missing column, one of another type, such as times without a defined moment (floats, dates, timestamps
+        without a time zone), or one with the name of an added column.
     InvalidArgumentError
         For a column with nulls, a time that does not fit int64 ns, and an invalid option.
 
@@ -135,13 +135,13 @@ def assign_arrays(
 ) -> Assignment:
     """Find the window of every row; the base of `assign_batches` and of the Spark pipeline.
 
-    For a source whose receive times are out of order, give their running maximum: a batcher that reads the messages one
-    by one judges them so.
+    If a source's receive times are out of order, pass their running maximum, by which a batcher that reads the messages
+    one by one judges them.
 
     Parameters
     ----------
     sources, streams
-        int32 numbers from 0 that stand for the sources and the streams; all 0 for one source.
+        int32 numbers from 0 that represent the sources and the streams; all 0 for one source.
     event_times, receive_times
         int64 ns.
     rule
@@ -156,7 +156,7 @@ def assign_arrays(
     TypeError
         For arrays that cannot become the types above without loss.
     UnavailableError
-        If no folder can be written in which Numba could keep the compiled code.
+        If no folder for Numba's compiled code is writable.
     """
     count = _checked_length(sources, streams, event_times, receive_times)
     verdicts = np.empty(count, np.uint8)
@@ -186,18 +186,19 @@ def assign_judged(
     rule: EventTimeRule,
     nows: npt.NDArray[np.int64],
 ) -> Assignment:
-    """Find the window of every row that was accepted as it arrived, with a reading of each source's receive clock.
+    """Find the window of every accepted row, given a reading of each source's receive clock.
 
     Parameters
     ----------
     sources, streams, event_times
         As of `assign_arrays`. Of equal rows (in source, stream and event time) the first is the one received first.
     verdicts
-        What `judge_arrivals` found of each row; those of accepted rows are changed.
+        The result of `judge_arrivals`; verdicts of accepted rows are changed.
     rule
         The checked options.
     nows
-        Of each source, when its windows are looked at: those that end more than ``max_delay`` before are decided.
+        For each source, the time at which its windows are judged: those that end more than ``max_delay`` before are
+        decided.
 
     Raises
     ------
@@ -226,7 +227,7 @@ def assign_judged(
 def read_clocks(
     sources: npt.NDArray[np.int32], receive_times: npt.NDArray[np.int64], clocks: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the receive clock of its source at each message, in the order in which they are read.
+    """Return, for each message in reading order, the receive clock of its source.
 
     Parameters
     ----------
@@ -245,19 +246,19 @@ def read_clocks(
 def judge_arrivals(
     event_times: npt.NDArray[np.int64], clock: npt.NDArray[np.int64], rule: EventTimeRule
 ) -> npt.NDArray[np.uint8]:
-    """Apply the part of the rule that needs no other message: find each row accepted, late or future.
+    """Apply the part of the rule that needs no other message: judge each row as accepted, late or future.
 
     Parameters
     ----------
     event_times, clock
-        int64 ns; the second when the row was received, or the receive clock's reading then.
+        int64 ns; ``clock`` is the receive time of the row, or the receive clock's reading then.
     rule
         The checked options.
 
     Returns
     -------
     numpy.ndarray
-        Of uint8, as the verdicts of `Assignment`.
+        uint8, as the verdicts of `Assignment`.
     """
     verdicts = np.full(len(event_times), ACCEPTED, np.uint8)
     verdicts[event_times > np.minimum(clock, MAX_NS - rule.max_lead) + rule.max_lead] = FUTURE
@@ -266,19 +267,20 @@ def judge_arrivals(
 
 
 def closing_times(ends: npt.NDArray[np.int64], rule: EventTimeRule) -> npt.NDArray[np.int64]:
-    """Find when windows close that end then, in ns of the receive clock; no later than the end of time."""
+    """Return when windows with these ends close, in ns of the receive clock; no later than the end of time."""
     return np.minimum(ends, MAX_NS - rule.max_delay) + rule.max_delay
 
 
 def ended_by_gap(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], rule: EventTimeRule) -> Any:
-    """Return of windows that no conflict ended which ones a silence ended."""
+    """Return which of the windows that no conflict ended were ended by a silence."""
     return ends < np.minimum(starts, MAX_NS - rule.window) + rule.window
 
 
 def compiled() -> Any:
     """Return the compiled rule."""
     try:
-        # Importing Numba takes several times as long as all else; batching message by message does not need it.
+        # Importing Numba takes several times as long as all other imports, and batching message by message does not
+        # need it.
         from waterclock.batching.event_time import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(
@@ -311,7 +313,7 @@ def _inputs(
 
 
 def _memory(count: int) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any, Any, Any]]:
-    """Allocate the kernel's outputs other than verdicts, and its working memory."""
+    """Allocate the kernel's outputs except verdicts, and its working memory."""
     return (
         (np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint8)),
         (

@@ -1,4 +1,4 @@
-"""The event times of a source that are already in batches: no event time is batched twice."""
+"""The event times of a source that are already in batches, so that no event time is batched twice."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from bisect import insort
 from waterclock.time import MIN_NS
 
 MOST_SPANS = 8
-"""At most this many stretches of traffic are distinguished. Each leap of a clock, there or back, makes one; silences
-make them too, and the narrowest gaps between stretches count as given out first."""
+"""Maximum number of separate stretches of traffic.
+
+Each jump of a clock, in either direction, begins one, and so do silences. If there are more, the narrowest gaps between
+stretches count as returned.
+"""
 
 
 class GivenOut:
     """The event times of returned windows.
 
-    Windows are returned in order, and a message before the newest returned event time is refused. Earlier times come
-    again only if the receive clock was set again; then the stretches of returned time are kept apart.
+    Windows are returned in order, and a message before the newest returned event time is refused. Earlier times are
+    accepted again only if the receive clock was set again; then the stretches of returned time are kept separately.
 
     Attributes
     ----------
     newest
-        The last event time of all windows given out, ns.
+        The last event time of all returned windows, ns.
     early
-        Stream and event time of the messages given out before their window's time, and that time, ns: until then
-        QoS 1 may redeliver them.
+        Stream and event time of messages returned before their window's closing time, and that time, ns: until then QoS
+        1 may redeliver them.
     spans
-        First and last event time, ns, of the stretches of windows given out, in order.
+        First and last event time, ns, of the stretches of returned windows, in order.
     begun_anew
-        The clock was set again, so that the times between the spans may come.
+        Whether the clock was set again, so that times between the spans may come.
     """
 
     __slots__ = ("_near", "begun_anew", "early", "newest", "spans")
 
     def __init__(self, near: int) -> None:
-        """``near``: windows at most that far apart (ns) are one stretch."""
+        """``near``: windows at most this far apart (ns) form one stretch."""
         self._near = near
         self.newest = MIN_NS - 1
         self.early: dict[tuple[str, int], int] = {}
@@ -45,7 +48,7 @@ class GivenOut:
         return not self.begun_anew or any(start <= event_time <= last for start, last in self.spans)
 
     def add(self, start: int, last: int) -> None:
-        """Emit a window, from its first to its last event time (ns)."""
+        """Record a returned window, from its first to its last event time (ns)."""
         self.newest = max(self.newest, last)
         spans = self.spans
         if spans and spans[-1][0] <= start <= spans[-1][1] + self._near:
@@ -56,7 +59,7 @@ class GivenOut:
             self._join_spans()
 
     def forget_early(self, floor: int) -> None:
-        """Forget the early messages that could only come late now: ``floor`` (ns) is the least receive time to come."""
+        """Forget early messages whose repeats would be late now; ``floor`` (ns): the earliest receive time to come."""
         early = self.early
         while early and next(iter(early.values())) < floor:
             del early[next(iter(early))]

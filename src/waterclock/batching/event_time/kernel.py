@@ -1,8 +1,8 @@
 """The rule of event-time batching over arrays, compiled with Numba. All compiled code is in this file.
 
 Numba keeps machine code per file and looks for changes in that file alone: a compiled function that called one of
-another file would go on calling the old one after a change there. Of other files come numbers only; a change of one
-needs this file saved too.
+another file would keep calling the old one after a change there. Only numbers come from other files; after a change of
+one, save this file, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Times = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
 Bytes = npt.NDArray[np.uint8]
 
-_FEW = 48  # so many are sorted fastest by insertion
+_FEW = 48  # up to this many are sorted fastest by insertion
 
 
 class _Rule(NamedTuple):
@@ -48,7 +48,7 @@ class _EventTimeOutput(NamedTuple):
 
 
 class _LastSeen(NamedTuple):
-    """By stream: the number of its last window and of its last event time, and the row kept there."""
+    """By stream: the numbers of its last window and its last event time, and the row kept there."""
 
     window: Times
     instant: Times
@@ -63,7 +63,8 @@ _times_out = types.Array(types.int64, 1, "C")
 _bytes_out = types.Array(types.uint8, 1, "C")
 
 
-# For what runs once a window or an event time: a call counts references of its arrays, which costs more than the work.
+# For code that runs once per window or event time: a call counts references of its arrays, which costs more than the
+# work.
 _inlined = njit(inline="always")
 
 
@@ -79,7 +80,7 @@ def _minus(time: int, length: int) -> int:
 
 @njit
 def _judge(event_times: Times, receive_times: Times, max_delay: int, max_lead: int, now: int, verdicts: Bytes) -> None:
-    # No branches: the loop then runs on several rows at once.
+    # No branches, so that the loop is vectorised.
     for row in range(event_times.size):
         received = receive_times[row]
         event_time = event_times[row]
@@ -95,7 +96,7 @@ def _judge(event_times: Times, receive_times: Times, max_delay: int, max_lead: i
 
 @njit
 def _gather(sources: Codes, event_times: Times, verdicts: Bytes, bounds: Times, times: Times, rows: Codes) -> None:
-    """Lay the accepted rows source by source, in row order; source s is then at ``bounds[s]`` to ``bounds[s + 1]``."""
+    """Group the accepted rows by source, in row order; source s is then at ``bounds[s]`` to ``bounds[s + 1]``."""
     for row in range(sources.size):
         if verdicts[row] == ACCEPTED:
             bounds[sources[row] + np.uint32(1)] += 1
@@ -124,8 +125,8 @@ def _sort(
 ) -> None:
     """Sort places ``first`` to ``stop`` by time, stably: into buckets of equal width, then within them.
 
-    Messages arrive nearly in order and evenly, so that a bucket holds few and all memory touched is near by. Buckets
-    that hold many, such as after a long silence of a source, are sorted by merging.
+    Messages arrive nearly in order and evenly, so a bucket holds few, and memory accesses are local. Buckets that hold
+    many, such as after a long silence of a source, are merge-sorted.
     """
     low = times[first]
     high = times[first]
@@ -188,7 +189,7 @@ def _mark_duplicates(
     kept: Codes,
     verdicts: Bytes,
 ) -> None:
-    """Of the rows of one event time, keep of each stream the one received first, of equals the first row."""
+    """Among the rows of one event time, keep the first received one of each stream; among equals, the first row."""
     for k in range(first, stop):
         row = rows[k]
         stream = streams[row]
@@ -206,7 +207,7 @@ def _mark_duplicates(
 
 @_inlined
 def _enter(rows: Codes, first: int, stop: int, streams: Codes, number: int, last_window: Times) -> bool:
-    """Put the rows of one event time into a window, or tell that one of their streams exists already."""
+    """Put the rows of one event time into a window, or return that the window already has one of their streams."""
     for k in range(first, stop):
         if last_window[streams[rows[k]]] == number:
             return False
@@ -240,8 +241,8 @@ def _cut_source(
     seen: _LastSeen,
     out: _EventTimeOutput,
 ) -> None:
-    """Cut the sorted rows of one source into windows. Numbers are places, so that no two sources share one."""
-    # Taken apart once: reading an array out of a tuple counts references, which would cost more than the work itself.
+    """Cut the sorted rows of one source into windows. Window numbers are row places, so that sources share none."""
+    # Unpacked once: reading an array from a tuple counts references, which would cost more than the work itself.
     starts, ends, conflicts, verdicts = out
     window, max_delay, on_conflict, silence = rule
     splits = on_conflict in (SPLIT, ISOLATE)
@@ -259,7 +260,7 @@ def _cut_source(
             after = k + 1
             while after < stop and times[after] == times[k]:
                 after += 1
-            if after > k + 1 and k >= unmarked:  # a conflicting event time is met again as the next window's first
+            if after > k + 1 and k >= unmarked:  # a conflicting event time is visited again as the next window's first
                 unmarked = after
                 _mark_duplicates(rows, k, after, streams, receive_times, last_instant, kept, verdicts)
             if splits and not _enter(rows, k, after, streams, begin + 1, last_window):
@@ -353,7 +354,7 @@ def assign(
 
     Writes ``verdicts`` of all rows, ``starts``, ``ends`` and ``conflicts`` of the accepted ones, and into ``rows`` the
     ordered rows, whose number it returns. The last five are working memory for every row (``bucket_ends`` for two
-    more): NumPy asks for it in huge pages. Numba does not, and to touch so many small pages would take as long as the
+    more): NumPy allocates it in huge pages. Numba does not, and touching so many small pages would take as long as the
     sorting.
     """
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
@@ -396,7 +397,7 @@ def assign_judged(
     spare_rows: Codes,
     bucket_ends: Codes,
 ) -> int:
-    """Find the windows of rows that are judged already; see `waterclock.batching.event_time.columns.assign_judged`.
+    """Find the windows of rows that were already judged; see `waterclock.batching.event_time.columns.assign_judged`.
 
     Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
     """
@@ -418,9 +419,10 @@ def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: T
 
 @njit
 def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, last_place: Times, leads: Times) -> None:
-    """Find the place at which the next window opens, for a window that opens at each place; ``stop`` if none does.
+    """For a window opened at each place, find the place of the next window; ``stop`` without one.
 
-    Places hold one source's messages in order of time. Those of one time share a window; the first place stands for it.
+    Places hold one source's messages in order of time. Messages of one time share a window, which the first of their
+    places represents.
     """
     window, _, on_conflict, silence = rule
     splits = on_conflict in (SPLIT, ISOLATE)
@@ -461,8 +463,8 @@ def _synchronises(
     possible[first] = 1
     furthest = first
     if times[first] <= _plus(begin, silence):
-        # A window may have opened before and hold the first messages. The next opens at one of these, or at the place
-        # to which the window of the first leads, since an earlier window never leads further than a later one.
+        # A window that opened earlier may hold the first messages. The next one then opens at one of these, or at the
+        # place to which the first one's window leads, since an earlier window never leads further than a later one.
         furthest = leads[first]
         possible[first:furthest] = 1
     k = first
@@ -475,7 +477,7 @@ def _synchronises(
             synchronised = synchronised or furthest <= k
             if times[k] >= since:
                 return synchronised
-            # Its isolated batch may begin within the range though the next window opens where all others do.
+            # Its isolated batch may begin within the range although the next window opens where all others do.
             if on_conflict == ISOLATE and not synchronised and leads[k] > first and times[leads[k] - 1] >= since:
                 return False
             furthest = max(furthest, leads[k])

@@ -1,9 +1,9 @@
-"""The accepted messages of one source that are in no batch yet, of which only the first window is ever cut.
+"""The accepted messages of one source that are in no batch yet. Only their first window is cut.
 
 The contents of a window depend on its start and on later messages, never on earlier ones. So a message out of order may
-move every window after its own, and cutting them all again for each message would cost the square of a backlog. Here
-the later messages merely wait, in order of event time. The first window takes them in one by one, as far as its time
-has come. Messages that a conflict or an older message moves out of it wait again.
+move every window after its own, and cutting them all again for each message would cost the square of a backlog. So
+later messages only wait, in order of event time. The first window takes them in one by one, when the clock reaches
+them. Messages that a conflict or an older message moves out of it wait again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from waterclock.time import MAX_NS
 _stream = attrgetter("stream")
 
 LOOK_AHEAD = 8
-"""How many event times the first window takes in before their time has come.
+"""How many event times the first window takes in ahead of the clock.
 
-More of them, and fewer messages of traffic in order cause a look at the window. But all of them may have to wait again
-for one message out of order, so the dearest order of arrival grows with it.
+With more, ordered traffic needs fewer checks of the window. But one message out of order may push all of them back, so
+the worst-case cost grows with it.
 """
 
 
 class OpenWindows:
-    """Accepted messages by event time, and the first of their windows.
+    """Accepted messages by event time, and their first window.
 
-    The first window has taken in all messages up to ``_reach``, and it knows its end if that is ``_last``.
+    The first window has taken in all messages up to ``_reach``; if that equals ``_last``, its end is known.
 
     Attributes
     ----------
@@ -56,14 +56,15 @@ class OpenWindows:
     )
 
     def __init__(self, rule: EventTimeRule, *, isolated: bool = False) -> None:
-        """``isolated``: the first window holds a conflicting event time alone."""
+        """``isolated``: whether the first window holds only a conflicting event time."""
         self._rule = rule
         self._splits = rule.on_conflict in ("split", "isolate")
-        # Messages by event time: one, or several by stream. A dict for each alone would double the cost in order.
+        # Messages by event time: a single one, or several by stream. A dict for each would double the cost of ordered
+        # traffic.
         self._at: dict[int, Message | dict[str, Message]] = {}
         self._waiting = WaitingTimes()
-        # The first window: its event times as they came in order, and negated in a heap the ones that came after later
-        # ones; the event time of each stream there.
+        # The first window: its event times that came in order; in a heap, negated, those that came after later ones;
+        # and the event time of each of its streams.
         self._run: list[int] = []
         self._older: list[int] = []
         self._streams: dict[str, int] = {}
@@ -79,7 +80,7 @@ class OpenWindows:
         return sum(len(group) if isinstance(group, dict) else 1 for group in self._at.values())
 
     def put(self, message: Message) -> bool:
-        """Take an accepted message in; False if one of its stream and event time is here."""
+        """Add an accepted message; False if there is one with its stream and event time."""
         event_time = message.event_time
         group = self._at.get(event_time)
         if group is None:
@@ -103,7 +104,7 @@ class OpenWindows:
         return True
 
     def take_ended(self, before: int) -> list[Window]:
-        """Remove and return the windows that end before an event time (ns); all messages before it are here."""
+        """Remove and return the windows that end before an event time (ns); all messages before it have been added."""
         taken: list[Window] = []
         while self.ends_from < before:
             self._extend(before)
@@ -138,7 +139,7 @@ class OpenWindows:
         return self.ends_from
 
     def windows(self) -> list[Window]:
-        """List all windows, which stay."""
+        """List all windows without removing them."""
         other = OpenWindows(self._rule, isolated=self._isolated)
         other._at = self._at.copy()
         for event_time in sorted(self._at):
@@ -161,7 +162,7 @@ class OpenWindows:
         self._set_end()
 
     def _extend(self, until: int) -> None:
-        """Move waiting messages before ``until`` (ns), and a few more, into the first window, as far as it goes."""
+        """Move waiting messages before ``until`` (ns), and a few more, into the first window, up to its end."""
         waiting = self._waiting
         first = waiting.first
         if self._reach >= self._last:
@@ -196,7 +197,7 @@ class OpenWindows:
         self._set_end()
 
     def _join(self, message: Message, *, is_new_time: bool) -> None:
-        """Take a message into the first window, or cut it there."""
+        """Add a message to the first window, or cut the window there."""
         event_time = message.event_time
         if event_time < self._start:
             if self._start == NEVER:
@@ -232,7 +233,7 @@ class OpenWindows:
         self._set_end()
 
     def _reach_on(self, event_time: int, gap: int) -> None:
-        """Extend the first window, which nothing cuts, to a gap after one of its messages."""
+        """Extend the uncut first window to a gap after one of its messages."""
         self._last = max(self._last, min(event_time + gap, self._start + self._rule.window, MAX_NS))
 
     def _end_at(self, event_time: int) -> None:

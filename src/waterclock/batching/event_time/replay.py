@@ -2,16 +2,13 @@
 
 A replay of ``[since, until)`` returns the batches that start in it, and the late, future and duplicate messages that
 were received in it. Whether a message is accepted depends on its source's receive clock, and the start of a window
-depends on the windows before it. So a replay reads further than its range, in both directions:
-
-Back to messages received at ``received_from``. What lies before was received earlier, so it can neither make a message
-late that happened at ``begin`` or later, nor take one in that is ahead.
-
-On to the last message received at ``received_until``. Messages received later are late for windows that start before
-``until``.
+depends on the windows before it. So a replay reads further than its range, in both directions: Back to messages
+received at ``received_from``. Earlier ones were received earlier, so they can neither make a message late that happened
+at ``begin`` or later, nor admit one that is ahead. On to the last message received at ``received_until``. Messages
+received later are late for windows that start before ``until``.
 
 How windows opened before ``begin`` is unknown. `synchronised` follows every possibility: after a silence longer than
-the window all of them continue alike, and often much sooner.
+the window, and often much sooner, all of them continue in the same way.
 """
 
 from __future__ import annotations
@@ -26,24 +23,24 @@ from waterclock.batching.event_time.rule import ACCEPTED, CONFLICTS, REPLACED, E
 from waterclock.time import MAX_NS, MIN_NS
 
 WINDOWS_BACK = (16, 1024)
-"""The windows before its range in which a replay looks for a synchronised start; after that it reads from the start.
-
-Each step reads all of the step before again: as they grow fast, they cost little more than the last.
+"""How many windows before its range a replay searches for a synchronised start, step by step; then it reads from the
+topic's start. Each step reads the range of the previous one again: since they grow fast, all together cost little more
+than the last.
 """
 
 
 class ReplayRange(NamedTuple):
-    """The result of a replay, and the limits of its knowledge of earlier messages; int ns.
+    """The range of a replay, and the limits of its knowledge of earlier messages; int ns.
 
     Attributes
     ----------
     since, until
         Batches that start in ``[since, until)``, and messages rejected when they were received in it.
     begin
-        Messages that happened before are left aside, since it is not known whether they were accepted; None: there are
-        no earlier messages than those read.
+        Messages that happened before are ignored, since it is unknown whether they were accepted; None: no messages are
+        earlier than those read.
     promised
-        Nothing received before this comes later: windows that close by then are given.
+        No message received before this comes later: windows that close by then are returned.
     """
 
     since: int
@@ -53,7 +50,7 @@ class ReplayRange(NamedTuple):
 
     @classmethod
     def reaching_back(cls, rule: EventTimeRule, since: int, until: int, windows: int) -> ReplayRange:
-        """Begin ``windows`` windows before the first message that may count."""
+        """Begin ``windows`` windows before the first message that may belong to the range."""
         back = rule.max_delay + windows * (rule.window + 1)
         return cls(since, until, max(since - back, MIN_NS))
 
@@ -87,17 +84,17 @@ def synchronised(
     sources, streams
         Numbers from 0.
     event_times, received
-        Of the messages of ``span`` in the order of their positions, up to ``since`` at least; ns.
+        Those of the messages of ``span`` in the order of their positions, up to ``since`` at least; ns.
     rule
         The checked options.
     span
-        Whose ``begin`` is not None.
+        The range; its ``begin`` must not be None.
     """
     count = int(sources.max()) + 1 if len(sources) else 0
     begin = MIN_NS if span.begin is None else span.begin
     clocks = read_clocks(sources, received, np.full(count, MIN_NS))
     known = (judge_arrivals(event_times, clocks, rule) == ACCEPTED) & (event_times >= begin)
-    # Messages behind the range's first window do not affect it.
+    # Messages after the range's first window do not affect it.
     known &= event_times <= min(span.since + rule.window, MAX_NS)
     order = np.flatnonzero(known)
     order = order[np.lexsort((event_times[order], sources[order]))]

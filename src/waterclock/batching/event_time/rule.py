@@ -1,4 +1,4 @@
-"""The options of batching by event time: the lengths of its rule and what to do about a conflict."""
+"""The options of batching by event time: the lengths of its rule, and the treatment of conflicts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.time import Duration, to_duration
 
 OnConflict = Literal["split", "replace", "isolate", "keep"]
-"""The treatment of a window in which a stream occurs with a second event time."""
+"""The treatment of a stream's second event time in a window."""
 
-# The kernel compiles the numbers of this file in: after a change of one, save `kernel.py` too.
+# The kernel compiles in the numbers of this file: after a change of one, save `kernel.py`, too.
 
 SPLIT, REPLACE, ISOLATE, KEEP = range(4)
 
@@ -20,9 +20,9 @@ CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate
 """The numbers of those words, for the compiled rule."""
 
 ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
-"""The verdicts of the rule on a message, as numbers, for many messages at once.
+"""The verdicts of the rule on a message, as numbers.
 
-Undecided: received after the clock's reading, or in a window that is open at it.
+Undecided: received after the clock's reading, or in a window that is open then.
 """
 
 REJECTIONS: dict[int, RejectReason] = {
@@ -31,7 +31,7 @@ REJECTIONS: dict[int, RejectReason] = {
     DUPLICATE: "duplicate",
     REPLACED: "replaced",
 }
-"""The words for those of them that keep a message out of every batch."""
+"""The words for the verdicts that keep a message out of every batch."""
 
 
 class EventTimeRule(NamedTuple):
@@ -48,9 +48,8 @@ class EventTimeRule(NamedTuple):
     on_conflict
         The effect of a second event time of a stream on the window:
         ``"split"`` cuts it there and opens the next one (message batching, UC3);
-        ``"replace"`` leaves it uncut and keeps of each stream the newest event time;
-        ``"isolate"`` cuts it there and makes all messages of that event time a batch of their own;
-        ``"keep"`` leaves it uncut and keeps them all.
+        ``"replace"`` leaves it uncut and keeps the newest event time of each stream; ``"isolate"`` cuts it there and
+        makes all messages of that event time a batch of their own; ``"keep"`` leaves it uncut and keeps them all.
     gap
         Longest event-time distance between a message of a batch and the next one; None: as long as the window.
     """
@@ -63,7 +62,7 @@ class EventTimeRule(NamedTuple):
 
     @property
     def silence(self) -> int:
-        """How long nothing may happen within a window, ns: at most as long as the window."""
+        """Longest silence within a window, ns: at most the window's length."""
         return self.window if self.gap is None else min(self.gap, self.window)
 
     @property

@@ -1,6 +1,6 @@
 """The stored state of an event-time batcher: messages as Arrow IPC, facts as JSON in the schema metadata.
 
-Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
+All of it is in a frame with a checksum (`waterclock.batching.state_bytes`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class EventTimeState:
     newest
         Newest event time of each declared stream, ns; None if none were declared.
     source
-        Whose messages it batches; None before the first.
+        The source of its messages; None before the first.
     floor
-        The least receive time that may still come, ns.
+        The earliest receive time that may still come, ns.
     windows
         The open windows in order of start.
     given_out
-        Which event times have been given out.
+        Which event times were returned.
     rejected
         Rejections not yet taken.
     """
@@ -84,7 +84,7 @@ class EventTimeState:
         Raises
         ------
         DamagedError
-            If the bytes are those of a state, but not as they were written.
+            If the bytes are a corrupt state.
         SchemaError
             If they are something else, or of another version.
         """

@@ -11,10 +11,10 @@ NEVER = MAX_NS + 1
 
 
 class WaitingTimes:
-    """Event times (ns) of which the least is known and can be taken.
+    """Event times (ns), whose smallest is known and can be taken.
 
-    Times that come in order stand in a list, the others in a heap: a push or a pop costs at most the logarithm of how
-    many wait, in any order of arrival.
+    Times that come in order are in a list, the others in a heap: a push or pop costs at most the logarithm of their
+    number, in any order of arrival.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class WaitingTimes:
 
     def __init__(self) -> None:
         self._run: list[int] = []
-        self._taken = 0  # those of the run before it are taken; cutting them off each time would move all others
+        self._taken = 0  # the items before it are taken; removing them each time would move all others
         self._heap: list[int] = []
         self.first = NEVER
 
@@ -41,7 +41,7 @@ class WaitingTimes:
             self.first = time
 
     def pop(self) -> int:
-        """Take the least time."""
+        """Remove the smallest time."""
         time, heap, run = self.first, self._heap, self._run
         if heap and heap[0] == time:
             heappop(heap)

@@ -21,9 +21,9 @@ class Window(NamedTuple):
     last
         Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut.
     cut
-        A conflict at ``last + 1`` ended it.
+        Whether a conflict at ``last + 1`` ended it.
     isolated
-        Holds one conflicting event time alone (``on_conflict="isolate"``).
+        Whether it holds only one conflicting event time (``on_conflict="isolate"``).
     messages
         By event time, equal ones by stream.
     """
@@ -40,12 +40,12 @@ class Window(NamedTuple):
         return self.last + self.cut
 
     def ended_by_gap(self, rule: EventTimeRule) -> bool:
-        """Return whether a silence ended this window, and neither its length nor a conflict."""
+        """Return whether a silence ended this window, not its length or a conflict."""
         return not self.conflicted and self.last < min(self.start + rule.window, MAX_NS)
 
     @property
     def conflicted(self) -> bool:
-        """A conflict ended this window, or put it apart."""
+        """Whether a conflict ended this window, or isolated it."""
         return self.cut or self.isolated
 
     def closed_at(self, rule: EventTimeRule) -> int:

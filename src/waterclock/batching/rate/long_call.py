@@ -1,4 +1,4 @@
-"""Warns of a call whose messages are too far apart for one call: the rest is not cut into batches."""
+"""Warns of a call whose messages are too far apart for one call: distant ones are not cut into batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waterclock.time import format_duration
 def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
     """Warn if one stream's messages, which arrived together, are more than 1000 batch lengths (ns) apart.
 
-    Streams that are far from each other are not a backlog: the clock of one is wrong.
+    Streams far from each other are not a backlog: the clock of one is wrong.
     """
     farthest = ERA * batch_length
     last = {message.stream: message.event_time for message in messages}

@@ -1,4 +1,4 @@
-"""How often a stream sends, estimated from the event times of its messages."""
+"""The rate of a stream, estimated from the event times of its messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEAR = 8  # a difference is near a multiple of the period if it is off by at mo
 class StreamPeriodEstimator:
     """Estimates a stream's rate from the differences between its event times.
 
-    Keeps the last 32 differences. Splits (difference 0) and messages out of order (negative) leave none.
+    Keeps the last 32 differences. Splits (difference 0) and messages out of order (negative) do not count.
 
     Attributes
     ----------
@@ -41,16 +41,16 @@ class StreamPeriodEstimator:
         self.differences: deque[int] = deque(maxlen=kept)
 
     def observe(self, event_time: int, set_back: int = NEVER) -> None:
-        """Take note of a message.
+        """Record a message.
 
         Parameters
         ----------
         event_time
             Of the message, ns.
         set_back
-            If a message is further behind the newest than this (ns), the newest was wild or the stream's clock was
-            set back, and differences count from this message on. Else one wild time would silence the estimator until
-            the stream has caught up with it.
+            If a message is further behind the newest than this (ns), the newest was wrong or the stream's clock was set
+            back, and differences count from this message on. Otherwise one wrong time would stop the estimator until
+            the stream catches up with it.
         """
         difference = event_time - self.newest
         if difference > 0:
@@ -79,19 +79,19 @@ class StreamPeriodEstimator:
            0.1 Hz, whichever is more.
 
         Beyond *RateAwareMessageBatcher*: if less than half of the differences are near multiples of that period, and
-        three in four are near multiples of one that follows from the lower quartile, that one counts.
+        three in four are near multiples of the period that follows from the lower quartile, the latter is used.
 
         Parameters
         ----------
         current
-            The rate in use, Hz. It is kept while the estimate is as near to it as rounding allows and jitter leaves
-            the new one uncertain: the median of 32 differences at 14 Hz with 10 ms of jitter is 15 Hz at times.
+            The rate in use, Hz. It is kept while the estimate differs from it by no more than rounding, and jitter
+            makes the new one uncertain: the median of 32 differences at 14 Hz with 10 ms of jitter is 15 Hz at times.
         """
         kept = sorted(self.differences)
         count = len(kept)
         if count < MIN_DIFFERENCES:
             return None
-        # Twice the median, to stay in whole numbers: half a nanosecond matters at 10 kHz.
+        # Twice the median, to keep whole numbers: half a nanosecond matters at 10 kHz.
         double = kept[(count - 1) // 2] + kept[count // 2]
         period, fitting = double / 2, count
         if _NEAR * (double - 2 * kept[0]) > double or _NEAR * (2 * kept[-1] - double) > double:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DRIFT_TOLERANCE = 1_000_000
-"""A window that begins at most this long after a pulse (ns) begins on it: what rounding can amount to."""
+"""A window that begins at most this long after a pulse (ns) begins on it: the maximum rounding error."""
 
 _SECOND = 1_000_000_000
 
 
 class PulseGrid(NamedTuple):
-    """The pulses of one stream, equally far apart forever.
+    """The pulses of one stream, at equal distances without end.
 
-    A message belongs to the pulse nearest to it, so that it may be half a period early or late. A pulse belongs to the
-    window in which it is due. Every pulse thus belongs to exactly one of the windows that follow each other.
+    A message belongs to the pulse nearest to it, so it may be half a period early or late. A pulse belongs to the
+    window in which it is due. Each pulse thus belongs to exactly one of consecutive windows.
 
     Attributes
     ----------
     origin
-        When one of the pulses is due, ns.
+        The time of one of the pulses, ns.
     rate
         Pulses a second, whole. The period 1/rate is never rounded, so that the grid does not drift.
 
     Notes
     -----
     Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". If a batch length is not a multiple of the
-    period, its windows hold one pulse more or less by turns; its ``slots_per_batch`` is then their mean.
+    period, its windows alternate between two numbers of pulses; its ``slots_per_batch`` is their mean.
     """
 
     origin: int

@@ -1,4 +1,4 @@
-"""The options of batching by rate, the numbers of its rules, and how it tells wild event times from plausible ones."""
+"""The options of batching by rate, the numbers of its rules, and how it recognises plausible event times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import MAX_NS, MIN_NS, Duration, format_duration, to_duration
 
-# The kernel compiles these numbers in: after a change of one, save `kernel.py` too.
+# The kernel compiles in these numbers: after a change of one, save `kernel.py`, too.
 
 HORIZON = 3
 """Batch lengths that a plausible event time may be ahead: of the window's start for the high-water mark, of its end
@@ -22,30 +22,37 @@ ERA = 1000
 """A message more batch lengths than this from the window is in another era."""
 
 STALLED = 10
-"""After so many batch lengths in which nothing closed, the window is placed again."""
+"""After this many batch lengths without a closed window, the window is placed again."""
 
 MOVING = 5
-"""Batch lengths. If a window is placed again, traffic that covers so many of them outranks more numerous traffic: a
-clock that stands still."""
+"""Batch lengths.
+
+If a window is placed again, traffic that covers this many outranks more numerous traffic, which may come from a stopped
+clock.
+"""
 
 MOST_ERAS = 16
-"""At most this many eras other than the window's are distinguished until it stalls: one for each wrong clock. Of
-more, those with the latest messages count."""
+"""Maximum number of other eras distinguished until the window stalls: one for each wrong clock.
+
+If there are more, those with the latest messages count.
+"""
 
 PACE = 2
-"""If other eras' traffic moves on more than so many times as far as the window, it is a gateway's backlog and does
-not count against the window."""
+"""If other eras' traffic advances more than this many times as far as the window, it is a gateway's backlog and does
+not count against the window.
+"""
 
 MOST_UNMOVED = 100_000
-"""Messages that may join a window one after the other while the high-water mark stands; then it closes. So the buffer
-is bounded even if no clock shows a stall and the streams' clocks stand still.
+"""Maximum messages that join a window while the high-water mark stays; then it closes.
+
+This bounds the buffer even if no clock shows a stall and the streams' clocks have stopped.
 """
 
 ABSENT = 5
-"""A stream that sent nothing in so many batches one after the other is forgotten."""
+"""A stream without messages in this many consecutive batches is forgotten."""
 
 MAX_BATCH_LENGTH = 30 * 86_400 * 10**9
-"""So that an era's distance fits 64-bit nanoseconds, ns."""
+"""Maximum batch length, ns, for which an era's distance fits 64-bit nanoseconds."""
 
 _DEFAULT_TIMEOUT = Fraction(6, 5)
 
@@ -61,9 +68,9 @@ class RateRule(NamedTuple):
     batch_length
         Length of a window, ns.
     timeout
-        How far the high-water mark may be past the window's start before the window closes, ns, or infinity.
+        Distance of the high-water mark from the window's start at which the window closes, ns, or infinity.
     factor
-        The timeout in batch lengths, which it stays when the length changes; None for no timeout.
+        The timeout in batch lengths, which stays when the length changes; None for no timeout.
     """
 
     batch_length: int
@@ -83,7 +90,7 @@ class RateRule(NamedTuple):
         ------
         InvalidArgumentError
             For a length that is not above zero or beyond 30 days; for a timeout that is not above zero, or above three
-            lengths and not infinite: the high-water mark stops there, so that it would never come.
+            lengths and not infinite: the high-water mark stops there, so a longer timeout would never be reached.
         """
         length = _length(batch_length)
         if timeout is None:
@@ -123,7 +130,7 @@ class RateWindow(NamedTuple):
     held_until
         Latest event time that is held for a later window if some stream gates.
     era_from, era_until
-        What lies outside is in another era.
+        Times outside are in another era.
     """
 
     start: int
@@ -161,8 +168,8 @@ def placed(anchor: int, batch_length: int) -> int:
 def plausible_range(times: Iterable[int], batch_length: int, *, moving: bool = False) -> tuple[int, int]:
     """Find the bulk of the traffic: the oldest and the newest plausible event time, ns.
 
-    The times are split at gaps wider than three batch lengths; the largest group counts, of equals the later one. So
-    one wild time places nothing.
+    The times are split at gaps wider than three batch lengths; the largest group counts, the later one of equals. So a
+    single wrong time does not place a window.
 
     Parameters
     ----------
@@ -171,7 +178,7 @@ def plausible_range(times: Iterable[int], batch_length: int, *, moving: bool = F
     batch_length
         ns.
     moving
-        Whether a group that covers five batch lengths comes before a larger one that does not.
+        Whether a group that covers five batch lengths outranks a larger one that does not.
     """
     ordered = sorted(times)
     widest = HORIZON * batch_length

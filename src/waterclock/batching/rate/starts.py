@@ -1,8 +1,8 @@
 """The starts of earlier windows. The start of a batch is its identity, so no two windows may have one start.
 
 Windows follow each other at whole lengths, so that their starts are runs: a first one, a last one, and a step. A stall
-may place a window before others, and from there on each must pass between the starts of those. The runs are bounded: of
-too many, the earliest become one, in which nothing is free.
+may place a window before others, and later windows must then avoid their starts. The number of runs is bounded: if
+there are too many, the earliest become one, in which no start is free.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from waterclock.time import MIN_NS
 
 MOST_RUNS = 64
-"""At most this many runs are distinguished. Only a stall that goes back and a new batch length begin one."""
+"""Maximum number of runs. Only a stall that moves back and a new batch length begin one."""
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class Starts:
     Attributes
     ----------
     furthest
-        The latest of them, ns; beyond it all is free.
+        The latest of them, ns; later starts are free.
     runs
-        In the order in which they began; the last one goes on.
+        In the order in which they began; the last one continues.
     """
 
     __slots__ = ("furthest", "runs")
@@ -45,7 +45,7 @@ class Starts:
         """Find the first start (ns) at or after ``start`` that no window had."""
         if start > self.furthest:
             return start
-        for _ in range(2 * MOST_RUNS):  # each run takes one in ``step``, so that more are needed only below 64 ns
+        for _ in range(2 * MOST_RUNS):  # each run occupies one time in ``step``: more are needed only below 64 ns
             taken = next((r for r in self.runs if r.first <= start <= r.last and not (start - r.first) % r.step), None)
             if taken is None:
                 return start
@@ -53,7 +53,7 @@ class Starts:
         return self.furthest + 1
 
     def begin(self, start: int, step: int) -> None:
-        """Take note of a window that begins at a free ``start``, and of how long it is, ns."""
+        """Record a window that begins at a free ``start``, and its length, ns."""
         self.furthest = max(self.furthest, start)
         if self.runs:
             run = self.runs[-1]
@@ -65,7 +65,7 @@ class Starts:
             self._forget()
 
     def remember(self, start: int) -> None:
-        """Take note of a batch that began at ``start`` (ns) before the first window."""
+        """Record a batch that began at ``start`` (ns) before the first window."""
         self.runs.insert(0, StartRun(start, start, 1))
 
     def _forget(self) -> None:

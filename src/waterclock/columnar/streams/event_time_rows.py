@@ -17,7 +17,7 @@ from waterclock.columnar.streams.outcome_rows import REASONS, batch_structs
 
 # By verdict.
 _REJECTIONS = pa.array([REJECTIONS.get(verdict) for verdict in range(UNDECIDED)])
-# A source may have any number of messages, a cell of Arrow or Spark no more than 2 GiB.
+# A source may have any number of messages, but a cell of Arrow or Spark holds at most 2 GiB.
 _LARGEST_ROW = 2**20
 
 
@@ -37,7 +37,7 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
     leaving = many.take(order)
     messages, sources, verdicts = leaving.messages, leaving.sources, found.verdicts[order]
     accepted = int(np.count_nonzero(verdicts == ACCEPTED))
-    # Places where a batch begins; a message that is in none is by itself.
+    # Places where a batch begins; a message in no batch counts as one.
     changes = begins(verdicts, sources)
     apart = changes.copy()
     apart[:accepted] |= begins(found.starts[order[:accepted]])
@@ -86,7 +86,7 @@ def begins(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _leaving_order(many: ManySources, found: Assignment) -> npt.NDArray[np.intp]:
-    """Order the accepted messages by source, event time and stream, and after them the rejected by verdict."""
+    """Order the accepted messages by source, event time and stream, followed by rejected ones by verdict."""
     sources, streams, verdicts = many.sources, many.streams, found.verdicts
     accepted = found.order[verdicts[found.order] == ACCEPTED].astype(np.intp)
     times = many.messages["event_time"]

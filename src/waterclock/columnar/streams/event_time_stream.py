@@ -1,4 +1,4 @@
-"""Batching by event time piece by piece, many sources at once: the columnar rule with a state between the pieces."""
+"""Batching by event time piece by piece, many sources at once: the columnar rule with a state between pieces."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class EventTimeStream:
     """Batches many sources, each like `waterclock.EventTimeBatcher`, from their messages.
 
     It remembers each source's receive clock and its messages of open windows. The rule runs again over these and the
-    new messages. Returned windows were whole, and messages that come later are late for them, so the open windows begin
-    at the same times as before. Messages that wait long do so in chunks, and the rule runs over them when they are due;
-    so a duplicate of such a message is rejected then.
+    new messages. Returned windows were complete, and later messages are late for them, so the open windows begin at the
+    same times as before. Messages that wait for long are kept in chunks, and the rule runs over them when they are due;
+    a duplicate of such a message is rejected only then.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class EventTimeStream:
     Attributes
     ----------
     open_batches
-        How many windows the last `take` has left open, as far as their messages have come.
+        How many windows the last `take` left open, according to the messages so far.
     """
 
     __slots__ = ("_clocks", "_first_end", "_kept", "_record", "_rule", "_span", "_store", "_waiting", "open_batches")
@@ -71,9 +71,9 @@ class EventTimeStream:
         self._rule = rule
         self._record = record
         self._span = span
-        self._kept = nothing(record)  # messages of open windows, in reading order, and all sources that are known
-        self._clocks = np.empty(0, np.int64)  # of these sources, ns
-        self._first_end: int | None = None  # no window ends before, according to the messages so far, ns
+        self._kept = nothing(record)  # messages of open windows, in reading order, and all known sources
+        self._clocks = np.empty(0, np.int64)  # of the sources, ns
+        self._first_end: int | None = None  # no window ends before this, according to the messages so far, ns
         self._store = store
         self._waiting = WaitingChunks(rule.max_delay)
         self.open_batches = 0
@@ -84,10 +84,9 @@ class EventTimeStream:
         Parameters
         ----------
         arrived
-            In any order; those with positions are taken in that order, others in order of receive time.
+            In any order; messages with positions are taken in the order of these, others in order of receive time.
         watermark
-            A promise, ms since the epoch: what any source receives before it is among these or came earlier.
-            0 promises nothing.
+            A promise, ms since the epoch: messages received before it are among these or came earlier. 0: no promise.
 
         Returns
         -------
@@ -108,7 +107,7 @@ class EventTimeStream:
             readings = read_clocks(many.sources[kept:], received, clocks)
             verdicts[kept:] = judge_arrivals(event_times[kept:], readings, self._rule)
             if self._span is not None and self._span.begin is not None:
-                # They are late for all that is received within the range.
+                # They are late for all messages received within the range.
                 verdicts[kept:][event_times[kept:] < self._span.begin] = LATE
         newest = int(clocks.max(initial=promised))
         horizon = newest if newest == MAX_NS else max(newest - self._rule.max_delay, MIN_NS)
@@ -116,10 +115,10 @@ class EventTimeStream:
         if due:
             many, verdicts, clocks = _with_due(many, verdicts, clocks, due, promised)
             event_times = np.ascontiguousarray(many.messages["event_time"])
-        # What closes at a time may still get messages that are received then.
+        # A window that closes at a time may still get messages received at that time.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows)
-        # There is no time before the least one, at which nothing has closed.
+        # At the smallest time no window has closed, and ``nows`` cannot be a step earlier.
         verdicts[(clocks == MIN_NS)[many.sources] & (verdicts == ACCEPTED)] = UNDECIDED
         open_ = found.order[verdicts[found.order] == UNDECIDED]
         begins_window = np.zeros(len(verdicts), np.bool_)
@@ -135,21 +134,22 @@ class EventTimeStream:
 
     @property
     def wakes_at(self) -> int | None:
-        """The watermark, ms, at which to `take` again without new messages; None if nothing is remembered."""
+        """The watermark, ms, at which to `take` again without new messages; None if the state is empty."""
         if self.is_empty:
             return None
         if self._first_end is None:
             return -(-int(self._clocks.max()) // _NS_PER_MS)
-        # A conflict may close the first window sooner; then it is returned later than possible, with the same contents.
+        # A conflict may close the first window earlier; then it is returned later than possible, with the same
+        # contents.
         return min(self._first_end + self._rule.max_delay, MAX_NS - 1) // _NS_PER_MS + 1
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is remembered."""
+        """Whether the state is empty."""
         return not len(self._clocks) and not self._waiting
 
     def state(self) -> bytes:
-        """Write down everything that is known, options included, for `restore`."""
+        """Encode the whole state, including options, for `restore`."""
         facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._waiting.facts(), self._first_end]
         clocks = self._clocks.astype(_CLOCK).tobytes()
         return framed(_FORM, json.dumps([*facts, len(clocks)]).encode(), b"\n", clocks, self._kept.to_cell())
@@ -163,11 +163,11 @@ class EventTimeStream:
         Raises
         ------
         DamagedError
-            If ``state`` is one, but not as it was written.
+            If ``state`` is corrupt.
         SchemaError
             If it is something else or of another version.
         InvalidArgumentError
-            If it was written with other options: windows that are open would be cut by two rules.
+            If it was written with other options: two rules would cut the open windows.
         """
         line, rest = state_parts(_FORM, state, _NAME)
         with read_as(_NAME):
@@ -239,18 +239,18 @@ def _with_due(
     due: Sequence[ManySources],
     promised: int,
 ) -> tuple[ManySources, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Put messages that had waited in front of others, which came later; sources known before keep their numbers."""
+    """Put waiting messages, which came earlier, before the others; known sources keep their numbers."""
     came = len(many.messages)
     many = joined([many, *due], many.messages.dtype)
     waited = len(many.messages) - came
     many = many.take(np.roll(np.arange(len(many.messages)), waited))
     verdicts = np.concatenate([np.full(waited, ACCEPTED, np.uint8), verdicts])
-    # No more was known of the others than is promised, or their clocks would have been kept.
+    # The others' clocks did not exceed the promise, or they would have been kept.
     return many, verdicts, np.concatenate([clocks, np.full(len(many.source_names) - len(clocks), promised)])
 
 
 def _named(options: Sequence[Any], positioned: bool) -> str:
-    """Return options as an error names them: ``window = 500ms, max_delay = 2s, …``."""
+    """Return options as shown in errors: ``window = 500ms, max_delay = 2s, …``."""
     rule = EventTimeRule(*options)
     named = [f"{name} = {format_duration(ns)}" for name, ns in rule.lengths.items()]
     return ", ".join([*named, f"on_conflict = {rule.on_conflict}", f"{'with' if positioned else 'without'} positions"])

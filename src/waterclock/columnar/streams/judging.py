@@ -33,20 +33,21 @@ def judge(
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages.
 
-    If messages have positions, a source's messages are taken in that order, and one whose receive time lies behind
-    that of an earlier one is judged as received with it: so does a batcher that reads the topic message by message.
+    If messages have positions, a source's messages are taken in that order. A message with a receive time before that
+    of an earlier one is judged as received with it, as by a batcher that reads the topic message by message.
 
     Parameters
     ----------
     batches
-        Packed rows (see `waterclock.columnar.packing`), each source one after another; with positions, in order of
-        their first messages, so that a source with very many messages is judged part by part, after all others.
+        Packed rows (see `waterclock.columnar.packing`), source by source. With positions, they are in order of their
+        first messages, so that a source with very many messages is judged part by part, after all others.
     record
-        `PLAIN` or `POSITIONED`, whichever they were packed with.
+        `PLAIN` or `POSITIONED`, as they were packed.
     rule
         The checked options.
     ended
-        Whether these messages are the last; otherwise windows open at a source's last receive time are left out.
+        Whether these messages are the last; otherwise windows that are open at a source's last receive time are left
+        out.
     span
         The range of a replay; None: everything.
 
@@ -85,7 +86,7 @@ def unsynchronised(
     Yields
     ------
     pyarrow.RecordBatch
-        A row each: source.
+        One row per such source.
     """
     for rows, _, _ in slices(batches, sliced=False):
         many = from_packed(rows, POSITIONED)

@@ -13,15 +13,15 @@ from waterclock.columnar.cells import from_cell, to_cell
 from waterclock.columnar.packing import PACKED_SCHEMA, ROWS
 
 REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
-"""Why a batch closed, by the number that stands for it."""
+"""Why a batch closed, by its number."""
 
 _BATCH_STRUCT = "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT, outside: INT"
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BATCH_STRUCT}>>"
 """Packed rows of messages with the same verdict, as Spark writes them.
 
-``rejection`` says why the messages are in no batch, or is null. Then they are in order of event time and stream, and
-``batches`` says which of them each batch holds: ``count`` from the one numbered ``first`` on, of which ``outside`` lie
+``rejection`` says why the messages are in no batch. If it is null, they are in order of event time and stream, and
+``batches`` says which of them each batch holds: ``count`` messages from number ``first`` on, of which ``outside`` lie
 outside its window.
 """
 
@@ -37,9 +37,9 @@ OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa
 """`OUTCOMES_SCHEMA` as Arrow writes it."""
 
 CELL_SCHEMA = "bucket INT, open_batches BIGINT, outcomes BINARY"
-"""The columns of outcomes on their way out of it; one row per bucket says how many batches are open."""
+"""The columns in which Spark's stateful step returns outcomes; one row per bucket has the number of open batches."""
 
-# Spark hands 10,000 rows of any size to Python at once, and Arrow takes 2 GiB of bytes in a column.
+# Spark passes 10,000 rows of any size to Python at once, and an Arrow column holds at most 2 GiB.
 _LARGEST_CELL = 2**17
 
 _REASON_TEXTS = pa.array(REASONS)
@@ -53,7 +53,7 @@ def batch_structs(reasons: npt.NDArray[Any], **numbers: npt.NDArray[Any]) -> pa.
 
 
 def outcome_cells(outcomes: pa.RecordBatch) -> Iterator[bytes]:
-    """Cut outcomes into the values of `CELL_SCHEMA`, of rows that are together not much larger than 100 KB."""
+    """Cut outcomes into values of `CELL_SCHEMA`, each with rows of little more than 100 KB together."""
     for part in _cut(outcomes):
         yield to_cell(part)
 
@@ -66,7 +66,7 @@ def expand(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut rows into such that hold no more bytes than fit into a cell, or one row."""
+    """Cut rows into pieces that fit into a cell, or have one row."""
     if not len(rows):
         return
     sizes = np.diff(

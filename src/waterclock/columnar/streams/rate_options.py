@@ -38,7 +38,7 @@ class RateOptions(NamedTuple):
         return cls(batch_length, timeout, chosen, checked_silence(forget_after))
 
     def facts(self) -> list[Any]:
-        """Write the options down, for comparison with those of a checkpoint; of a function, that it is one."""
+        """Return the options in a form to compare with a checkpoint's; a function only as being one."""
         rule = RateRule.checked(self.batch_length, self.timeout)
         ratio = None if rule.factor is None else list(rule.factor.as_integer_ratio())
         gated = self.gated

@@ -42,7 +42,7 @@ _NAME = "the state of batching by rate"
 _NO_ENTRY = -1
 _NS_PER_MS = 1_000_000
 
-# The rule's state of a source takes 3 kB while it runs.
+# While it runs, the rule's state of a source takes 3 kB.
 _SOURCES_AT_ONCE = 4096
 
 _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
@@ -51,20 +51,20 @@ _NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 class RateStream:
     """Batches many sources, each like `waterclock.RateAwareBatcher`, from their messages; an entry is one call.
 
-    It remembers the rule's state of every source, the messages that wait, and the last entry that it took. If
-    sources are forgotten after a silence, it also remembers each one's greatest receive time.
+    It remembers the rule's state of every source, the waiting messages, and the last entry of each. If sources are
+    forgotten after a silence, it also remembers each one's greatest receive time.
 
     Parameters
     ----------
     options
         The checked options.
     span
-        Of a replay, the range in which its batches start; None: all.
+        In a replay, the range in which its batches start; None: all.
 
     Attributes
     ----------
     open_batches
-        How many windows with messages the last `take` has left open.
+        How many windows with messages the last `take` left open.
     """
 
     __slots__ = ("_clocks", "_entries", "_kept", "_options", "_rule", "_rules", "_span", "open_batches")
@@ -74,13 +74,13 @@ class RateStream:
         self._span = span
         self._rule = RateRule.checked(options.batch_length, options.timeout)
         self._rules = RateAwareMany(self._rule)
-        self._kept = nothing(POSITIONED)  # in the order in which the rule keeps them, and all sources and streams
-        self._entries = np.empty((0, 2), np.int64)  # of each source, ledger and entry
-        self._clocks = np.empty(0, np.int64)  # of each source, ns; used if sources are forgotten
+        self._kept = nothing(POSITIONED)  # in the rule's order, and all sources and streams
+        self._entries = np.empty((0, 2), np.int64)  # ledger and entry of each source
+        self._clocks = np.empty(0, np.int64)  # ns, of each source; used if sources are forgotten
         self.open_batches = 0
 
     def take(self, arrived: ManySources, watermark: int = 0, *, flush: bool = False) -> pa.RecordBatch:
-        """Take in messages in any order, all of each entry that occurs, and return the batches that close.
+        """Add messages in any order, whole entries only, and return the batches that close.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class RateStream:
             A promise, ms since the epoch: what any source receives before it is among these or came earlier.
             0 promises nothing. By it sources are forgotten, and nothing else.
         flush
-            Give out everything in the end.
+            Return everything at the end.
 
         Returns
         -------
@@ -100,8 +100,8 @@ class RateStream:
         Raises
         ------
         InvalidArgumentError
-            If an entry goes on that an earlier micro-batch has begun: its messages arrived together, and batches
-            that have closed without some of them are gone.
+            If an earlier micro-batch began the same entry: its messages arrived together, and batches may have closed
+            without some of them.
         """
         many = joined([self._kept, arrived.in_reading_order()], POSITIONED)
         if not len(many.source_names):
@@ -142,7 +142,7 @@ class RateStream:
         return not len(self._entries)
 
     def state(self) -> bytes:
-        """Write down everything that is known, options included, for `restore`."""
+        """Encode the whole state, including options, for `restore`."""
         shapes, arrays = to_arrays(self._rules)
         known = self._entries if self._options.forget_after is None else np.c_[self._entries, self._clocks]
         entries = np.ascontiguousarray(known.T).tobytes()
@@ -156,7 +156,7 @@ class RateStream:
         Raises
         ------
         DamagedError
-            If ``state`` is one, but not as it was written.
+            If ``state`` is corrupt.
         SchemaError
             If it is something else or of another version.
         InvalidArgumentError
@@ -201,7 +201,7 @@ class RateStream:
         )
 
     def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> Lives:
-        """Find the silences after which sources begin again, and the sources from which nothing can come in time."""
+        """Find the silences after which sources begin again, and the sources from which no message can come in time."""
         after = self._options.forget_after
         if after is None:
             return Lives.endless(ordered)
@@ -225,7 +225,7 @@ class RateStream:
         self.open_batches = int(np.count_nonzero(np.bincount(kept.sources)))
 
     def _without_streams(self, kept: ManySources) -> ManySources:
-        """Leave the names of streams out that none of the sources has sent."""
+        """Remove the names of streams that no source has sent."""
         pairs = self._rules.pairs
         met, pairs[:, 1] = np.unique(pairs[:, 1], return_inverse=True)
         number = np.zeros(len(kept.stream_names), np.int32)
@@ -233,14 +233,14 @@ class RateStream:
         return kept._replace(stream_names=kept.stream_names.take(pa.array(met)), streams=number[kept.streams])
 
     def _number_streams(self, names: pa.Array) -> None:
-        """Go over to numbers of streams among ``names``, which hold those that are known, in the same order."""
+        """Change to stream numbers in ``names``, which contains the known streams in the same order."""
         if len(names) != len(self._kept.stream_names):
             numbers = pc.call_function("index_in", [self._kept.stream_names], pc.SetLookupOptions(names)).to_numpy()
             pairs = self._rules.pairs
             pairs[:, 1] = numbers[pairs[:, 1]]
 
     def _note_entries(self, ordered: ManySources, arrived: npt.NDArray[np.intp]) -> None:
-        """Remember the last entry of each source, which must be a later one than before."""
+        """Remember the last entry of each source, which must be later than the one before."""
         known = np.full((len(ordered.source_names), 2), _NO_ENTRY, np.int64)
         known[: len(self._entries)] = self._entries
         sources = ordered.sources[arrived]
@@ -281,12 +281,12 @@ def judge_by_rate(
     ended: bool = True,
     span: ReplayRange | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Find the batches of packed messages, to the end: windows open there are closed as ``flush``.
+    """Find the batches of packed messages, to the end: windows open there are closed as by ``flush``.
 
     Parameters
     ----------
     rows
-        Packed rows with positions, those of a source one after another, in order of their first messages.
+        Packed rows with positions, source by source, in order of their first messages.
     options
         The checked options.
     ended
@@ -317,7 +317,7 @@ def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:
 
 
 def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
-    """Lay batches out as rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`."""
+    """Convert batches to rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`."""
     sizes, per_source = np.diff(found.offsets), np.diff(found.bounds)
     batch_of = np.repeat(np.arange(len(sizes)), sizes)
     sources = np.flatnonzero(per_source)
@@ -352,7 +352,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
 def _leaving_order(
     ordered: ManySources, numbers: npt.NDArray[np.int64], batch_of: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.intp]:
-    """Order messages by batch, event time and stream, equal ones in order of arrival, as in process."""
+    """Order messages by batch, event time and stream, equal ones in order of arrival, like the in-process batcher."""
     times = ordered.messages["event_time"][numbers]
     order = np.lexsort((times, batch_of))
     tied = np.flatnonzero(~begins(times[order], batch_of[order]))

@@ -1,7 +1,7 @@
 """Cuts packed rows into slices to judge at once: sources together, or a part of a source that is too large for one.
 
-Spark brings the rows of a task sorted by source, so those behind a source with very many messages would wait until it
-is judged. Its slices go to a file of the task's own, and come last.
+Spark brings the rows of a task sorted by source, so rows after a source with very many messages would wait until it is
+judged. The slices of such a source go to a file of the task, and come last.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from waterclock.columnar.records import POSITIONED, Records, cells_of_records
 from waterclock.columnar.streams.event_time_rows import begins
 from waterclock.errors import InvalidArgumentError
 
-# Larger arrays are new memory each time, which takes as long to get as to fill.
+# Larger arrays get new memory each time, which takes as long to allocate as to fill.
 _JUDGED_AT_ONCE = 2**17
-# Of a source with more, a slice is judged before the rest is read: some 200 bytes of memory a message.
+# If a source has more, a slice is judged before the rest is read: a message takes some 200 bytes of memory.
 _MOST_OF_A_SOURCE = 2**20
 _IN_MEMORY = 2**16
 
@@ -39,11 +39,11 @@ class StreamSlice(NamedTuple):
     Attributes
     ----------
     rows
-        Of some sources, or of one source whose messages do not come at once.
+        Rows of some sources, or a part of one source's rows.
     begun
-        Whether they go on with the one source of the last slice.
+        Whether they continue the source of the last slice.
     ends
-        Whether no more comes of these sources.
+        Whether no more rows of these sources follow.
     """
 
     rows: pa.Table
@@ -52,26 +52,26 @@ class StreamSlice(NamedTuple):
 
 
 def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[StreamSlice]:
-    """Cut rows between sources, and if a source has very many messages, between these; such sources come last.
+    """Cut rows between sources, and within sources with very many messages, which come last.
 
     Parameters
     ----------
     batches
-        Packed rows, those of a source one after another.
+        Packed rows, source by source.
     sliced
         Whether a source may be cut. Then messages have positions, the rows of a source are in order of their first
-        one, and the first one of a row is its least.
+        one, and a row's first message is its earliest.
     by_entry
         Cut between entries only.
 
     Raises
     ------
     InvalidArgumentError
-        If rows of a source that is cut are not in that order.
+        If the rows of a cut source are not in that order.
     """
     waiting: list[tuple[int, bool, bool]] = []
-    # The executor's folder may lie on a larger disk than the machine's own for such files; no file is made before it
-    # is needed.
+    # The executor's folder may lie on a larger disk than the system's temporary folder; the file is created on first
+    # use.
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None
     with SpooledTemporaryFile(_IN_MEMORY, dir=folder) as file:
         with closing_writer(pa.ipc.new_stream(file, ROWS)) as writer:
@@ -90,7 +90,7 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
 
 
 def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> Iterator[StreamSlice]:
-    """Cut rows as `slices` says, in the order in which they come."""
+    """Cut rows as `slices` describes, in their given order."""
     held: list[pa.Table] = []
     begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
     for batch in filter(len, batches):
@@ -101,7 +101,7 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
         apart = begins(firsts // _JUDGED_AT_ONCE)
         of_last = int(counts[new_source[-1] :].sum())
         apart[1:2] |= begun
-        # The state of the source before does not belong to this one.
+        # The state of the previous source does not belong to this one.
         is_large = sliced and of_last >= (most if len(new_source) == 1 else _MOST_OF_A_SOURCE)
         apart[-1] |= is_large
         cuts = new_source[apart]
@@ -110,11 +110,11 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
                 _split(rows.slice(first, stop - first), judged, by_entry=by_entry)
             yield StreamSlice(rows.slice(first, stop - first), begun, ends=True)
             begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
-        # The last source may go on in the next batch.
+        # The last source may continue in the next batch.
         rows = rows.slice(cuts[-1])
         if is_large:
             ready, rest, judged = _split(rows, judged, by_entry=by_entry)
-            # If nothing can be judged yet, it is not looked for again with every batch.
+            # If nothing can be judged yet, do not search again with every batch.
             most = max(_MOST_OF_A_SOURCE, 2 * sum(rest.column("count").to_pylist()))
             if ready is not None:
                 yield StreamSlice(ready, begun, ends=False)

@@ -1,4 +1,4 @@
-"""The lives of sources: if a source is forgotten after a silence, its later messages are those of another one."""
+"""The lives of sources: if a source is forgotten after a silence, its later messages belong to a new life."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Lives(NamedTuple):
-    """Into which lives the messages of sources part.
+    """The lives into which the messages of sources are split.
 
     Attributes
     ----------
     of_message
-        Of each message, the life that it is of; the first one of each source has the source's number.
+        For each message, its life; the first one of each source has the source's number.
     sources
-        Of each life, its source.
+        For each life, its source.
     last
-        Of each source, its last life.
+        For each source, its last life.
     ends
         Which lives end; all of their batches must be returned.
     """
@@ -39,7 +39,7 @@ class Lives(NamedTuple):
 
     @classmethod
     def endless(cls, many: ManySources) -> Lives:
-        """Return each source one life that goes on."""
+        """Return one unended life for each source."""
         every = np.arange(len(many.source_names))
         return cls(many.sources.astype(np.int64), every, every, np.zeros(len(every), np.bool_))
 
@@ -47,23 +47,23 @@ class Lives(NamedTuple):
     def parted(
         cls, many: ManySources, is_new: Flags, calls: Flags, clocks: Ints, known: int, after: int, promised: int
     ) -> Lives:
-        """Part them at silences of more than ``after`` ns.
+        """Split messages at silences of more than ``after`` ns.
 
         Parameters
         ----------
         many
-            Messages source by source, and of each those first that were known before.
+            Messages source by source, known ones of each first.
         is_new, calls
-            Which are not known, and which of these begin a call.
+            Which messages are new, and which of these begin a call.
         clocks
             The greatest receive time of each source so far, ns; updated with these messages.
         known
-            How many sources were heard before; they are the first ones. What ``clocks`` has of the others is the least
-            time of all.
+            How many sources had messages before; they are the first ones. For the others, ``clocks`` has the smallest
+            possible time.
         after
             ns.
         promised
-            All messages received before it, ns, are among these: lives end that no later message can continue.
+            All messages received before it, ns, are among these: lives that no later message can continue end.
         """
         sources = many.sources[is_new]
         received = np.ascontiguousarray(many.messages["receive_time"][is_new])
@@ -85,7 +85,7 @@ class Lives(NamedTuple):
         last = np.arange(count)
         last[of_life[count:]] = np.arange(count, len(of_life))
         ends = np.ones(len(of_life), np.bool_)
-        # A clock that is further on than the promise is not silent; the others' distances fit an unsigned number.
+        # A source whose clock is later than the promise is not silent; the distances of others fit an unsigned number.
         apart = np.uint64(promised % 2**64) - clocks.view(np.uint64)
         ends[last] = (clocks < promised) & (apart > np.uint64(after))
         of_message = np.where(is_first, many.sources, count + so_far - 1).astype(np.int64)

@@ -10,7 +10,7 @@ REMEDY = "Start the query with a new checkpoint, from the position after its las
 
 
 def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview]:
-    """Check a state, and return its line and the rest.
+    """Check a state, and return its JSON line and the rest.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def state_parts(form: bytes, state: bytes, name: str) -> tuple[bytes, memoryview
     Raises
     ------
     DamagedError
-        If they are not as they were written.
+        If the bytes are corrupt.
     SchemaError
         If they are something else.
     """

@@ -1,8 +1,8 @@
-"""Keeps messages that wait long apart from the state that each micro-batch writes again.
+"""Keeps long-waiting messages out of the state that each micro-batch rewrites.
 
-A window closes ``max_delay`` after its end, and messages later than it cannot change it before. So a message is needed
-only once the receive clock has passed its event time by ``max_delay``. With a long delay nearly all wait for that: they
-lie in chunks, each written once and read when its first message is due.
+A window closes ``max_delay`` after its end, and later messages cannot change it before that. So a message is needed
+only once the receive clock has passed its event time by ``max_delay``. With a long delay nearly all messages wait for
+that. They are kept in chunks, each written once and read when its first message is due.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from waterclock.errors import DamagedError
 from waterclock.time import MIN_NS
 
 MOST_RECENT = 4096
-"""Messages of a bucket that are written again with each micro-batch rather than as a chunk: 200 kB."""
+"""Maximum messages of a bucket that each micro-batch rewrites instead of writing a chunk: 200 kB."""
 
 _MICRO_BATCHES = 4
-"""A message that is needed sooner is not worth a chunk."""
+"""A message that is needed earlier is not worth a chunk."""
 
 _CELLS_OF_DELAY = (256, 16)
-"""Event time is cut into cells that are these parts of ``max_delay``. Messages go to a cell of the widest kind that has
-not begun, and once it begins to narrower ones: so each is written three times, however long it waits."""
+"""Event time is cut into cells of these fractions of ``max_delay``.
+
+Messages go to a cell of the widest kind that has not begun, and to narrower ones when it begins, so each is written at
+most three times, however long it waits.
+"""
 
 _FORM = b"WCW1"
 _NAME = "a chunk of waiting messages"
@@ -62,7 +65,7 @@ class WaitingChunk(NamedTuple):
     earliest
         The first of the event times, ns.
     windows
-        How many windows begin in it, as far as messages have come.
+        How many windows begin in it, according to the messages so far.
     """
 
     number: int
@@ -74,8 +77,8 @@ class WaitingChunk(NamedTuple):
 class WaitingChunks:
     """The chunks of a bucket.
 
-    Messages of one event time never lie in two cells, because the kind of cell depends on which cells have begun, and a
-    cell is read whole. So of equal messages the earliest stays in front.
+    Messages of one event time are never in two cells, because the kind of cell depends on which cells have begun, and a
+    cell is read as a whole. So among equal messages the earliest stays first.
 
     Attributes
     ----------
@@ -115,12 +118,12 @@ class WaitingChunks:
         return cls(max_delay, maybe(horizon, moment), [_chunk(*facts) for facts in chunks])
 
     def due(self, horizon: int, store: ChunkStore | None, record: np.dtype[Any]) -> Iterator[ManySources]:
-        """Move the horizon on, and take the messages that are needed from the store.
+        """Advance the horizon, and take the needed messages from the store.
 
         Raises
         ------
         DamagedError
-            If a chunk is not as it was written.
+            If a chunk is corrupt.
         """
         if self.horizon is not None:
             horizon = max(horizon, self.horizon)
@@ -135,7 +138,7 @@ class WaitingChunks:
             del store[chunk.number]
 
     def waiting(self, event_times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-        """Find messages that are worth chunks; none if they are few."""
+        """Find messages that are worth chunks; none if there are few."""
         if self.horizon is None or not self._advance:
             return np.empty(0, np.intp)
         soon = self.horizon + max(_MICRO_BATCHES * self._advance, 2 * self._widths[0])
@@ -143,12 +146,12 @@ class WaitingChunks:
         return found if len(found) > MOST_RECENT else found[:0]
 
     def put(self, many: ManySources, begins_window: npt.NDArray[np.bool_], store: ChunkStore) -> None:
-        """Write messages that `waiting` has found as chunks.
+        """Write the messages that `waiting` found as chunks.
 
         Parameters
         ----------
         begins_window
-            Of each message, whether it is the first of a window.
+            For each message, whether it is the first of a window.
         """
         times = np.ascontiguousarray(many.messages["event_time"])
         cells = self._cells(times)
@@ -169,7 +172,7 @@ class WaitingChunks:
         cells = times
         for width in self._widths:
             begin = times - times % width
-            fits = (begin > horizon) & (begin <= times)  # below int64 it would come out above
+            fits = (begin > horizon) & (begin <= times)  # an underflow of int64 would wrap around
             cells = np.where(fits, begin, cells)
         return cells
 
@@ -180,7 +183,7 @@ def write_chunk(many: ManySources) -> bytes:
 
 
 def read_chunk(chunk: bytes, record: np.dtype[Any]) -> ManySources:
-    """Read what `write_chunk` wrote.
+    """Read the output of `write_chunk`.
 
     Raises
     ------

@@ -33,7 +33,7 @@ class RateBatches(NamedTuple):
     offsets
         Batch k holds ``messages[offsets[k]:offsets[k + 1]]``; int64, one more than batches.
     messages
-        Numbers of messages in the order in which they joined their batch, int64; the first message ever is number 0.
+        Numbers of messages in the order in which they joined their batch, int64; the very first message is number 0.
     """
 
     starts: Ints
@@ -44,7 +44,7 @@ class RateBatches(NamedTuple):
     messages: Ints
 
     def batch_of(self, count: int, first: int = 0) -> Ints:
-        """Turn the batches around: the batch (its place here) of the messages ``first`` and following, -1 for none."""
+        """Return the batch of each message from ``first`` on, as its place here; -1 without one."""
         batch_of = np.full(count, -1, np.int64)
         numbers = self.messages - first
         within = (numbers >= 0) & (numbers < count)
@@ -58,7 +58,7 @@ class RateBatches(NamedTuple):
         Parameters
         ----------
         streams, event_times
-            Of the messages ``first`` and following, up to the last that is in a batch.
+            Those of the messages from ``first`` on, up to the last that is in a batch.
         """
         windows = np.array([reason != "start" for reason in self.reasons], np.bool_)
         numbers = self.messages - first
@@ -68,13 +68,13 @@ class RateBatches(NamedTuple):
 class RateAwareColumns:
     """Batches the messages of one source like `RateAwareBatcher`, from arrays, many calls at a time.
 
-    Messages that are in no batch yet are kept, as stream, event time and number only, and sorted again at every `add`;
-    so pass many calls at once.
+    Messages that are in no batch yet are kept as stream, event time and number, and sorted again by each `add`; so pass
+    many calls at once.
 
     Parameters
     ----------
     streams
-        The names of the streams that the numbers in `add` stand for.
+        The names of the streams, which the numbers in `add` refer to.
     batch_length, timeout, gated
         As of `RateAwareBatcher`.
 
@@ -126,7 +126,7 @@ class RateAwareColumns:
         self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
         self._tracks[:, kernel.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
-        self._paused = True  # no time passes for the clock until it is read again
+        self._paused = True  # no time passes until the clock is read again
         self._count = 0
         self._codes = np.empty(0, np.uint32)
         self._times = np.empty(0, np.int64)
@@ -140,7 +140,7 @@ class RateAwareColumns:
 
     @property
     def buffered(self) -> int:
-        """How many messages are in the window in progress or wait for later ones."""
+        """How many messages are in the window in progress or wait for later windows."""
         return len(self._times)
 
     def set_batch_length(self, batch_length: Duration) -> None:
@@ -159,20 +159,20 @@ class RateAwareColumns:
 
     @property
     def kept(self) -> Ints:
-        """The numbers of those messages, int64; `RateBatches.messages` of later calls may name them."""
+        """The numbers of the buffered messages, int64; `RateBatches.messages` of later calls may contain them."""
         return self._numbers
 
     def fits(self, streams: int, buffered: int, taken: int) -> bool:
-        """Return whether the state knows that many streams, keeps that many messages, and has seen that many ever."""
+        """Return whether the state has this many streams, keeps this many messages, and has seen this many in total."""
         return (len(self._row_of) - 1, self.buffered, self._count) == (streams, buffered, taken)
 
     def admit(self, streams: Sequence[str], gated: Gated = True) -> None:
-        """Learn the names of further streams; they have the next numbers.
+        """Add the names of further streams; they get the next numbers.
 
         Parameters
         ----------
         streams
-            Names not known so far.
+            Unknown names.
         gated
             Which of them may gate.
         """
@@ -182,7 +182,7 @@ class RateAwareColumns:
         tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
         tracks[:, compiled().MAY_GATE] = may_gate
         rings = np.zeros((added, self._rings.shape[1]), np.int64)
-        # Those that ride share the last row, which moves.
+        # Streams that may not gate share the last row, which moves.
         self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
         self._rings = np.concatenate([self._rings[:riding], rings, self._rings[riding:]])
         rows = np.where(may_gate, riding + np.arange(added), riding + added).astype(np.uint32)
@@ -206,29 +206,29 @@ class RateAwareColumns:
         Parameters
         ----------
         streams
-            Number of each message's stream: its place in the names given at first.
+            Number of each message's stream: its place in the list of names.
         event_times
             Whole numbers, ns.
         calls
-            The bounds of calls: call c brought the messages ``calls[c]`` up to before ``calls[c + 1]``. From 0 to
-            the number of messages, never descending. Default: all came together.
+            The bounds of calls: call c brought the messages from ``calls[c]`` to before ``calls[c + 1]``. Ascending,
+            from 0 to the number of messages. Default: all came together.
         clock
-            The clock's reading at each call, int64 ns, for the stall rule only. Without it no time passes, and of the
-            stall rule the part that works by event time applies. Call without messages to have the clock looked at.
+            The clock's reading at each call, int64 ns, for the stall rule only. Without it no time passes, and only the
+            part of the stall rule that works by event time applies. Call it without messages to check the clock.
         flush
-            Give out everything in the end.
+            Return everything at the end.
 
         Raises
         ------
         InvalidArgumentError
-            For arrays of different lengths, numbers of unknown streams, calls that leave messages out, a clock that
-            was not read once a call, 2**31 messages or more, and arrays of anything but whole numbers: floats,
-            booleans, NumPy's datetimes, which have no time zone.
+            For arrays of different lengths, numbers of unknown streams, calls that omit messages, a clock without one
+            reading per call, 2**31 messages or more, and arrays of other types than integers: floats, booleans, NumPy's
+            datetimes, which have no time zone.
 
         Warns
         -----
         LongCallWarning
-            For a call that brings a stream's messages from more than 1000 lengths, by the stream's name.
+            For a call that brings a stream's messages from more than 1000 lengths; it names the stream.
         """
         codes = _plain(streams, "streams")
         times = _plain(event_times, "event_times")
@@ -251,7 +251,7 @@ class RateAwareColumns:
         return self._run(rows, times, numbers, waits_for, bounds + carried, readings, flush=flush)
 
     def state(self) -> bytes:
-        """Write down everything that is known, options included, for `restore`."""
+        """Encode the whole state, including options, for `restore`."""
         kernel = compiled()
         elsewhere, runs = self._rows()
         arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
@@ -268,20 +268,20 @@ class RateAwareColumns:
         Parameters
         ----------
         state
-            What `state` wrote.
+            The output of `state`.
         streams
-            The names of its streams, for warnings, which else give their numbers.
+            The names of its streams, for warnings, which otherwise show their numbers.
 
         Raises
         ------
         DamagedError
-            If ``state`` is one, but not as it was written.
+            If ``state`` is corrupt.
         SchemaError
             If it is something else or of another version.
 
         Notes
         -----
-        Between the two no time has passed for the clock.
+        For the clock, no time passes between `state` and `restore`.
         """
         known = RateColumnsState.from_bytes(state)
         restored = cls([])
@@ -297,7 +297,7 @@ class RateAwareColumns:
         return restored
 
     def _rows(self) -> tuple[Ints, Ints]:
-        """Return views of the other eras' traffic and of the runs of starts, which follow the other facts."""
+        """Return views of the rows of other eras' traffic and of runs of starts, which follow the other facts."""
         kernel = compiled()
         elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
         return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
@@ -368,7 +368,7 @@ class RateAwareColumns:
         return batches
 
 
-# The arrays that the state holds unchanged.
+# The arrays that the state stores unchanged.
 _ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
 
 
@@ -383,7 +383,7 @@ def long_calls(codes: npt.NDArray[Any], times: Ints, bounds: Ints, length: int) 
 
 
 def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
-    """Find the calls with event times farther (ns) apart than that."""
+    """Find the calls with event times further (ns) apart than that."""
     if not len(times) or int(times.max()) - int(times.min()) <= farthest:
         return []
     calls = np.flatnonzero(np.diff(bounds) > 1)
@@ -397,7 +397,7 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
 
 
 def in_kernel(rule: RateRule) -> tuple[int, int]:
-    """Return length and timeout as the kernel knows them."""
+    """Return length and timeout in the kernel's form."""
     return rule.batch_length, compiled().NEVER if rule.factor is None else int(rule.timeout)
 
 
@@ -408,7 +408,7 @@ def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
 def _plain(values: npt.NDArray[Any], name: str) -> Ints:
     given = np.asarray(values)
     if not given.size and given.dtype == np.float64:
-        given = given.astype(np.int64)  # what NumPy makes of an empty list
+        given = given.astype(np.int64)  # NumPy's type for an empty list
     if given.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"{name} must be an array of integers (times: int64 nanoseconds since the epoch, UTC), got {given.dtype}"
@@ -427,7 +427,8 @@ def compiled() -> Any:
         If no folder can be written in which Numba could keep the compiled code.
     """
     try:
-        # Importing Numba takes several times as long as all else; batching message by message does not need it.
+        # Importing Numba takes several times as long as all other imports, and batching message by message does not
+        # need it.
         from waterclock.batching.rate.by_column import kernel  # noqa: PLC0415
     except RuntimeError as error:
         raise UnavailableError(

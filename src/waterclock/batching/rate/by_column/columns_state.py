@@ -24,16 +24,16 @@ _NAME = "the state of rate-aware columns"
 
 
 class RateColumnsState(NamedTuple):
-    """Everything that rate-aware columns know.
+    """The whole state of rate-aware columns.
 
     Attributes
     ----------
     factor
         The timeout in batch lengths; None for no timeout.
     taken
-        Messages ever.
+        Total number of messages.
     row_of, facts, tracks, rings, codes, times, numbers, waits_for, elsewhere, runs
-        What `RateAwareColumns` keeps under these names; of the last two, the rows that count.
+        The attributes of `RateAwareColumns` of these names; of the last two, the rows in use.
     """
 
     factor: Fraction | None
@@ -69,7 +69,7 @@ class RateColumnsState(NamedTuple):
         Raises
         ------
         DamagedError
-            If the bytes are those of a state, but not as they were written.
+            If the bytes are a corrupt state.
         SchemaError
             If they are something else or of another version.
         """
@@ -102,7 +102,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]]) -> dict[str, Array]:
     sizes = [prod(shape) * np.dtype(kind).itemsize for kind, shape in zip(_ARRAYS.values(), shapes, strict=True)]
     unpacker = zlib.decompressobj()
     try:
-        data = unpacker.decompress(compressed, sum(sizes) + 1)  # no more, even if the bytes would become more
+        data = unpacker.decompress(compressed, sum(sizes) + 1)  # bounded, even if the bytes decompress to more
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(data) != sum(sizes) or not unpacker.eof or unpacker.unused_data:

@@ -1,11 +1,9 @@
 """The rules of batching by rate over arrays, compiled with Numba. All compiled code is in this file.
 
 The functions have the names of those in `period`, `pile`, `stream`, `starts`, `stall`, `window` and `batcher` whose
-rules they follow, and stand in that order.
-
-Numba keeps machine code per file and looks for changes in that file alone. Of other files come numbers only; a change
-of one needs this file saved too, or the machine code goes on with the old number, and its batches differ from those of
-`RateAwareBatcher`.
+rules they follow, and are in that order. Numba keeps machine code per file and looks for changes only in that file.
+Only numbers come from other files. After a change of one, save this file, too: otherwise the machine code keeps the old
+number, and its batches differ from those of `RateAwareBatcher`.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     TRACK_COLUMNS,
 ) = range(21)
 
-# The facts of a source besides its tracks.
+# The facts of a source, without its tracks.
 (
     BEGUN,
     WINDOW_START,
@@ -84,7 +82,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     FACTS,
 ) = range(27)
 
-# These follow in the same array, since each further array costs at every call: rows of other eras' traffic and of runs.
+# Rows of other eras' traffic and of runs follow in the same array, since each further array costs time at every call.
 ELSEWHERE_FROM = FACTS
 ELSEWHERE_COLUMNS = 5
 RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
@@ -100,7 +98,7 @@ _NEAR = 8
 
 
 class Known(NamedTuple):
-    """All but messages; ``tracks`` and ``rings`` have a row for each stream, and a last one for those that ride."""
+    """The state except messages; ``tracks`` and ``rings`` have a row per gating stream, and one for all others."""
 
     facts: Ints
     tracks: Table
@@ -108,7 +106,7 @@ class Known(NamedTuple):
 
 
 class WaitingMessages(NamedTuple):
-    """By message: its event time, its children in the pile it waits in, and the track it waits for, or NONE."""
+    """By message: its event time, its children in its pile, and the track for which it waits, or NONE."""
 
     times: Ints
     left: Rows
@@ -118,7 +116,7 @@ class WaitingMessages(NamedTuple):
 
 @njit(error_model="numpy")
 def _earliest(origin: int, rate: int, start: int, back: int) -> int:
-    """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``; by seconds, to fit."""
+    """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``, without overflow."""
     second = (start - origin) // _SECOND
     product = (start - origin - second * _SECOND) * rate
     number = product // _SECOND
@@ -157,7 +155,7 @@ def _obvious(ring: Ints, count: int) -> int:
     for k in range(1, count):
         shortest, longest = min(shortest, ring[k]), max(longest, ring[k])
     if _NEAR * (longest - shortest) > shortest:
-        return 0  # some may be no single periods
+        return 0  # some differences may span several periods
     slow, fast = _SECOND / longest, _SECOND / shortest
     rate = int(slow + 0.5)
     return rate if rate == int(fast + 0.5) and _is_near(slow, rate) and _is_near(fast, rate) else 0
@@ -216,11 +214,11 @@ def _merge(one: int, other: int, messages: WaitingMessages) -> int:
         one = lower
 
 
-@njit(error_model="numpy", inline="always")  # passing all these arrays on costs thirty times the work
+@njit(error_model="numpy", inline="always")  # passing all these arrays to a function costs thirty times the work
 def _push_behind(row: int, message: int, tracks: Table, messages: WaitingMessages) -> bool:
-    """Push a message behind the newest of its pile, as nearly all are; False if it belongs elsewhere.
+    """Push a message behind the newest of its pile, as for nearly all; False if it belongs elsewhere.
 
-    It waits as long as any, so that it may be below the newest, and catching up stays linear.
+    It is taken last, so it may be the newest one's child, and catching up stays linear.
     """
     event_time = messages.times[message]
     last = tracks[row, PILE_LAST]
@@ -351,7 +349,7 @@ def _begin_track(row: int, known: Known) -> None:
 
 @njit(error_model="numpy")
 def _apart(earlier: int, later: int) -> np.uint64:
-    """How far apart two times are; unsigned, since the ends of time are further apart than a signed number holds."""
+    """Return the distance of two times; unsigned, since it may exceed the largest signed number."""
     return np.uint64(later) - np.uint64(earlier)
 
 
@@ -379,7 +377,7 @@ def _placed(anchor: int, length: int) -> int:
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 
-# If the last start and the step of a run of starts stand, behind its first.
+# Places of the last start and of the step of a run of starts, after its first.
 _LAST, _STEP = 1, 2
 
 
@@ -426,7 +424,7 @@ def _remove_earliest_run(facts: Ints) -> int:
 
 @njit(error_model="numpy")
 def _remember_run(first: int, last: int, step: int, facts: Ints) -> None:
-    """Take note of a run that began before all others."""
+    """Record a run that began before all others."""
     for place in range(RUNS_FROM + RUN_COLUMNS * facts[RUNS] - 1, RUNS_FROM - 1, -1):
         facts[place + RUN_COLUMNS] = facts[place]
     facts[RUNS_FROM], facts[RUNS_FROM + _LAST], facts[RUNS_FROM + _STEP] = first, last, step
@@ -451,13 +449,13 @@ def _begin_start(start: int, step: int, facts: Ints) -> None:
         _remember_run(MIN_NS, _remove_earliest_run(facts), 1, facts)
 
 
-# If the other facts of a piece of traffic elsewhere stand, behind its oldest event time.
+# Places of the other facts of a piece of traffic elsewhere, after its oldest event time.
 _UNTIL, _COVERED, _CALLS, _MARK = 1, 2, 3, 4
 
 
 @njit(error_model="numpy")
 def _within(low: int, high: int, most: int) -> int:
-    """Return how far apart two times are, but at most so far."""
+    """Return the distance of two times, but at most this much."""
     between = _apart(low, high)
     return most if between > np.uint64(most) else int(between)
 
@@ -472,7 +470,7 @@ def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
 def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: int, facts: Ints) -> None:
     era, enough = np.uint64(ERA * length), STALLED * length
     calls = 1
-    place = ELSEWHERE_FROM  # the row that the next kept era moves to
+    place = ELSEWHERE_FROM  # the row to which the next kept era moves
     for k in range(facts[ERAS]):
         known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
         from_, until = int(facts[known]), int(facts[known + _UNTIL])
@@ -523,7 +521,7 @@ def _keeps_pace(known: int, facts: Ints) -> bool:
     """As `Elsewhere.keeps_pace`, of the high-water mark."""
     span, mark = _apart(int(facts[known]), int(facts[known + _UNTIL])), int(facts[known + _MARK])
     pace = np.uint64(PACE)
-    whole = span // pace + np.uint64(span % pace > np.uint64(0))  # times the pace, the other side may not fit
+    whole = span // pace + np.uint64(span % pace > np.uint64(0))  # times the pace, the other side may overflow
     return bool(facts[HIGH_WATER] >= mark and whole <= _apart(mark, int(facts[HIGH_WATER])))
 
 
@@ -552,9 +550,9 @@ def _is_contested(length: int, facts: Ints) -> bool:
 
 @njit(error_model="numpy")
 def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length: int, facts: Ints) -> bool:
-    """As `StallWatch.is_stuck`, of the event times of a call and the window at ``start`` that it came to.
+    """As `StallWatch.is_stuck`, for the event times of a call and the window at ``start``.
 
-    How many messages joined is counted already.
+    The messages that joined are already counted.
     """
     near_from, era_until = start - HORIZON * length, start + length + ERA * length
     count = 0
@@ -575,7 +573,7 @@ def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length:
 
 
 class KernelOutput(NamedTuple):
-    """Messages in the order in which they joined a window; by batch its window, closing, reason and end."""
+    """Messages in the order in which they joined a window; and for each batch its window, closing, reason and end."""
 
     joined: Ints
     starts: Ints
@@ -632,7 +630,7 @@ def _gap(known: Known, messages: WaitingMessages) -> int:
 
 @njit(error_model="numpy")
 def _let_in(track: Ints, facts: Ints, messages: WaitingMessages, out: KernelOutput) -> None:
-    times, left, right, waits_for = messages  # a field looked up in the loop would cost more than all else in it
+    times, left, right, waits_for = messages  # a field lookup in the loop would cost more than everything else in it
     joined = out.joined
     root, piled, over_from = int(track[ROOT]), track[PILED], track[OVER_FROM]
     first = last = facts[JOINED]
@@ -838,7 +836,7 @@ def _place(row: int, message: int, known: Known, messages: WaitingMessages, out:
     return True
 
 
-@njit(error_model="numpy", inline="always")  # and no views: both cost more than all else for a lone message
+@njit(error_model="numpy", inline="always")  # and no views: both cost more than everything else for a single message
 def _take(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts, tracks, rings = known.facts, known.tracks, known.rings
     newest = BEFORE_ALL
@@ -890,7 +888,7 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMe
         if start - ERA * length <= event_time <= start:
             if not known.tracks[rows[message], TRACKED]:
                 _begin_track(rows[message], known)
-            _observe(rows[message], event_time, 2 * ERA * length, known)  # more than there is
+            _observe(rows[message], event_time, 2 * ERA * length, known)  # more than possible
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             _regrid(row, start, known)
@@ -937,7 +935,7 @@ def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: Kerne
 
 @njit(error_model="numpy")
 def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
-    """Put the event times of all that waits behind others."""
+    """Collect the event times of all messages that wait behind others."""
     together = np.empty(len(times) + known.facts[ALL_PILED], np.int64)
     for k in range(len(times)):
         together[k] = times[k]
@@ -1096,9 +1094,10 @@ def run(
 ) -> None:
     """Run the calls; see `waterclock.batching.rate.by_column.columns.RateAwareColumns`.
 
-    Message k is of track ``rows[k]``; call c brings the messages ``calls[c]`` to ``calls[c + 1]``, at ``clock[c]`` if a
-    clock is used. Messages before ``calls[0]`` are from earlier calls: they are in the window if ``waits_for`` is NONE,
-    and otherwise wait for that track. Afterwards ``waits_for`` holds the same for all messages that are in no batch.
+    Message k is of track ``rows[k]``; call c brings the messages from ``calls[c]`` to before ``calls[c + 1]``, at
+    ``clock[c]`` if a clock is used. Messages before ``calls[0]`` are from earlier calls: they are in the window if
+    ``waits_for`` is NONE, and otherwise wait for that track. Afterwards ``waits_for`` holds the same for all messages
+    that are in no batch.
     """
     known = Known(facts, tracks, rings)
     messages = WaitingMessages(times, left, right, waits_for)

@@ -14,7 +14,7 @@ from waterclock.batching.rate.rule import RateRule
 Ints = npt.NDArray[np.int64]
 
 LASTING_COLUMNS = 17
-"""Of a track, so many columns are known beyond a call of the rule; the others are worked with."""
+"""The number of a track's columns that are kept between calls of the rule; the others are working memory."""
 
 
 class ManyBatches(NamedTuple):
@@ -25,15 +25,15 @@ class ManyBatches(NamedTuple):
     starts, ends, closed_at
         As of `waterclock.Batch`, int64 ns.
     reasons
-        The numbers of the kernel's reasons.
+        Numbers of the kernel's reasons.
     bounds
         Source s has the batches ``bounds[s]`` to ``bounds[s + 1]``.
     offsets
         Batch k holds ``messages[offsets[k]:offsets[k + 1]]``.
     messages
-        Of those that were given, which are in batches: in the order in which they joined their batch.
+        Places of the passed messages that are in batches, in the order in which they joined their batch.
     kept
-        Of those that were given, which are in none; source by source, to be given again.
+        Places of the passed messages that are in no batch; source by source, to be passed again.
     """
 
     starts: Ints
@@ -74,14 +74,14 @@ class RateAwareMany:
     facts
         A row per source, as the kernel lays it out.
     tracks, rings
-        The rows of all sources one after another: one for each stream that may gate, and one for all others.
+        The rows of all sources in order: one for each stream that may gate, and one for all others.
     track_bounds
         Source s has the rows ``track_bounds[s]`` to ``track_bounds[s + 1]``.
     pairs
-        A row for each source and its stream that was met: the source, the stream, and the row of its track among the
-        source's own; in order of source and stream.
+        A row for each known stream of a source: the source, the stream, and the row of its track among the source's; in
+        order of source and stream.
     waits_for, kept_sources
-        Of each message that was kept, the row that it waits for among those of its source, or -1; and its source.
+        For each kept message, the row that it waits for among those of its source, or -1; and its source.
     """
 
     __slots__ = ("_rule", "facts", "kept_sources", "pairs", "rings", "track_bounds", "tracks", "waits_for")
@@ -98,18 +98,18 @@ class RateAwareMany:
         self.kept_sources = np.empty(0, np.int64)
 
     def admit(self, sources: int, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> Ints:
-        """Learn of further sources and streams, and return the row of each message's track among those of its source.
+        """Add new sources and streams, and return the row of each message's track among those of its source.
 
         Parameters
         ----------
         sources
-            How many there are; those that were known have their numbers still.
+            Number of all sources; known ones keep their numbers.
         keys
-            Of each message, the number of its source times ``streams``, and the number of its stream added.
+            For each message, the number of its source times ``streams``, plus the number of its stream.
         streams
-            How many streams there are. The numbers in `pairs` count among these.
+            Number of all streams. The numbers in `pairs` refer to these.
         may_gate
-            Says of streams which may gate.
+            Returns which of some streams may gate.
         """
         kernel = compiled()
         added = sources - len(self.facts)
@@ -137,15 +137,15 @@ class RateAwareMany:
         Parameters
         ----------
         rows
-            What `admit` gave, source by source, and of each source those first that were kept, in their order.
+            The result of `admit`, source by source; for each source first the kept messages, in their order.
         times
             Event times, ns.
         bounds
             Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``.
         begins
-            Which messages are the first of a call; none of those that were kept.
+            Which messages are the first of a call; kept ones are not.
         flush
-            Of which sources to give out everything in the end.
+            Sources of which everything is returned at the end.
         """
         kernel = compiled()
         count, sources = len(times), len(bounds) - 1
@@ -176,7 +176,7 @@ class RateAwareMany:
         )
 
     def use(self, rule: RateRule) -> None:
-        """Follow a rule with another length, each source from its next window on, and sources that begin at once."""
+        """Adopt a rule with another length: each source from its next window on, new sources at once."""
         kernel = compiled()
         self._rule = rule
         begun = self.facts[:, kernel.BEGUN] != 0
@@ -184,12 +184,12 @@ class RateAwareMany:
         self.facts[np.ix_(~begun, [kernel.LENGTH, kernel.TIMEOUT_NS])] = in_kernel(rule)
 
     def take(self, wanted: Ints) -> npt.NDArray[np.intp]:
-        """Know some of the sources only, in this order, and return that of the messages that are kept.
+        """Keep only some of the sources, in this order, and return the order of the kept messages.
 
         Parameters
         ----------
         wanted
-            Their numbers, once each; of the others no message is kept.
+            Their numbers, without repeats; the others must have no kept messages.
         """
         first, counts = self.track_bounds[wanted], np.diff(self.track_bounds)[wanted]
         self.track_bounds = np.concatenate([[0], np.cumsum(counts)])
@@ -205,13 +205,13 @@ class RateAwareMany:
         return order
 
     def _kept_places(self, bounds: Ints, begins: npt.NDArray[np.bool_]) -> Ints:
-        """Find the messages that were kept: those of a source before its first call."""
+        """Find the kept messages: those of a source before its first call."""
         calls_so_far = np.cumsum(begins)
         before = np.concatenate([[0], calls_so_far])[bounds[:-1]]
         return np.flatnonzero(calls_so_far == np.repeat(before, np.diff(bounds)))
 
     def _admit(self, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
-        """Add rows for new streams: behind those of their source that may gate."""
+        """Add rows for new streams, after those of their source's streams that may gate."""
         sources, numbers = np.divmod(keys, streams)
         met, place = np.unique(numbers, return_inverse=True)
         gates = np.asarray(may_gate(met), np.bool_)[place]
@@ -222,7 +222,7 @@ class RateAwareMany:
         rank = np.cumsum(gates) - 1
         first_rank = np.concatenate([[0], np.cumsum(added)])[sources]
         rows = np.where(gates, before[sources] - 1 + rank - first_rank, before[sources] + added[sources] - 1)
-        # The last row of a source, which those that may not gate share, stays the last.
+        # The last row of a source, which streams that may not gate share, stays the last.
         moved = np.arange(len(self.tracks)) + np.repeat(bounds[:-1] - self.track_bounds[:-1], before)
         last = self.track_bounds[1:] - 1
         moved[last] = bounds[1:] - 1

@@ -78,7 +78,7 @@ def from_arrays(
 
 
 def _further(facts: Ints) -> tuple[Ints, Ints]:
-    """Return views of the other eras' traffic and of the runs of starts, which follow the other facts."""
+    """Return views of the rows of other eras' traffic and of runs of starts, which follow the other facts."""
     kernel = compiled()
     elsewhere = facts[:, kernel.ELSEWHERE_FROM : kernel.RUNS_FROM]
     return (

@@ -23,7 +23,7 @@ def count_outside(
     starts, ends
         Of the batches, ns.
     windows
-        Which batches have a window; those of the start have none.
+        Which batches have a window; first batches have none.
     offsets
         Batch k holds the messages ``offsets[k]`` to ``offsets[k + 1]``.
     streams, times
@@ -41,7 +41,7 @@ def count_outside(
     pair = np.cumsum(begins) - 1
     different = np.bincount(pair[differs])[pair]
     start, end = starts[batch], ends[batch]
-    # Unsigned, since the ends of time are further apart than a signed number holds.
+    # Unsigned, since distances may exceed the largest signed number.
     distance = np.where(
         time < start, start.view(np.uint64) - time.view(np.uint64), time.view(np.uint64) - end.view(np.uint64)
     )

@@ -34,31 +34,31 @@ class RateAwareBatcher:
     The rules, by their names in *RateAwareMessageBatcher*; lengths are batch lengths:
 
     Period estimator
-        Of each stream that may gate, `StreamPeriodEstimator` learns the rate.
+        `StreamPeriodEstimator` learns the rate of each stream that may gate.
     Pulse grid
         A stream whose rate is known and at least one pulse a batch has a `PulseGrid`, and gates.
     Slot gate
         A window closes (``slots``) when every gating stream has reached its last slot: a message in it, or overflow at
         most three further windows ahead. Counts do not matter, so neither missing pulses nor splits do.
     High-water mark and timeout
-        The greatest event time seen, capped at three lengths after the window's start and never going back. At
-        ``timeout`` after the start the window closes (``timeout``).
+        The greatest event time seen, at most three lengths after the window's start; it never decreases. At ``timeout``
+        after the start the window closes (``timeout``).
     Overflow
         A gating stream's message for a later window waits for it.
     Ride along, held for the next window
-        A message without a grid joins the window if it is not after its end. Up to three lengths after the end it is
-        held; beyond, it is let through to the window in progress. While catching up, the three lengths count from the
-        newest overflow, for the window will get there. If no stream gates, it is held however far ahead it is.
+        A message without a grid joins the window if it is not after its end. If it is up to three lengths after the
+        end, it is held; if later, it joins the window in progress. During catch-up, the three lengths count from the
+        newest overflow, which the window will reach. If no stream gates, it is held at any distance ahead.
     Gap
         If every gating stream has messages waiting for later windows and none for this one, the
-        window moves by whole lengths to the first that waits. If no stream gates, it is enough that something waits
-        and the window is empty. What rode along in the window closes (``gap``).
+        window moves by whole lengths to the first that waits. If no stream gates, the window moves if it is empty and
+        messages wait. Messages that rode along in the window are returned (``gap``).
     Contract departures
-        No batch is empty: a window without messages is skipped, for any reason it may end.
+        No batch is empty: a window without messages is skipped, whatever the reason for its end.
     Stream lifecycle
         A stream absent from five batches is forgotten, and may join again.
     Batch length
-        A new length holds from the next window on; grids keep their origin.
+        A new length applies from the next window on; grids keep their origin.
 
     And beyond *RateAwareMessageBatcher*:
 
@@ -66,47 +66,46 @@ class RateAwareBatcher:
         The messages of the first call form the first batch (``start``). The first window begins at its newest plausible
         event time; see `plausible_range`. It is doubtful, as below.
     Another era
-        A message more than 1000 lengths from the window is delivered with it, and does nothing else.
+        A message more than 1000 lengths from the window is delivered with it, and has no other effect.
     Stall
-        If messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all it
-        holds (``stall``). If the bulk of that lies within it, the next window follows, as in a replay; else the
-        next window begins at the newest plausible event time. Here what covers at least 5 lengths comes before what
-        is only numerous.
+        If messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all its
+        messages (``stall``). If most of them lie within it, the next window follows, as in a replay. Otherwise the next
+        window begins at the newest plausible event time. Here traffic that covers at least 5 lengths takes precedence
+        over traffic that is only more numerous.
 
-        The same happens without a clock, so that a replay recovers too: if the high-water mark stands while another
-        era's messages, or those more than three lengths behind, move on by 10 lengths in more than one call. A gap in
+        The same happens without a clock, so that a replay recovers, too: if the high-water mark stays while another
+        era's messages, or those more than three lengths behind, advance by 10 lengths in more than one call. A gap in
         them counts as three lengths at most. Each era counts separately, so that a stream whose clock is wrong does not
-        hide the others. It also happens if 100,000 messages have joined the window while the mark stands.
+        hide the others. It also happens if 100,000 messages have joined the window while the mark stays. The first
+        window, and one that a stall has placed in another era, is doubtful: a single wrong clock may have placed it.
+        When it closes, it moves to the traffic of other eras if their messages, in it or in the batch before, outnumber
+        its own and advance at most twice as far. After such a move it is no longer doubtful; nor is the first one if
+        two streams have agreed for 10 lengths.
 
-        The first window, and one that a stall has placed in another era, is doubtful: it may rest on a wrong clock
-        alone. When it closes, it moves to the traffic of other eras if their messages, in it or in the batch before,
-        are more than its own and move on at most twice as far. After such a move it is no longer doubtful; nor is the
-        first one if two streams have agreed for 10 lengths.
-
-        Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late if others
-        have begun, so that no batch has the identity of an earlier one.
+        Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late if their
+        start was used before, so that no batch has the identity of an earlier one.
     Messages that arrive together
-        All messages of a call are placed before closing is considered; then as many windows close as are complete.
+        All messages of a call are placed before windows close; then every complete window closes.
 
     The ``closed_at`` of a batch is the high-water mark at its closing. A message behind the window joins it.
 
     Parameters
     ----------
     batch_length
-        Length of the windows, above zero, at most 30 days. ``"adaptive"`` follows what `processed` reports, in whole
-        seconds from 1 s to 8 s; an `AdaptiveBatchLength` has bounds of your own.
+        Length of the windows: above zero, at most 30 days. ``"adaptive"`` follows the times that `processed` reports,
+        in whole seconds from 1 s to 8 s; an `AdaptiveBatchLength` has your own bounds.
     timeout
         At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
     gated
         Which streams may gate: True for all, a collection of their names, or a function of the name. A function is
-        called once for each name, or again after many thousands of others; if it raises, the call changes nothing.
+        called once for each name, and again after many thousands of others; if it raises, the call changes nothing.
     clock
-        Seconds that pass, for the stall rule only. A clock that jumps back restarts its count.
+        Returns the time in seconds, for the stall rule only. A clock that jumps back restarts its count.
     forget_after
         How long a source may be silent, above zero; default None: forever. If all messages of a call were received
-        longer than this after the last one before, the batcher first returns everything, as `flush` does. Then it takes
-        the call as a new batcher would: it is a batch (``start``), and rates are learned again. Only receive times
-        decide, so a replay returns the same batches.
+        longer than this after the last one before, the batcher first returns everything, as `flush` does. Then it
+        treats the call as a new batcher would: its messages are a batch (``start``), and rates are learned again. Only
+        receive times decide, so a replay returns the same batches.
 
     Raises
     ------
@@ -116,7 +115,8 @@ class RateAwareBatcher:
     Warns
     -----
     LongCallWarning
-        For a call that brings a stream's messages from more than 1000 lengths: those of another era are not cut.
+        For a call that brings a stream's messages from more than 1000 lengths: messages of another era are not cut into
+        batches.
     OutsideWindowWarning
         For a stream most of whose messages lie outside the windows of their batches, in 10 batches in a row; and for a
         silence of more than 1000 lengths without ``forget_after``.
@@ -147,7 +147,7 @@ class RateAwareBatcher:
         self._silence = Silence.checked(forget_after)
         self._outside = OutsideWatch()
         self._clocks = StreamClocks()
-        self._sources: set[str] = set()  # one, once there was a message
+        self._sources: set[str] = set()  # a single source, once there was a message
         self._assembly: Assembly | None = None
 
     def add(self, messages: Iterable[Message]) -> list[Batch]:
@@ -156,7 +156,7 @@ class RateAwareBatcher:
         Parameters
         ----------
         messages
-            Messages of this batcher's source, which is that of the first message. None at all is a look at the clock.
+            Messages of this batcher's source, which is that of the first message. An empty list only checks the clock.
 
         Returns
         -------
@@ -199,7 +199,7 @@ class RateAwareBatcher:
         return messages
 
     def take(self, messages: list[Message]) -> list[Batch]:
-        """Take in messages as `add` does, which `check` has returned."""
+        """Add messages that `check` has returned."""
         if self._silence.after is not None and self._silence.ends_with(messages):
             return self._forget() + self.take(messages)
         stall, assembly = self._stall, self._assembly
@@ -231,9 +231,9 @@ class RateAwareBatcher:
         return batches
 
     def advance(self, now: Time) -> list[Batch]:
-        """Promise that nothing received at or before ``now`` (ns) comes later, so that the source may be forgotten.
+        """Promise that no message received at or before ``now`` (ns) comes later, so that the source may be forgotten.
 
-        Open messages are then returned at once and not with the next call. Without ``forget_after`` nothing happens.
+        Open messages are then returned at once instead of by the next call. Without ``forget_after`` nothing happens.
         """
         at = self.forgotten_at
         return self._forget() if at is not None and at <= to_time(now, "now") else []
@@ -252,14 +252,14 @@ class RateAwareBatcher:
         return batches
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Close everything, as `flush` does, and let the next call place the window again.
+        """Close everything, as `flush` does, and place the window again at the next call.
 
         Rates and the starts of windows stay known: no batch has the identity of an earlier one.
 
         Parameters
         ----------
         source
-            Whose window; another source than this batcher's is an error. Default: this batcher's.
+            The source of the window; any other than this batcher's is an error. Default: this batcher's.
 
         Raises
         ------
@@ -302,7 +302,7 @@ class RateAwareBatcher:
         took
             From taking the batch to being done.
         batch
-            Which one. Default: one with a window of the length in use. A first batch (``start``) has no such window,
+            The batch. Default: one with a window of the length in use. A first batch (``start``) has no such window,
             and changes nothing.
 
         Returns
@@ -335,7 +335,7 @@ class RateAwareBatcher:
 
     @property
     def timeout(self) -> int | float:
-        """How far the high-water mark may be past the window's start before it closes, ns, or infinity."""
+        """Distance of the high-water mark from the window's start at which the window closes, ns, or infinity."""
         return self._in_force.timeout
 
     @property
@@ -345,12 +345,12 @@ class RateAwareBatcher:
 
     @property
     def high_water_mark(self) -> int | None:
-        """The greatest event time seen, as far as it is plausible, ns; None before the first message."""
+        """The greatest event time seen, up to the plausible limit, ns; None before the first message."""
         return None if self._assembly is None else self._assembly.high_water
 
     @property
     def buffered(self) -> int:
-        """How many messages are in the window in progress or wait for later ones."""
+        """How many messages are in the window in progress or wait for later windows."""
         return 0 if self._assembly is None else len(self._assembly.active) + self._assembly.piled
 
     @property
@@ -365,7 +365,7 @@ class RateAwareBatcher:
 
     @property
     def silent_for(self) -> float:
-        """How long ago by ``clock`` a batch closed, or the first message after it came, s."""
+        """Seconds by ``clock`` since the last batch closed, or since the first message after it."""
         return self._stall.clock() - self._stall.since
 
     @property
@@ -385,7 +385,7 @@ class RateAwareBatcher:
         return {stream for stream, track in tracks.items() if track.grid is not None}
 
     def state(self) -> bytes:
-        """Write down everything that the batcher knows, options included, for `restore`."""
+        """Encode the whole state of the batcher, including its options, for `restore`."""
         gated = None if callable(self._gate.gated) else self._gate.gated
         return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly, self._adaptive)
 
@@ -400,9 +400,9 @@ class RateAwareBatcher:
         state
             The bytes from `state`.
         gated
-            The function that chose the gating streams, if it was one: functions are not stored.
+            The function that chose the gating streams, if there was one: functions are not stored.
         clock
-            As for a new batcher; between the two no time has passed.
+            As for a new batcher; no time passes between `state` and `restore`.
 
         Raises
         ------
@@ -459,7 +459,7 @@ class RateAwareBatcher:
             )
 
     def _forget(self) -> list[Batch]:
-        """Close everything, and start again like a new batcher; a length that was set stays."""
+        """Close everything, and start again like a new batcher, but keep a changed length."""
         batches = self.flush()
         if self._assembly is not None:
             self._rule = self._assembly.pending or self._assembly.rule
@@ -472,7 +472,7 @@ class RateAwareBatcher:
         source, length = messages[0].source, self._rule.batch_length
         oldest, newest = plausible_range(map(_event_time, messages), length)
         start = placed(newest, length)
-        # Even if all have one time, the batch begins before the first window: its start is its identity.
+        # Even if all have the same time, the batch begins before the first window: its start is its identity.
         begin = min(oldest, start - 1)
         self._sources = {source}
         self._assembly = Assembly(source, self._rule, start, self._gate)
@@ -484,7 +484,7 @@ class RateAwareBatcher:
         return [self._assembly.batch(messages, begin, start, "start")]
 
     def _begin_window(self, assembly: Assembly, messages: list[Message]) -> None:
-        """Count stalls from now on if no message is buffered, and find the window if it is lost."""
+        """Begin to count for a stall if no message is buffered, and place the window if it is lost."""
         self._stall.rearm(assembly.high_water if assembly.doubtful else None)
         if assembly.lost and messages:
             assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
@@ -499,20 +499,20 @@ class RateAwareBatcher:
         contested = self._stall.is_contested(assembly.high_water, window.end - window.start)
         self._recover(assembly, batches)
         if contested and not window.era_from <= assembly.window.start <= window.era_until:
-            assembly.doubtful = False  # it was weighed against a rival that went on, so it is certain
+            assembly.doubtful = False  # it was compared with a rival that advanced, so it is no longer doubtful
 
     def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Stall: close a window that nothing closes."""
         window = assembly.window
         if assembly.active:
-            # Messages that came while the mark stood show the place of the traffic.
+            # Messages that came while the mark stayed show the place of the traffic.
             recent = assembly.active[-self._stall.unmoved :]
             times, length = list(map(_event_time, recent)), assembly.rule.batch_length
             _, anchor = plausible_range(times, length, moving=True)
             if assembly.piled:
                 times += map(_event_time, assembly.waiting_messages())
                 if plausible_range(times, length, moving=True)[1] != anchor:
-                    anchor = window.end  # the bulk waits for the windows that follow
+                    anchor = window.end  # most messages wait for the following windows
             if window.start <= anchor <= window.end:
                 batches.append(assembly.close("stall"))
             else:
@@ -520,7 +520,7 @@ class RateAwareBatcher:
         elif assembly.piled:
             assembly.skip(max(1, assembly.windows_to_first()))
         _close_complete(assembly, batches)
-        # Of a doubtful window that stays, too little may have been in it to tell: the next call tells more.
+        # If a doubtful window stays, it may have had too few messages to decide: the next call brings more.
         stays = window.era_from <= assembly.window.start <= window.era_until
         self._stall.rearm(assembly.high_water if assembly.doubtful and stays else None)
 

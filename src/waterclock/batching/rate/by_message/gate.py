@@ -10,7 +10,7 @@ _MOST_ANSWERS = 4096
 
 
 class Gate:
-    """Tells whether a stream may gate.
+    """Decides whether a stream may gate.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Gate:
         self._answers: dict[str, bool] = {}
 
     def ask(self, streams: Iterable[str]) -> None:
-        """Call the function for streams that it was not called for lately. If it raises, nothing changes."""
+        """Call the function for streams without a recent answer. If it raises, nothing changes."""
         if len(self._answers) > _MOST_ANSWERS:
             self._answers = {}
         for stream in dict.fromkeys(streams):

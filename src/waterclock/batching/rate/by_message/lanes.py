@@ -1,4 +1,4 @@
-"""The sources of a `BySource` that batch by rate; only those whose window may have stalled are examined."""
+"""The sources of a `BySource` that batch by rate. Only those whose window may have stalled are examined."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _StallHeap:
 class RateLanes:
     """A rate-aware batcher for each source, and when it may stall.
 
-    A source with anything buffered stands in the heap of its clock, with a time at or before the one at which its
-    window stalls: what closes a window moves that time on, and the look at the old one finds the new one. One that is
-    to be forgotten after a silence stands in another heap, with a time at or before that, in the same way.
+    A source with buffered messages is in the heap of its clock, with a time no later than the stall of its window. If a
+    window closes in between, the stall moves to a later time, which is found when the old time is examined. A source
+    that is forgotten after a silence is in another heap in the same way.
 
     Attributes
     ----------
@@ -41,15 +41,15 @@ class RateLanes:
         self._watches: dict[object, _StallHeap] = {}  # by clock, or by its id if it is not hashable
         self._watched: set[str] = set()
         self._silences: list[tuple[int, str]] = []  # kept as a heap
-        self._heard: set[str] = set()  # those in it
+        self._heard: set[str] = set()  # the sources in it
 
     def __contains__(self, source: object) -> bool:
         return source in self.batchers
 
     def check(self, together: dict[str, list[Message]], met: dict[str, RateAwareBatcher]) -> dict[str, list[Message]]:
-        """Check what arrived together, by source, and then take in the batchers of the sources met with it.
+        """Check messages that arrived together, by source, and then add the batchers of new sources.
 
-        If a batcher or a user's function refuses, none changes, and no batcher is taken in.
+        If a batcher or a user's function raises, nothing changes.
         """
         batchers = self.batchers
         checked = {
@@ -60,7 +60,7 @@ class RateLanes:
         return checked
 
     def take(self, source: str, messages: list[Message]) -> list[Batch]:
-        """Return a source what `check` has returned."""
+        """Pass to a source's batcher the messages that `check` has returned."""
         batcher = self.batchers[source]
         closed = batcher.take(messages)
         if source not in self._watched:
@@ -70,9 +70,9 @@ class RateLanes:
         return closed
 
     def advance(self, now: int) -> list[Batch]:
-        """Forget the sources that have been silent for too long, by the promise that nothing received by ``now`` comes.
+        """Forget sources that have been silent for too long: no message received by ``now`` comes later.
 
-        A source that comes again gets a batcher of its own, as one that is met.
+        A source that comes back gets a new batcher, like a new source.
         """
         closed: list[Batch] = []
         while self._silences and self._silences[0][0] <= now:
@@ -95,7 +95,7 @@ class RateLanes:
         for key, watch in list(self._watches.items()):
             now = watch.clock()
             if now < watch.seen:
-                # A clock that jumps back restarts every count, so every time in the heap may be too late.
+                # A clock that jumps back restarts every count, so each time in the heap may be too late.
                 looked = [source for _, source in watch.due]
                 watch.due = []
             else:
@@ -121,7 +121,7 @@ class RateLanes:
         return [batch for name in names for batch in self.batchers[name].reset()]
 
     def forget(self, silence: int) -> int:
-        """Forget those with nothing open that have been silent for that long, ns; return how many."""
+        """Forget sources without open messages that have been silent for that long, ns; return how many."""
         gone = [
             source
             for source, batcher in self.batchers.items()

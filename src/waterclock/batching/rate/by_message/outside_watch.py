@@ -1,4 +1,4 @@
-"""Adds up how many messages land outside their windows, and warns of streams for which that is steady."""
+"""Counts messages outside their windows, and warns of streams for which that continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from waterclock.batching.outside import OutsideCounts
 from waterclock.errors import OutsideWindowWarning
 
 STEADY = 10
-"""A stream is warned about if most of its messages were outside in so many of its batches in a row: a pause of a few
-seconds is over by then."""
+"""A stream gets a warning if most of its messages were outside in this many of its batches in a row: a pause of a few
+seconds is over by then.
+"""
 
 MOST_STREAMS = 1_000
-"""Streams that are counted: the names of streams are up to the senders, and memory is bounded."""
+"""Maximum number of streams counted: senders choose the names of streams, and memory is bounded."""
 
 
 class OutsideWatch:
-    """Counts what lies outside windows. It changes no batch, and no state holds it.
+    """Counts messages outside windows. It changes no batch, and is not part of a state.
 
     Attributes
     ----------
@@ -56,7 +57,7 @@ class OutsideWatch:
             )
 
     def warn(self) -> None:
-        """Issue the warnings that are due. Here nothing has changed yet, so a warning may be raised as an error."""
+        """Issue the warnings that are due. The batcher has not changed yet, so a warning may be raised as an error."""
         while self._due:
             warnings.warn(self._due.pop(), OutsideWindowWarning, stacklevel=4)
 

@@ -21,19 +21,19 @@ class Pile:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._first = 0  # those before it are taken; cutting them off each time would move all others
+        self._first = 0  # the items before it are taken; removing them each time would move all others
 
     def __len__(self) -> int:
         return len(self._messages) - self._first
 
     @property
     def oldest(self) -> int:
-        """Least event time that waits, ns."""
+        """Smallest waiting event time, ns."""
         return self._messages[self._first].event_time
 
     @property
     def newest(self) -> int:
-        """Greatest event time that waits, ns."""
+        """Greatest waiting event time, ns."""
         return self._messages[-1].event_time
 
     def push(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Forgetting sources after a long silence, measured by the receive times of their messages alone."""
+"""Forgetting sources after a long silence, measured only by the receive times of their messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked_silence(forget_after: Duration | None) -> int | None:
 
 @dataclass(slots=True)
 class Silence:
-    """How long a source may be silent, and when it was heard of last.
+    """How long a source may be silent, and when its last message was received.
 
     Attributes
     ----------
@@ -50,11 +50,11 @@ class Silence:
 
     @property
     def forgotten_at(self) -> int | None:
-        """The time, ns, for which a promise that nothing received by then comes later forgets the source."""
+        """The time, ns, at which the source is forgotten if no message received by then comes later."""
         return None if self.after is None or self.clock is None else self.clock + self.after
 
     def check(self, messages: Iterable[Message]) -> None:
-        """Check for receive times."""
+        """Check that all messages have receive times."""
         for message in messages:
             if message.receive_time is None:
                 raise InvalidArgumentError(
@@ -63,7 +63,7 @@ class Silence:
                 )
 
     def ends_with(self, messages: list[Message]) -> bool:
-        """Return whether all of a call's messages were received too long after the last one, or take note of them."""
+        """Return whether all messages of a call were received too long after the last one; if not, record them."""
         if not messages:
             return False
         times = [*map(_receive_time, messages)]
@@ -86,15 +86,15 @@ def silences(
     Parameters
     ----------
     received
-        Of each message, ns.
+        That of each message, ns.
     calls
         The first message of each call.
     before
         The greatest receive time of its source before each call, ns.
     heard
-        Whether anything came of the source before. No time says so: a message may be received at every one.
+        Whether the source had messages before. No time can stand for "none": a message may have any receive time.
     """
     oldest = np.minimum.reduceat(received, calls) if len(calls) else received[:0]
-    # Times may be further apart than a signed number holds.
+    # Distances may exceed the largest signed number.
     apart = oldest.view(np.uint64) - before.view(np.uint64)
     return heard & (oldest > before) & (apart > np.uint64(after))

@@ -20,7 +20,7 @@ class Elsewhere(NamedTuple):
     oldest, newest
         Event times, ns.
     covered
-        How far its time has moved on, ns; a gap of more than three lengths counts as three, and 10 lengths are enough.
+        How far its time has advanced, ns; a gap of more than three lengths counts as three, and counting stops at 10.
     calls
         How many calls brought it; two are enough.
     mark
@@ -34,11 +34,11 @@ class Elsewhere(NamedTuple):
     mark: int
 
     def has_moved_on(self, batch_length: int) -> bool:
-        """Return whether it has done so by 10 batch lengths (ns) in more than one call."""
+        """Return whether it has advanced by 10 batch lengths (ns) in more than one call."""
         return self.calls > 1 and self.covered >= STALLED * batch_length
 
     def keeps_pace(self, mark: int) -> bool:
-        """Return whether the high-water mark, now at ``mark`` (ns), has moved on with it: then it is not a backlog."""
+        """Return whether the high-water mark, now at ``mark`` (ns), has advanced with it: then it is not a backlog."""
         return self.newest - self.oldest <= PACE * (mark - self.mark)
 
 
@@ -48,13 +48,13 @@ class StallWatch:
     Attributes
     ----------
     clock
-        Seconds that pass.
+        Returns the time in seconds.
     now, since
         Its reading at this call, and at the last batch's close or the first message after that.
     unmoved
         How many messages have joined the window since a batch closed or the high-water mark moved.
     elsewhere
-        The implausible ones of them by era, those heard of last at the end.
+        The implausible ones among them by era, the most recent last.
     """
 
     __slots__ = ("clock", "elsewhere", "now", "since", "unmoved")
@@ -68,12 +68,12 @@ class StallWatch:
         self.elsewhere: list[Elsewhere] = []
 
     def look(self) -> None:
-        """Look at the clock, as each call does once, and first. A clock that jumped back counts from there."""
+        """Read the clock, once at the beginning of each call. A clock that jumped back counts from there."""
         self.now = now = self.clock()
         self.since = min(self.since, now)
 
     def rearm(self, rivalled_at: int | None = None) -> None:
-        """Begin to count again; see `moved`."""
+        """Restart all counts; see `moved`."""
         self.since = self.now
         self.moved(rivalled_at)
 
@@ -83,14 +83,14 @@ class StallWatch:
         Parameters
         ----------
         rivalled_at
-            The mark (ns) of a window that other eras rival: what keeps pace with it counts on. None of
-            any other window.
+            The mark (ns) of a window that other eras rival: traffic that keeps pace with it still counts. None for any
+            other window.
         """
         self.unmoved = 0
         self.elsewhere = [] if rivalled_at is None else [e for e in self.elsewhere if e.keeps_pace(rivalled_at)]
 
     def is_contested(self, mark: int, batch_length: int) -> bool:
-        """Return whether traffic elsewhere has moved on together with the high-water mark, now at ``mark`` (ns)."""
+        """Return whether traffic elsewhere has advanced together with the high-water mark, now at ``mark`` (ns)."""
         return any(e.has_moved_on(batch_length) and e.keeps_pace(mark) for e in self.elsewhere)
 
     def overdue_at(self, batch_length: int) -> float:
@@ -102,10 +102,10 @@ class StallWatch:
         return (self.now - self.since) * _SECOND >= STALLED * batch_length
 
     def is_stuck(self, implausible: list[int], joined: int, mark: int, batch_length: int) -> bool:
-        """Note a call that did not move the mark, or a rival's; return whether the traffic is elsewhere.
+        """Record a call that did not move the mark, or a rival's; return whether the traffic is elsewhere.
 
-        It is elsewhere if one era's has moved on by 10 batch lengths in more than one call: a single call may bring a
-        backlog. If more messages have joined the window than it should hold, it is stuck in any case.
+        It is elsewhere if that of one era has advanced by 10 batch lengths in more than one call: a single call may
+        bring a backlog. If more messages have joined the window than it should hold, it is stuck in any case.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 """The stored state of a rate-aware batcher: messages as Arrow IPC, facts as JSON in the schema metadata.
 
-Around it all is a frame with a checksum (`waterclock.batching.state_bytes`).
+All of it is in a frame with a checksum (`waterclock.batching.state_bytes`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from waterclock.message import Message
 _FORM = StateForm(b"WCR1", b"waterclock.rate_aware_batcher", "the state of a rate-aware batcher")
 _VERSION = 1
 _MOST_FACTS = 2**28
-"""Bytes of facts, far more than any source's streams have: zeros compressed to a thousandth do not fill the memory."""
+"""Maximum bytes of facts, far more than the streams of any source need.
+
+It protects memory from highly compressed zeros.
+"""
 
 
 def to_bytes(
@@ -87,13 +90,13 @@ class RateState:
     gated
         Which streams may gate; None if a function chooses.
     waited
-        Seconds for which the window had waited.
+        Seconds that the window has waited.
     unmoved, elsewhere
         See `StallWatch`.
     silence
         When the source is forgotten.
     adaptive
-        What the length follows, if it is adaptive.
+        The rule of the length, if it is adaptive.
     """
 
     rule: RateRule
@@ -148,7 +151,7 @@ def from_bytes(data: bytes) -> RateState:
     Raises
     ------
     DamagedError
-        If the bytes are those of a state, but not as they were written.
+        If the bytes are a corrupt state.
     SchemaError
         If they are something else, or of another version.
     """

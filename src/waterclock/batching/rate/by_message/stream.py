@@ -17,20 +17,20 @@ class Track(StreamPeriodEstimator):
     """A tracked stream; one more track serves all streams that may not gate.
 
     The limits of the window in progress are kept as the stream's event times, so that placing a message takes
-    comparisons only. It is an estimator, rather than that it holds one, because every message goes through both.
+    comparisons only. It extends the estimator instead of holding one, because every message goes through both.
 
     Attributes
     ----------
     may_gate
-        False for the streams that only ride along.
+        False for streams that only ride along.
     grid
         Its pulses once its rate is known; a stream with a grid gates. None else.
     pile
-        Its messages for later windows: overflow, or held back.
+        Its messages for later windows: overflow, or held.
     absent
-        Batches one after the other that it sent nothing for.
+        Number of consecutive batches without a message of it.
     present, first
-        Whether it sent something for this window, and the first event time of it, ns.
+        Whether it has a message in this window, and the first event time of these, ns.
     satisfied
         Whether its last slot was reached.
     over_from
@@ -65,11 +65,11 @@ class Track(StreamPeriodEstimator):
         self.pile = Pile()
         self.absent = 0
         self.over_from = self.last_from = self.far_from = NEVER
-        self._steady = False  # whether the next window's times are this one's, one length later
+        self._steady = False  # whether the next window's times are those of this one plus a length
         self._begin()
 
     def place(self, window: RateWindow, rule: RateRule, steps: int) -> None:
-        """Turn to a window that begins ``steps`` lengths after the last one, or anywhere (0)."""
+        """Move to a window that begins ``steps`` lengths after the last one, or anywhere (0)."""
         if steps and self._steady:
             moved = steps * rule.batch_length
             self.over_from += moved
@@ -82,11 +82,11 @@ class Track(StreamPeriodEstimator):
         self._begin()
 
     def is_near(self, window: RateWindow) -> bool:
-        """Return whether the newest message came for the window, or three lengths before it."""
+        """Return whether the newest message is of the window, or of the three lengths before it."""
         return window.near_from <= self.newest <= window.era_until
 
     def notice(self, event_time: int) -> None:
-        """Take note of a message of this window."""
+        """Record a message of this window."""
         if not self.present:
             self.present = True
             self.first = event_time
@@ -119,7 +119,7 @@ class Track(StreamPeriodEstimator):
         self._steady = False
 
     def windows_to(self, event_time: int, window: RateWindow) -> int:
-        """How many windows after this one a waiting message belongs to."""
+        """Return how many windows after this one a waiting message belongs to."""
         length = window.end - window.start
         steps = (event_time - window.start) // length
         if self.grid is not None:
@@ -139,7 +139,7 @@ class Track(StreamPeriodEstimator):
         self.over_from = grid.earliest(following)
         self.last_from = grid.earliest(following - 1)
         self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length))
-        # Only whole periods fit every window alike.
+        # Only whole periods are alike in every window.
         self._steady = rule.batch_length * grid.rate % _SECOND == 0
 
     def _begin(self) -> None:

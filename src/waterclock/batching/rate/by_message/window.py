@@ -13,45 +13,45 @@ from waterclock.batching.rate.starts import StartRun, Starts
 from waterclock.message import Message
 
 _in_order = attrgetter("event_time", "stream")
-_MOST_RIDING = 4096  # names remembered of streams that may not gate
+_MOST_RIDING = 4096  # maximum remembered names of streams that may not gate
 
 
 class Assembly:
-    """Places the messages of one source, closes its windows and opens the next. When to close, its owner decides.
+    """Places the messages of one source, closes its windows and opens the next ones. Its owner decides when to close.
 
     Attributes
     ----------
     source
-        Whose messages these are.
+        The source of its messages.
     rule, pending
         The options of the window in progress, and those of the next if they change.
     window, high_water
         The window in progress, and the high-water mark, ns.
     held_until
         Latest event time (ns) that is held for a later window if some stream gates: three lengths after the window's
-        end or, while catching up, after the newest message that waits of a gating stream.
+        end or, during catch-up, after the newest waiting message of a gating stream.
     active
-        What closes with the window.
+        The messages that close with the window.
     strays
-        How many of the active are of another era.
+        How many of the active messages are of another era.
     piled
         How many messages wait for later windows.
     tracks, riding
-        The streams that may gate by name, and what serves all others.
+        The tracks of streams that may gate, by name, and the one of all others.
     track_of
         The track of each stream's messages, by name.
     gating, contributing
         How many streams gate, and how many of them sent something for the window.
     waiting
-        How many gating streams have not reached their last slot; below zero if no stream gates.
+        How many gating streams have not reached their last slot; negative if no stream gates.
     doubtful
-        The window may have been placed by a wrong clock alone: at the start, or by a stall in another era.
+        Whether only a wrong clock may have placed the window: at the start, or by a stall in another era.
     trusted_from
-        The first window's doubt ends with one that begins here (ns) or later, if two streams agree.
+        The first window's doubt ends with a window that begins here (ns) or later, if two streams agree.
     outnumbered
-        Other eras' messages were more than its own in the window that closed last.
+        Whether other eras' messages outnumbered its own in the window that closed last.
     lost
-        The window must be placed again with the next messages; it is empty.
+        Whether the window, which is empty, must be placed again with the next messages.
     starts, setbacks
         The starts of windows, and how often one was placed before the furthest of them.
     observers
@@ -128,7 +128,7 @@ class Assembly:
             event_time = message.event_time
             track = track_of(message.stream)
             if track is not None and track.newest < event_time <= era_until:
-                # In order and of this era, as nearly all are: what `place` does, without its calls.
+                # In order and of this era, as nearly all are: the same as `place`, without its calls.
                 track.differences.append(event_time - track.newest)
                 track.newest = event_time
                 if event_time < track.over_from:
@@ -171,32 +171,32 @@ class Assembly:
             self.waiting -= track.satisfied - satisfied
 
     def gap(self) -> int:
-        """How many windows to move on because this one got nothing and others wait; 0 for none."""
+        """Return how many windows to skip because this one is empty and messages wait for others; 0 for none."""
         if not self.piled or (self.contributing if self.gating else len(self.active) > self.strays):
             return 0
         tracks = [track for track in self._all_tracks() if track.grid is not None or not self.gating]
         if self.gating and not all(track.pile for track in tracks):
-            return 0  # one of them may only be slow
+            return 0  # one of them may just be slow
         return self.windows_to_first(tracks)
 
     def windows_to_first(self, tracks: Iterable[Track] | None = None) -> int:
-        """How many windows after this one the first message belongs to that waits in any of the tracks; 0 for none."""
+        """Return how many windows after this one the first waiting message of any track belongs to; 0 for none."""
         tracks = self._all_tracks() if tracks is None else tracks
         return min((track.windows_to(track.pile.oldest, self.window) for track in tracks if track.pile), default=0)
 
     def doubt(self) -> None:
-        """Doubt the first window: until two streams have agreed for 10 lengths, a wrong clock may have been alone."""
+        """Doubt the first window until two streams have agreed for 10 lengths: a wrong clock may have placed it."""
         self.doubtful = True
         self.trusted_from = self.window.start + STALLED * self.rule.batch_length
 
     @property
     def is_rivalled(self) -> bool:
-        """Whether the window is doubtful, and it or the last one holds more of other eras than of its own."""
+        """Return whether the window is doubtful, and other eras outnumber its own messages in it or the last one."""
         return self.doubtful and (self.outnumbered or 2 * self.strays > len(self.active) + self.piled)
 
     @property
     def _is_agreed(self) -> bool:
-        """Whether two streams are in the window, those that ride along being one, and no other era rivals it."""
+        """Return whether two streams are in the window (all that ride along are one), and no other era rivals it."""
         streams = sum(track.present for track in self.tracks.values()) + self.riding.is_near(self.window)
         return streams > 1 and not self.is_rivalled
 
@@ -211,13 +211,13 @@ class Assembly:
         return batch
 
     def skip(self, steps: int) -> None:
-        """Move on by that many windows without a batch; messages in the window stay."""
+        """Skip that many windows without a batch; messages in the window stay."""
         self.open(self.window.start + steps * self.rule.batch_length, steps)
 
     def place_anew(self, anchor: int) -> Batch:
         """Stall: close the window, and open one at ``anchor`` (ns), which may be earlier.
 
-        Messages that wait implausibly far ahead of the new window came from the misplacement, and are returned.
+        Messages that wait implausibly far ahead of the new window result from the misplacement, and are returned.
         """
         start = placed(anchor, self.rule.batch_length)
         self.doubtful = not self.window.era_from <= start <= self.window.era_until
@@ -233,21 +233,21 @@ class Assembly:
         self.outnumbered = False
         if self.doubtful:
             for track in self.tracks.values():
-                track.regrid(start, self.rule)  # none waits for the pulses of another era
+                track.regrid(start, self.rule)  # no message waits for pulses of another era
         self.high_water = start
         self.open(start)
         return batch
 
     def find(self, anchor: int) -> None:
-        """Place a window that is lost, and empty, at ``anchor`` (ns)."""
+        """Place a lost window, which is empty, at ``anchor`` (ns)."""
         self.lost = False
-        self.place_anew(anchor)  # the batch that this closes holds nothing
+        self.place_anew(anchor)  # the batch that this closes is empty
         self.doubt()
 
     def open(self, start: int, steps: int = 0) -> None:
         """Open a window at ``start`` (ns), ``steps`` windows after the last or anywhere (0), with waiting messages.
 
-        After a stall that went back it may begin some nanoseconds later, to avoid the start of an earlier window.
+        After a stall that moved back, it may begin some nanoseconds later, to avoid the start of an earlier window.
         """
         free = self.starts.free(start)
         if free != start:
@@ -267,7 +267,7 @@ class Assembly:
                 self._let_in(track)
         self.count()
         if self.piled and not self.gating:
-            # No stream is missing: the waiting messages have been seen, so their time counts.
+            # No stream is missing: the waiting messages were seen, so their time counts.
             newest = max(track.pile.newest for track in self._all_tracks() if track.pile)
             self.high_water = max(self.high_water, min(newest, window.cap))
 
@@ -297,7 +297,7 @@ class Assembly:
         return track
 
     def _place_ahead(self, message: Message, track: Track, event_time: int) -> None:
-        """Overflow, or held for a later window, or let through."""
+        """Queue the message as overflow, hold it for a later window, or add it to this one."""
         if track.grid is None and self.gating and event_time > self.held_until:
             self.active.append(message)
             if event_time >= track.notice_from:
@@ -340,7 +340,7 @@ class Assembly:
         return Batch(self.source, start, end, self.high_water, reason, tuple(sorted(messages, key=_in_order)))
 
     def _review(self) -> None:
-        """Stream lifecycle: build the grids of those present again, and forget those absent from five batches."""
+        """Stream lifecycle: rebuild the grids of present streams, and forget those absent from five batches."""
         for stream, track in list(self.tracks.items()):
             if track.present:
                 track.absent = 0
