@@ -25,10 +25,10 @@ _RULES = ("event_time", "rate")
 
 _GRACE = "30s"
 _STOPS_WITHIN = 30.0
-"""Seconds that a part has to end: an append is abandoned after 5, and a step of batching takes less."""
+"""Seconds in which a part must end: an append is abandoned after 5, and a step of batching takes less."""
 
 _AFTER_GRACE = 10.0
-"""Seconds that a worker has to end after its grace period."""
+"""Seconds in which a worker must end after its grace period."""
 
 _UPKEEP_EVERY = "1m"
 
@@ -67,7 +67,7 @@ class GatewayFile:
                 raise InvalidArgumentError(f"{path}, line {line}: no key {key}; choose from {', '.join(_TABLES)}")
         parts: list[Part] = []
         if any(name in content for name in _OF_THE_INGEST):
-            IngestFile.read(path)  # refuses mistakes before anything runs
+            IngestFile.read(path)  # reports mistakes before any part runs
             parts.append(Part("ingest", ("ingest", str(path.absolute())), _STOPS_WITHIN, reloads=True))
         parts += _batchings(path, lines, content.get("batch", []))
         if "work" in content:
@@ -89,7 +89,7 @@ def _batchings(path: Path, lines: TomlLines, given: object) -> list[Part]:
     for place, values in enumerate(cast("list[object]", given)):
         table = TomlTable(path, lines, "batch", values, place)
         part = _batching(table)
-        if part.name in parts:  # ids of batches of two topics may be equal
+        if part.name in parts:  # batches of two topics may have the same id
             raise table.wrong("into", "batch.into must be another table for each [[batch]]")
         parts[part.name] = part
     return list(parts.values())

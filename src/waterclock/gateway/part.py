@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """A command of its own process.
+    """A command in its own process.
 
     Attributes
     ----------
     name
-        What people call it; it stands before each line that it prints.
+        Its name for people; it precedes each line that it prints.
     words
         The command, without the program.
     stops_within
-        Seconds that it has to end once it is asked to.
+        Seconds in which it must end after a request to stop.
     reloads
         Whether it reads its file again at SIGHUP.
     """

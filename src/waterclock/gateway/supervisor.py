@@ -15,17 +15,17 @@ from waterclock.errors import WaterclockError
 from waterclock.gateway.part import Part
 
 _LOOK_EVERY = 0.1
-"""Seconds between two looks at signals and processes: at most so long does a stop wait to begin."""
+"""Seconds between two checks of signals and processes, and so the maximum delay of a stop."""
 
 _DRAINED_WITHIN = 2.0
-"""Seconds in which the last output of a process that has ended is read; a child of its own may keep the pipe open."""
+"""Seconds in which the last output of an ended process is read; one of its children may keep the pipe open."""
 
 Tell = Callable[[str, str], None]
-"""Is called with the name of a part and a line that it printed, from any thread."""
+"""Called with the name of a part and a line that it printed, from any thread."""
 
 
 class PartFailedError(WaterclockError):
-    """A part ended by itself, or did not end when it was stopped."""
+    """A part ended by itself, or did not end when stopped."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Supervisor:
     environment
         The environment of each process.
     tell
-        Gets the output of the parts.
+        Receives the output of the parts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Supervisor:
         self._stops += 1
 
     def reload(self) -> None:
-        """Ask the parts that can to read their file again. Safe in a signal handler."""
+        """Ask the parts that support it to read their file again. Safe in a signal handler."""
         self._wishes_reload = True
 
     def run(self) -> None:
@@ -109,7 +109,7 @@ class Supervisor:
             env={**self._environment},
             text=True,
             errors="backslashreplace",
-            process_group=0,  # Ctrl-C on a terminal reaches this process alone, which then stops them in order
+            process_group=0,  # Ctrl-C on a terminal reaches only this process, which then stops the parts in order
         )
         running = _Running(part, process)
         for stream in (process.stdout, process.stderr):
@@ -168,7 +168,7 @@ def _ending(code: int) -> str:
 
 
 def current_environment(url: str, ledgers: str | None) -> dict[str, str]:
-    """Return the environment of the parts: secrets are in it, not in the command line, which every user can list."""
+    """Return the environment of the parts. It holds the secrets, because every user can list command lines."""
     environment = {**os.environ, "WATERCLOCK_URL": url, "PYTHONUNBUFFERED": "1"}
     if ledgers is not None:
         environment["WATERCLOCK_LEDGERS"] = ledgers

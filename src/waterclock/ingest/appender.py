@@ -1,4 +1,4 @@
-"""Appends what an inbox holds, in one thread; tries again while the database is away."""
+"""Appends the messages of an inbox, in one thread; retries while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from waterclock.ingest.storing.append_plan import Stored
 from waterclock.ingest.stream_lags import StreamLags
 
 _APPEND_PATIENCE = 5.0
-"""Seconds after which an append is abandoned and tried again: so long a stop may take if the database is away."""
+"""Seconds after which an append is abandoned and retried, and so the maximum delay of a stop if the database is
+unavailable.
+"""
 
 _FIRST_PAUSE = 0.2  # s
 _LONGEST_PAUSE = 5.0
@@ -37,7 +39,7 @@ class Appender(Generic[T]):
     append
         Appends some of them; after an UnavailableError it is called again with the same ones.
     progress, tell
-        Counts, and what learns of events.
+        The counts, and the function that receives events.
     """
 
     def __init__(
@@ -58,11 +60,11 @@ class Appender(Generic[T]):
         self._look_at_lags = moments.monotonic() + _LOOK_AT_LAGS_EVERY
 
     def stop(self) -> None:
-        """Abandon an append that fails because the database is away."""
+        """Abandon an append that fails because the database is unavailable."""
         self._wishes_stop = True
 
     def run(self) -> None:
-        """Append until the inbox is closed and empty, or the database is away when it is to stop."""
+        """Append until the inbox is closed and empty, or until it must stop while the database is unavailable."""
         while batch := self._inbox.take():
             stored = self._append_patiently(batch)
             if stored is None:
@@ -70,7 +72,7 @@ class Appender(Generic[T]):
             self._note(stored, len(batch))
 
     def report_lags(self) -> None:
-        """Report streams that have become late or are ahead, if it is time to look."""
+        """Report streams that have become late or are ahead, if a check is due."""
         if moments.monotonic() >= self._look_at_lags:
             self._look_at_lags = moments.monotonic() + _LOOK_AT_LAGS_EVERY
             for name, text in self.lags.look():

@@ -24,7 +24,7 @@ _VERSION_TOPIC = "$SYS/broker/version"
 _LOOK_EVERY = 0.05  # s
 
 _DEFAULTS = {"max_queued_messages": "1000", "persistence": "false", "autosave_interval": "1800"}
-"""Mosquitto's defaults for options that its file lacks."""
+"""Mosquitto's defaults of options."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SampledMessage:
     messages
         The messages of its mapping.
     reason
-        Why it would be a dead letter; None if it would not.
+        Why it would be a dead letter; None otherwise.
     """
 
     published: Published
@@ -91,7 +91,7 @@ def _published(where: str, line: str) -> Published:
 
 
 class BrokerCheck:
-    """Looks at a broker with a session of its own that ends with it, and takes no message from other consumers.
+    """Checks a broker with a temporary session of its own, without taking messages from other consumers.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class BrokerCheck:
         connection = self._connection
         connection.open()
         try:
-            # Without their shares, so that the messages of another consumer stay its own.
+            # Without their shares, so that other consumers keep their messages.
             connection.subscribe([replace(rule, filter=split_share(rule.filter)[1]) for rule in self._plan.rules])
             connection.subscribe(
                 [FormatRule.checked(_VERSION_TOPIC, "x", "raw", "{source}/{stream...}", qos=0, retained="take")]

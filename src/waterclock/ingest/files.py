@@ -24,19 +24,19 @@ from waterclock.time import TimeUnit, format_time, in_nanoseconds
 from waterclock.topics.model.names import check_size
 
 CHUNK = 1_000
-"""Messages that are read from a file at a time: few enough to keep in memory, enough to make one good entry."""
+"""Messages that are read from a file at a time: few enough for memory, enough for a large entry."""
 
 CHUNK_BYTES = 4 << 20
-"""Bytes of payloads that are read from a file at a time: MariaDB takes entries of up to 8 MiB as it is installed."""
+"""Bytes of payloads that are read from a file at a time: by default, MariaDB takes entries of up to 8 MiB."""
 
 MAX_PAYLOAD = 64 << 20
-"""Bytes of a payload that are read unless more is allowed: a file without line ends must not fill the memory."""
+"""Default maximum bytes of a payload: a file without line ends must not fill the memory."""
 
 _WRITTEN = 6
 """Bytes that one byte of a payload may take in a line of JSON: a control character as \\u001f."""
 
 _BESIDE_PAYLOAD = 1 << 20
-"""Bytes of a line that are left for all but the payload, such as headers."""
+"""Bytes of a line for everything except the payload, such as headers."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -48,9 +48,9 @@ _OF_A_TOPIC = {"position"}
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
-    """Lay a message out as JSON can hold it.
+    """Convert a message to an object for JSON.
 
-    Times become ISO 8601; a payload that is UTF-8 becomes ``payload``, any other ``payload_base64``.
+    Times become ISO 8601; a payload in UTF-8 becomes ``payload``, any other ``payload_base64``.
     """
     fields: dict[str, Any] = {
         "source": message.source,
@@ -75,7 +75,7 @@ def message_to_json(message: Message) -> dict[str, Any]:
 def message_from_json(fields: object) -> Message:
     """Build a message from the output of `message_to_json`, or from a user's own JSON.
 
-    A ``position`` is passed over, because a message gets one from the topic it is in.
+    A ``position`` is ignored, because a message gets its position from its topic.
 
     Raises
     ------
@@ -117,9 +117,9 @@ class MessageFile:
         ``.parquet`` (columns as in a topic's ledgers), ``.csv`` (columns named as fields of a message), or any other
         name: JSON lines; ``-`` is standard input.
     max_payload
-        Bytes that a payload may have; a line with more is not read to its end.
+        Maximum bytes of a payload; a longer line is not read to its end.
     time_unit
-        What ints that are times count since the epoch; other times have a unit of their own.
+        Unit of times that are ints since the epoch; other times have their own unit.
     """
 
     path: str
@@ -135,8 +135,8 @@ class MessageFile:
         Parameters
         ----------
         progress
-            Is called with how much of the file was read, and with all: bytes, or messages in Parquet. Not called for an
-            input without a length, such as standard input.
+            Called with the amount read and the total amount: bytes, or messages in Parquet. Not called for an input
+            without a length, such as standard input.
         """
         chunk: list[Message] = []
         size = 0
@@ -150,7 +150,7 @@ class MessageFile:
             yield chunk
 
     def numbered(self, progress: Progress | None = None) -> Iterator[tuple[int, Message]]:
-        """Read the messages, each with the number of its line, from 1; in Parquet with its own.
+        """Read the messages, each with the number of its line, from 1, or of its row in Parquet.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class MessageFile:
         try:
             return self.path != "-" and Path(self.path).is_file()
         except OSError:
-            return False  # no name for a file at all, as reading it says
+            return False  # an invalid file name; reading it reports that
 
     def _read_lines(self, path: Path, progress: Progress) -> Iterator[tuple[int, Message]]:
         longest = longest_line(self.max_payload)
@@ -234,7 +234,7 @@ def parse_json_line(line: bytes, time_unit: TimeUnit) -> Message:
             fields = in_nanoseconds(fields, _TIMES, time_unit)
         message = message_from_json(fields)
         if b"\\u" in line:
-            json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is not a text
+            json.dumps(fields, ensure_ascii=False).encode()  # half of a surrogate pair is invalid text
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"is not UTF-8: {error}") from None
     except UnicodeEncodeError as error:
@@ -243,13 +243,13 @@ def parse_json_line(line: bytes, time_unit: TimeUnit) -> Message:
         raise InvalidArgumentError(f"{quoted(line)} is nested too deeply") from None
     except InvalidArgumentError:
         raise
-    except ValueError as error:  # of JSON, and that of a number of 5,000 digits
+    except ValueError as error:  # errors of JSON, including numbers of 5,000 digits
         raise InvalidArgumentError(str(error)) from None
     return message
 
 
 def longest_line(max_payload: int) -> int:
-    """Return the bytes that a line of JSON with such a payload may have."""
+    """Return the maximum bytes of a line of JSON with such a payload."""
     return _WRITTEN * max_payload + _BESIDE_PAYLOAD
 
 

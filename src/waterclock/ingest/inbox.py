@@ -1,4 +1,7 @@
-"""Received messages that are not appended yet: bounded, so that a slow or absent database costs no more memory."""
+"""Received messages that are not appended yet.
+
+Bounded, so that a slow or unavailable database does not fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,27 @@ from typing import Generic, Protocol, TypeVar
 from waterclock._support import moments
 
 MOST_BYTES = 32 << 20
-"""Bytes of messages that wait. With what Python adds to each, an ingest stays within 120 MB."""
+"""Maximum bytes of waiting messages. With Python's overhead, an ingest stays within 120 MB."""
 
 MOST_WAITING = 40_000
-"""Messages that wait: each takes about half a kilobyte in addition to its payload."""
+"""Maximum waiting messages: each takes about half a kilobyte in addition to its payload."""
 
 MOST_AT_ONCE = 4_000
-"""Messages of one append: more make an entry no cheaper a message."""
+"""Maximum messages of one append: beyond it, an entry costs no less per message."""
 
 MOST_BYTES_AT_ONCE = 4 << 20
-"""Bytes of one append: MariaDB takes entries of up to 8 MiB as it is installed."""
+"""Maximum bytes of one append: by default, MariaDB takes entries of up to 8 MiB."""
 
 ENOUGH_AT_ONCE = 1_000
-"""Messages for which an append does not wait for more."""
+"""With this many messages, an append does not wait for more."""
 
 LONGEST_GATHERING = 0.05
-"""Seconds that a message waits for others of its entry, out of the 250 ms until it should be readable."""
+"""Seconds that a message waits for others of its entry; it should be readable within 250 ms."""
 
 QUIET = 0.005
-"""Seconds without another message after which none is waited for: the broker may have as many in flight as it allows,
-and send nothing more until these are acked."""
+"""Seconds without another message after which an append stops waiting: the broker may have reached its maximum in
+flight, and sends no more until these are acked.
+"""
 
 
 class Receivable(Protocol):
@@ -36,12 +40,12 @@ class Receivable(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate bytes that it takes."""
         ...
 
     @property
     def qos(self) -> int:
-        """0 if it would not be sent again."""
+        """0 if the sender would not send it again."""
         ...
 
 
@@ -51,8 +55,8 @@ T = TypeVar("T", bound=Receivable)
 class Inbox(Generic[T]):
     """Messages of all connections, in the order of their receipt.
 
-    Messages at QoS 0 may fill half of it: the broker does not keep them, so they are dropped above that, and leave room
-    for those that it does keep.
+    Messages at QoS 0 may fill half of it: the broker does not keep them, so above that they are dropped, to leave room
+    for messages that it keeps.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_waiting: int = MOST_WAITING) -> None:
@@ -69,11 +73,14 @@ class Inbox(Generic[T]):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the messages that wait."""
+        """Bytes of the waiting messages."""
         return self._bytes
 
     def put(self, received: T) -> bool:
-        """Take a message; False if the inbox is full. Never waits: the caller's thread also answers the broker."""
+        """Add a message; False if the inbox is full.
+
+        Never waits, because the caller's thread also answers the broker.
+        """
         share = 1 if received.qos else 2
         with self._changed:
             if self._waiting and (

@@ -31,7 +31,9 @@ _LOOK_EVERY = 0.2
 _LOOK_FOR_SILENT_EVERY = 60.0
 
 _SILENT_AFTER = 600_000_000_000
-"""ns after which another consumer of a share counts as gone: each writes its row at least every minute."""
+"""ns without a write of its row after which another consumer of a share counts as gone: each writes at least once a
+minute.
+"""
 
 
 class Ingest:
@@ -44,7 +46,7 @@ class Ingest:
     plan
         The broker, the rules and the limits.
     tell
-        Is called with each event, from any thread.
+        Called with each event, from any thread.
     """
 
     def __init__(self, database: Database, plan: IngestPlan, tell: Tell) -> None:
@@ -72,7 +74,7 @@ class Ingest:
         self._appender.stop()
 
     def reload(self, read: Callable[[], IngestPlan]) -> None:
-        """Go on with the rules of another plan, without a new session. Safe in a signal handler."""
+        """Switch to the rules of another plan, without a new session. Safe in a signal handler."""
         self._new_plan = read
 
     def run(self) -> None:
@@ -85,7 +87,7 @@ class Ingest:
         SessionTakenError
             If another process has taken the session.
         WaterclockError
-            If the database refuses an append for a reason that does not pass.
+            If the database refuses an append permanently.
         """
         self._sessions = self._opened_sessions()
         threads = [self._started(session.run, "session") for session in self._sessions]
@@ -138,7 +140,7 @@ class Ingest:
         return thread
 
     def _watch(self) -> None:
-        """Wait for an end, and meanwhile reload the file on request and look for silent sessions."""
+        """Wait for the end; meanwhile reload the file on request and look for silent sessions."""
         look_at = moments.monotonic() + _LOOK_EVERY
         while not self._wishes_stop and self._failure is None:
             with self._changed:
@@ -172,7 +174,7 @@ class Ingest:
         self._tell(Event("reloaded", text))
 
     def _look_for_silent(self) -> None:
-        """Report consumers of a share that wrote nothing for long: the broker's messages for them are not delivered."""
+        """Report consumers of a share that have been silent for long: the broker's messages for them wait."""
         shared = {each.filter for each in self._rules.rules if split_share(each.filter)[0] is not None}
         try:
             now = self._database.backend.now()

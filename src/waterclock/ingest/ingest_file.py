@@ -53,7 +53,7 @@ class IngestFile:
         NotFoundError, UnavailableError
             If the file is missing, or cannot be read.
         InvalidArgumentError
-            Naming the file, the line, the key and the error in its value.
+            The error names the file, the line, the key and the fault of its value.
         """
         content, lines = read_toml(path)
         for key, value in content.items():
@@ -166,7 +166,7 @@ def _rule(table: TomlTable) -> FormatRule:
 
 
 def _json_paths(table: TomlTable) -> Callable[[], JsonPaths | None]:
-    """Take the keys of JSON paths; return what parses them."""
+    """Return the parser of a table of JSON paths."""
     given = {name: table.optional(name) for name in _PATHS}
     unit = table.optional("time_unit")
     if unit is not None and unit not in NS_PER:

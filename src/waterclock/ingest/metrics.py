@@ -14,7 +14,7 @@ _PREFIX = "waterclock_ingest_"
 
 _COUNTERS = {
     "received": ("received_messages", "Published messages that arrived."),
-    "unprotected": ("unprotected_messages", "Those of them at QoS 0, which no broker sends again."),
+    "unprotected": ("unprotected_messages", "Published messages at QoS 0 that arrived, which no broker sends again."),
     "appended": ("appended_messages", "Messages appended; a published one may hold several."),
     "appends": ("appends", "Transactions that appended something."),
     "dead": ("dead_messages", "Published messages that could not be mapped."),

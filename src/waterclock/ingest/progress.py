@@ -13,7 +13,7 @@ class Event(NamedTuple):
     Attributes
     ----------
     name
-        The event, in a word: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
+        The event's name: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
         ``database_back``, ``dead_letter``, ``rejected``, ``broker_dropped``, ``no_room``, ``silent_session``, ``lag``,
         ``ahead``, ``reloaded``, ``not_reloaded``, ``stopped``; of Kafka also ``assigned``, ``revoked``, ``waits``,
         ``records_lost``, ``topic_dropped``, ``topic_recreated``, ``broker_error``.
@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 Tell = Callable[[Event], None]
-"""Is called with each event, from any thread."""
+"""Called with each event, from any thread."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class IngestProgress:
     received
         Published messages that arrived.
     unprotected
-        Those of them at QoS 0, which no broker sends again.
+        Published messages at QoS 0 that arrived, which no broker sends again.
     appended
         Messages that were appended: a published one may hold several.
     appends
@@ -58,13 +58,13 @@ class IngestProgress:
     lost
         Messages at QoS 0 that were dropped because the inbox was full.
     broker_dropped
-        Messages that the broker says it dropped since the start, of all its clients.
+        Messages that the broker reports as dropped since the start, for all its clients.
     connected
         Connections that are open; of Kafka, 1 while the cluster answers.
     stopped
         Partitions of Kafka that are stopped, since their next records are gone.
     is_database_away
-        Whether the last append failed because the database was busy or away.
+        Whether the last append failed because the database was busy or unavailable.
     """
 
     received: int = 0

@@ -19,7 +19,7 @@ def read_recording() -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        In `waterclock.arrow.MESSAGE_SCHEMA`; publish_time is null, because collectd does not say it.
+        In `waterclock.arrow.MESSAGE_SCHEMA`; publish_time is null, because collectd does not send it.
     """
     recording = files("waterclock.ingest") / "recordings" / "collectd.parquet"
     with recording.open("rb") as file:

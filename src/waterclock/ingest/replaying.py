@@ -23,12 +23,12 @@ from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import JointAppend
 
 SUBSCRIPTION = "ingest-replay"
-"""The subscription of the dead-letter topic that holds how far it was replayed."""
+"""The subscription of the dead-letter topic that stores the progress of replays."""
 
 _AT_ONCE = 1_000
 
 _MapLetter = Callable[[int], tuple[str, list[Message]]]
-"""Takes when a dead letter was received first; returns the topic and the messages that it holds."""
+"""Takes the time when a dead letter was first received; returns the topic and its messages."""
 
 _Mapping = Callable[[Message], _MapLetter]
 
@@ -38,7 +38,7 @@ _FORWARD = (
     .where(
         subscriptions.c.topic_id == sa.bindparam("topic"),
         subscriptions.c.name == SUBSCRIPTION,
-        # The new one as well: the transaction may be repeated after a commit of which no answer came.
+        # Including the new one: the transaction may be repeated after a commit whose answer was lost.
         subscriptions.c.ordinal.in_([sa.bindparam("before"), sa.bindparam("after")]),
     )
     .values({name: sa.bindparam(f"new_{name}") for name in _PLACE})
@@ -56,9 +56,9 @@ class Replayed:
     appended
         Messages that they held.
     failed
-        Those that are dead letters again, with the new reason.
+        Letters that became dead letters again, with the new reason.
     cut
-        Those of which only the beginning is kept, so that they cannot be mapped.
+        Letters that cannot be mapped, because only their beginning is kept.
     """
 
     mapped: int = 0
@@ -70,8 +70,7 @@ class Replayed:
 def replay(database: Database, plan: IngestPlan | KafkaPlan, *, dry_run: bool = False) -> Replayed:
     """Map the dead letters since the last replay, and append those that can be mapped, each once.
 
-    Their receive time is that of the replay. The event time of those that do not say when they happened is when they
-    were received first.
+    Their receive time is that of the replay. Messages without an event time get the time when they were first received.
 
     Raises
     ------
@@ -191,7 +190,7 @@ def _buried_again(letter: Message, reason: str, now: int) -> Message:
 
 
 def _received(message: Message, first_received: int, now: int) -> Message:
-    """Return a message as received now; its publish time, if another one than that of its receipt, is as it was."""
+    """Return a message as received now; keep its publish time if that was not the time of its receipt."""
     published = now if message.publish_time == first_received else message.publish_time
     return Message.trusted(
         message.source, message.stream, message.event_time, message.payload, published, now, message.headers, None

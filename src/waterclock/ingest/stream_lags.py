@@ -1,4 +1,4 @@
-"""How far the event times of streams lie behind their receive times, and which ones deserve a warning. Pure."""
+"""The lag of streams' event times behind their receive times, and warnings about it. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from waterclock.time import format_duration
 
 LATE = 2_000_000_000
-"""ns of lag above which a stream is reported: batches of live data wait a second or two."""
+"""Lag above which a stream is reported, ns: batches of live data wait a second or two."""
 
 AHEAD = 100_000_000
-"""ns that an event time may be ahead of the receive time: more is a wrong clock, and not the network."""
+"""How far an event time may be ahead of the receive time, ns: beyond it, a clock is wrong."""
 
 MOST_STREAMS = 10_000
-"""Streams that are watched: names come from the messages, and a publisher may make up any number of them."""
+"""Maximum streams watched: names come from the messages, and a publisher may invent any number."""
 
 _MILLISECOND = 1_000_000
 
@@ -36,12 +36,12 @@ class LagRange(NamedTuple):
 
 
 class StreamLags:
-    """The lags of all streams between two looks. One thread may note and another look.
+    """The lags of all streams between two checks. One thread may note and another look.
 
     Attributes
     ----------
     latest
-        The lags of each stream between the last two looks.
+        The lags of each stream between the last two checks.
     """
 
     def __init__(self) -> None:

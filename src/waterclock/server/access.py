@@ -1,4 +1,4 @@
-"""Access: the sender of each request, its rights, and hosts and sites whose requests are refused."""
+"""Access: the sender of each request, its rights, and the refusal of other hosts and sites."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.topics.topic import Topic
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/login", "/logout"})
-"""Paths for probes and to sign in, which need no token and show nothing else."""
+"""Paths for probes and sign-in, which need no token and show no other data."""
 
 _STATIC = "/static/"
 _API = "/api/"
 
 COOKIE = "waterclock"
-"""Holds the token of a signed-in browser. Only pages take it: their forms have a token of their own against CSRF."""
+"""The cookie with the token of a signed-in browser.
+
+Only pages accept it: their forms have a separate token against CSRF.
+"""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_SITE = frozenset({"same-origin", "none"})
@@ -46,10 +49,10 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z.-]+)(?::[0-9]*)?")
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _LOCAL = Client("local", None)
 NOBODY = Client("-", frozenset())
-"""Sends requests to paths that need no token."""
+"""The sender of requests to paths that need no token."""
 
 _CACHED_FOR = 1.0
-"""Seconds for which a token is not looked up again. A lookup needs a thread, and takes longer than many requests."""
+"""Seconds for which a token's look-up is cached. It needs a thread, and takes longer than many requests."""
 
 _MOST_CACHED = 1_000
 _SIGNED_OUT = 401
@@ -68,7 +71,7 @@ class Policy:
     require_token
         Whether callers on this machine need a token, too.
     read_only
-        Whether it refuses everything but looking.
+        Whether it refuses all changes.
     """
 
     on_loopback: bool = True
@@ -83,7 +86,7 @@ class Act:
     Attributes
     ----------
     rows
-        How many messages or other objects it has changed; None: not counted.
+        How many messages or other objects it changed; None: not counted.
     details
         The arguments that its path does not show.
     """
@@ -170,10 +173,11 @@ def asks_for_page(path: str, headers: Headers) -> bool:
 
 
 class Access:
-    """Finds out who sends a request, and writes the audit log.
+    """Identifies the sender of a request, and writes the audit log.
 
-    On a loopback address every caller may do everything, because other programs of this machine could read the database
-    as well. A web page must not: its requests name another host (DNS rebinding) or come from another origin (CSRF).
+    On a loopback address every caller has all rights, because other programs of this machine could read the database as
+    well. Web pages must not have them: their requests name another host (DNS rebinding) or come from another origin
+    (CSRF).
     """
 
     def __init__(self, app: ASGIApp, database: Database, policy: Policy) -> None:
@@ -213,7 +217,7 @@ class Access:
                 _note(state["act"], scope, status)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> bool:
-        """Return whether another site sent it; refuse it then unless it only looks."""
+        """Return whether another site sent it; if so, refuse it unless it only reads."""
         host = headers.get("host", "")
         parts = _HOST.fullmatch(host)
         if self._policy.on_loopback and not (parts and is_loopback(parts[1])):
@@ -225,7 +229,7 @@ class Access:
         return is_foreign
 
     async def _find_caller(self, path: str, headers: Headers) -> tuple[Client, str | None]:
-        """Return the sender, and the token of its cookie if that is how it signed in."""
+        """Return the sender, and its cookie's token if it signed in with one."""
         policy = self._policy
         given = headers.get("authorization")
         cookie = None if path.startswith(_API) else cookie_parser(headers.get("cookie", "")).get(COOKIE)
@@ -261,7 +265,7 @@ def _is_at(origin: str, host: str) -> bool:
 
 
 def is_forwarded(headers: Headers) -> bool:
-    """Return whether a proxy on this machine sent it, whose callers may be anywhere."""
+    """Return whether a proxy on this machine sent it, whose clients may be anywhere."""
     return any(name in headers for name in _FORWARDED)
 
 

@@ -73,7 +73,7 @@ _PAGES = (
 
 class _Application(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
-        """Put these two around everything, also around the handler of unexpected errors."""
+        """Put these two layers around everything, including the handler of unexpected errors."""
         return SecurityHeaders(RawPaths(super().build_middleware_stack()))
 
 
@@ -96,7 +96,7 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
         description="Topics and message tables over HTTP. Times are ISO 8601 with offset, or ints of nanoseconds.",
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would name the host that the request named
+        redirect_slashes=False,  # a redirect would repeat the host of the request
         lifespan=lifespan,
     )
     app.state.database = database

@@ -10,10 +10,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS = 900
-"""A process may open 1,024 files by default, and the database's connections are some of them."""
+"""Maximum connections: by default a process may open 1,024 files, which include the database's connections."""
 
 HEADERS_WITHIN = 10.0
-"""Seconds for the headers of a request. A client that sends a byte now and then would keep its connection forever."""
+"""Seconds for the headers of a request.
+
+Otherwise a client that sends a byte now and then would keep its connection forever.
+"""
 
 BODY_WITHIN = 60.0
 """Seconds for the body of a request: enough for 16 MiB at 2.5 Mbit/s."""
@@ -35,7 +38,7 @@ class ClientConnection(H11Protocol):
         self._unread = 0
 
     def connection_made(self, transport: Any) -> None:
-        """Refuse it if there are too many: the others go on."""
+        """Refuse it if there are too many; the others continue."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.write(_FULL)

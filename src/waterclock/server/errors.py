@@ -1,4 +1,4 @@
-"""Errors as responses: our own texts for mistakes of the caller, and nothing of the inside for other failures."""
+"""Errors as responses: our own texts for mistakes of the caller, and no internals for other failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KINDS: dict[type[Exception], tuple[int, str, str]] = {
     WaterclockError: (500, "refused", "the database refused it"),
     Exception: (500, "internal", "the server failed"),
 }
-"""Status, code, and the text that is sent if the error's own text may show a driver's, a path or an address."""
+"""Status, code, and the text that is sent if the error's own text may contain a driver's text, a path or an address."""
 
 _FAILED = 500
 _STATUS_CODES = {401: "signed_out", 403: "forbidden", 404: "not_found", 413: "too_large", 429: "too_many"}
@@ -56,7 +56,7 @@ def error_response(error: Exception, backend: Backend, *, suggests: bool) -> JSO
     Parameters
     ----------
     suggests
-        Whether a text may suggest names that the caller did not give.
+        Whether a text may suggest names that the request does not contain.
     """
     status, code, general = next(_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS)
     text = general if _shows_inside(error, status) else str(error).replace(backend.name, "the database")
@@ -79,7 +79,7 @@ def error_response(error: Exception, backend: Backend, *, suggests: bool) -> JSO
 
 
 def _shows_inside(error: Exception, status: int) -> bool:
-    """Return whether an error's text may hold more than the caller and the catalogue have said."""
+    """Return whether an error's text may contain more than the request and the catalogue."""
     return status >= _FAILED or isinstance(error.__cause__ or error.__context__, exc.SQLAlchemyError)
 
 

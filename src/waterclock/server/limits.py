@@ -1,4 +1,4 @@
-"""Limits on what one caller can make the server hold: bytes of a body, and open streams."""
+"""Limits on the server's memory and connections for one caller: bytes of a body, and open streams."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 16 << 20
-"""Bytes of a request's body. Twice what an append on MariaDB takes as it is installed."""
+"""Maximum bytes of a request's body: twice the largest append on MariaDB by default."""
 
 MAX_HELD = 256 << 20
-"""Bytes of all bodies that requests hold at a time. JSON takes several times as much once it is parsed."""
+"""Maximum bytes of all bodies in memory. Parsed JSON takes several times as much."""
 
 MAX_STREAMS = 500
-"""Waiting and streaming requests at a time: each holds a socket, and a process may open 1,024 files by default."""
+"""Maximum waiting and streaming requests at a time: each has a socket, and by default a process may open 1,024 files.
+"""
 
 MAX_THREADS = 12
-"""Calls of the database at a time. Others wait in the loop. An engine's pool has 15 connections."""
+"""Maximum concurrent calls of the database. Others wait in the event loop. An engine's pool has 15 connections."""
 
 _TOO_LARGE = 413
 
 
 class LimitedBodies:
-    """Refuse bodies that are larger than `MAX_BODY`, as declared or as received, and all while too many are held."""
+    """Refuse bodies larger than `MAX_BODY`, as declared or as received, and all bodies while too many are in memory."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,7 +66,7 @@ class StreamLimit:
 
     @contextmanager
     def one(self) -> Generator[None]:
-        """Count one until the block ends; refuse it if there are too many."""
+        """Count a request until the block ends; refuse it if there are too many."""
         if self._open >= self._most:
             raise HTTPException(503, "too many requests are waiting; try again later", {"Retry-After": "5"})
         self._open += 1

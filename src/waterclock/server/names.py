@@ -1,7 +1,7 @@
 """Names in paths: they may hold any character, also a slash, which is percent-encoded.
 
-Paths are matched as they were sent, and each name is decoded separately. Decoded first, a name with a slash would be
-two names.
+Paths are matched as they were sent, and each name is decoded separately. If paths were decoded first, a name with a
+slash would be two names.
 """
 
 from __future__ import annotations

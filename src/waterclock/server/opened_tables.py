@@ -1,6 +1,6 @@
 """Message tables that stay open between requests.
 
-To open a table reads its columns and options, which takes several times as long as a claim.
+Opening a table reads its columns and options, which takes several times as long as a claim.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from waterclock.errors import NotFoundError, SchemaError
 from waterclock.tables.message_table import MessageTable
 
 MOST = 200
-"""Tables that stay open. Each holds a few hundred kilobytes of prepared statements."""
+"""Maximum tables kept open. Each holds a few hundred kilobytes of prepared statements."""
 
 
 class OpenedTables:
@@ -28,11 +28,11 @@ class OpenedTables:
         with self._lock:
             table = self._tables.pop(name, None)
             if table is not None:
-                self._tables[name] = table  # as the last one
+                self._tables[name] = table  # most recently used
         if table is None:
             return self._keep(self._database.table(name))
         try:
-            _ = table.options  # looks for changes
+            _ = table.options  # checks for changes
         except (NotFoundError, SchemaError):
             self.forget(name)
             raise

@@ -23,11 +23,11 @@ happens to them; of a topic, read with subscriptions. manage: create, change and
 """
 
 EVERY = "*"
-"""In place of a name: every topic, or every message table."""
+"""Instead of a name: every topic, or every message table."""
 
 
 class Right(NamedTuple):
-    """One verb on one topic or table, or on every one."""
+    """One verb on one topic or table, or on all of them."""
 
     verb: Verb
     kind: Kind
@@ -72,5 +72,5 @@ class Client:
         return not self.rights.isdisjoint((Right(verb, kind, name), Right(verb, kind, EVERY)))
 
     def readable(self, kind: Kind, names: Iterable[str]) -> list[str]:
-        """Return those of the names that it may read."""
+        """Return the names that it may read."""
         return [name for name in names if self.may("read", kind, name)]

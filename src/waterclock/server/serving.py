@@ -20,7 +20,7 @@ from waterclock.server.connections import ClientConnection
 from waterclock.work.running.signals import stopping_at_signals
 
 _LAST_PORT = 65_535
-_ENDS_WITHIN = 3  # s that open streams have at the end
+_ENDS_WITHIN = 3  # s in which open streams must end
 
 
 def parse_address(listen: str) -> tuple[str, int]:
@@ -47,14 +47,14 @@ def serve(
     Parameters
     ----------
     started
-        Is called with the URL once connections are accepted.
+        Called with the URL once connections are accepted.
 
     Raises
     ------
     InvalidArgumentError
         If the address or a certificate is invalid.
     UnavailableError
-        If the address cannot be listened at.
+        If it cannot listen at the address.
     """
     host, port = parse_address(listen)
     if (certificate is None) != (key is None):
@@ -64,7 +64,7 @@ def serve(
     config = uvicorn.Config(
         create_app(database, policy),
         log_config=None,
-        log_level="warning",  # its start and end are said by ours
+        log_level="warning",  # our own lines report its start and end
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -106,7 +106,7 @@ def listening(host: str, port: int) -> Generator[socket.socket]:
     except OSError as error:
         raise UnavailableError(f"cannot listen at {quoted(f'{host}:{port}')}: {error.strerror or error}") from error
     with bound:
-        # Connections inherit it. asyncio sets this itself only if it opens the socket; without it each answer is in
-        # two packets, and the second one waits 40 ms for the client's delayed ACK.
+        # Connections inherit this option. asyncio sets it only if it opens the socket itself. Without it, each answer
+        # takes two packets, and the second one waits 40 ms for the client's delayed ACK.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         yield bound

@@ -1,7 +1,7 @@
 """Tokens: created, listed and removed by an operator, and checked at each request.
 
 A token is ``wct_ID_SECRET``. The id finds the row, and the SHA-256 of the secret is compared in constant time. The
-secret has 256 random bits, so a slow hash would protect nothing more.
+secret has 256 random bits, so a slow hash would add no protection.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def find_token(backend: Backend, text: str) -> AccessToken | None:
     token_id, secret = parts.groups()
     with backend.snapshot() as connection:
         row = connection.execute(sa.select(tokens).where(tokens.c.token_id == token_id)).first()
-        # Compared in any case, so that the time does not show which ids exist.
+        # Always compared, so that the time does not show which ids exist.
         is_right = hmac.compare_digest(_NO_DIGEST if row is None else row.digest, _digest(secret))
         if row is None or not is_right:
             return None

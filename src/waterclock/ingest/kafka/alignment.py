@@ -1,8 +1,8 @@
-"""Brings the records of several partitions into the order of their times while some of them are behind. Pure.
+"""Orders the records of several partitions by time while some partitions are behind. Pure.
 
-A consumer that catches up gets large pieces of one partition after another. Appended like that, the clock of a batcher
-would pass the windows of the partitions that come later. So each record waits until every partition that is behind has
-one with a time that is not smaller. A partition is behind until its end has been seen once.
+A consumer that catches up gets large pieces of one partition after another. If these were appended in this order, the
+clock of a batcher would pass the windows of later partitions. So each record waits until every partition that is behind
+has one with a time that is not smaller. A partition is behind until its end has been seen once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from waterclock.ingest.kafka.partition import Arrived, Partition
 
 MOST_BYTES = 2 << 20
-"""Bytes of records that wait for others."""
+"""Maximum bytes of records that wait for others."""
 
 MOST_WAITING = 5_000
-"""Records that wait for others; each takes a kilobyte in addition to its content."""
+"""Maximum records that wait for others; each takes a kilobyte in addition to its content."""
 
 PATIENCE = 10.0
-"""Seconds after which a partition that sends nothing is not waited for, such as one without a leader."""
+"""Seconds after which others no longer wait for a silent partition, such as one without a leader."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Alignment:
         self._queues: dict[Partition, _Queue] = {}
 
     def track(self, partition: Partition, now: float) -> None:
-        """Begin with a partition, which counts as behind."""
+        """Add a partition, which counts as behind."""
         self._queues[partition] = _Queue(now)
 
     def forget(self, partition: Partition) -> None:
@@ -65,11 +65,11 @@ class Alignment:
             queue.is_behind = False
 
     def end(self, partition: Partition) -> None:
-        """Wait no longer for a partition: nothing more comes from it for now."""
+        """Wait no longer for a partition, because no more of its records come for now."""
         self._queues[partition].is_behind = False
 
     def take(self, now: float) -> list[Arrived]:
-        """Take the records that wait for no others, in the order of their times."""
+        """Remove and return the records that need not wait, in the order of their times."""
         taken: list[Arrived] = []
         waiting = {partition: queue for partition, queue in self._queues.items() if queue.waiting}
         behind = [queue for queue in self._queues.values() if queue.is_behind]
@@ -92,7 +92,7 @@ class Alignment:
         return taken
 
     def full(self) -> set[Partition]:
-        """Return the partitions of which no more should arrive for now."""
+        """Return the partitions that should send no more for now."""
         count = max(1, len(self._queues))
         return {
             partition

@@ -1,4 +1,4 @@
-"""librdkafka's consumer as an ingest needs it, and what a cluster says of its topics."""
+"""librdkafka's consumer in the form for an ingest, and a cluster's description of its topics."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _log = logging.getLogger(__name__)
 _ANSWER_IN = 10.0  # s
 
 _QUEUED_KILOBYTES = 2_048
-"""KiB that librdkafka fetches ahead; its default is 64 MiB, half of what an ingest may take."""
+"""KiB that librdkafka fetches ahead; its default is 64 MiB, half of an ingest's memory limit."""
 
 _QUEUED_RECORDS = 5_000
-"""Records that librdkafka fetches ahead; its default is 100,000, and each takes some 600 bytes besides its content."""
+"""Records that librdkafka fetches ahead; its default is 100,000, and each takes some 600 bytes in addition to its
+content.
+"""
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """The id of a topic of a cluster that has no ids, as before Kafka 2.8."""
@@ -48,11 +50,11 @@ class TopicFacts(NamedTuple):
     Attributes
     ----------
     id
-        Its id: another topic of the same name has another.
+        Its id, which distinguishes it from another topic of the same name.
     partitions
         The numbers of its partitions.
     error
-        Code of what keeps us from reading it: `UNAUTHORISED`, `UNKNOWN` or another; None: nothing.
+        Code of the error that prevents reading: `UNAUTHORISED`, `UNKNOWN` or another; None without one.
     """
 
     id: str
@@ -68,19 +70,19 @@ class ClusterFacts(NamedTuple):
 
 
 def open_consumer(cluster: KafkaCluster, note_error: Callable[[KafkaError], None]) -> Consumer:
-    """Open a consumer that commits nothing, resets nothing and says where partitions end.
+    """Open a consumer that commits and resets no offsets, and reports the ends of partitions.
 
     Parameters
     ----------
     note_error
-        Is called with errors of no single partition, while messages are consumed.
+        Called during consumption with errors that concern no single partition.
     """
     properties: dict[str, Any] = {
         "queued.max.messages.kbytes": _QUEUED_KILOBYTES,
         "queued.min.messages": _QUEUED_RECORDS,
         **cluster.properties,
         "bootstrap.servers": cluster.servers,
-        # Without a group, librdkafka wants a name all the same; nothing is joined or committed.
+        # librdkafka requires a name even without a group; no group is joined, and no offset is committed.
         "group.id": cluster.group or "waterclock",
         "partition.assignment.strategy": "cooperative-sticky",
         "enable.auto.commit": False,
@@ -113,13 +115,13 @@ class TopicLookup:
         self._asked: list[Any] | None = None
 
     def ask(self) -> None:
-        """Ask, unless an answer is awaited."""
+        """Ask, unless an answer is pending."""
         if self._asked is None:
             answers = self._admin.describe_topics(TopicCollection(list(self._names)), request_timeout=_ANSWER_IN)
             self._asked = [self._admin.describe_cluster(request_timeout=_ANSWER_IN), answers]
 
     def answer(self) -> ClusterFacts | None:
-        """Return the answer; None while it is awaited, or if nothing was asked.
+        """Return the answer; None while it is pending, or without a question.
 
         Raises
         ------
@@ -159,7 +161,7 @@ class TopicLookup:
 
 
 def is_refusal(error: KafkaError) -> bool:
-    """Return whether an error does not pass by itself."""
+    """Return whether an error is permanent."""
     return error.code() in _REFUSED or error.fatal()
 
 

@@ -42,12 +42,12 @@ _INBOX_BYTES, _INBOX_RECORDS = 2 << 20, 5_000
 
 _AT_ONCE = 500
 _WAIT = 0.02
-"""Seconds in which records are collected, out of the 250 ms until they should be readable."""
+"""Seconds in which records are collected; they should be readable within 250 ms."""
 
 LOOK_EVERY = 10.0
-"""Seconds between two looks at the cluster: for new partitions, and for topics that were deleted or created again."""
+"""Seconds between two checks of the cluster for new partitions, and for topics that were deleted or created again."""
 
-_SILENT = 0.1  # s; while no topic is known there is nothing to consume
+_SILENT = 0.1  # s; without known topics there are no records to consume
 
 _NO_OFFSET = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 _DOWN = frozenset({KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001
@@ -63,7 +63,7 @@ class KafkaIngest:
     plan
         The cluster, the rules and the limits.
     tell
-        Is called with each event, from any thread.
+        Called with each event, from any thread.
     """
 
     def __init__(self, database: Database, plan: KafkaPlan, tell: Tell) -> None:
@@ -108,7 +108,7 @@ class KafkaIngest:
         PartitionTakenError
             If another process has taken a partition, and there is no group.
         WaterclockError
-            If the database refuses an append for a reason that does not pass.
+            If the database refuses an append permanently.
         """
         consumer = open_consumer(self._plan.cluster, self._errors.append)
         self._partitions = OpenPartitions(
@@ -158,7 +158,7 @@ class KafkaIngest:
         return self._plan.until is not None and partitions.ended | partitions.stopped >= partitions.open.keys()
 
     def _look(self, consumer: Consumer, lookup: TopicLookup) -> None:
-        """Look at the cluster now and then, and take the answer when it is there."""
+        """Query the cluster from time to time, and process the answer when it has arrived."""
         if moments.monotonic() >= self._look_at:
             self._look_at = moments.monotonic() + LOOK_EVERY
             lookup.ask()
@@ -224,7 +224,7 @@ class KafkaIngest:
         place: Any = message.topic(), message.partition()
         partitions = self._partitions
         if place in partitions.ended or place in partitions.stopped:
-            return  # it was fetched before
+            return  # fetched before that
         partition = partitions.open.get(place)
         error = message.error()
         if error is not None:
@@ -270,15 +270,15 @@ class KafkaIngest:
         self._alignment.add(Arrived(partition, end, is_end=True), moments.monotonic())
 
     def _note_lost(self, partition: Partition) -> None:
-        """Stop a partition whose next records the broker does not have, or skip them."""
+        """Stop a partition whose next records the broker has lost, or skip them."""
         try:
             low, high = self._partitions.offset_range(partition.place)
         except KafkaException as error:
             self._say("broker_error", f"{partition.name}: {text_of(error)}", warns=True)
-            self._partitions.skip_to(partition, partition.next)  # which fails again, until a leader answers
+            self._partitions.skip_to(partition, partition.next)  # fails again until a leader answers
             return
         at = partition.next
-        if low <= at <= high:  # meanwhile there are such records
+        if low <= at <= high:  # these records exist by now
             self._partitions.skip_to(partition, at)
             return
         if at > high:
@@ -306,7 +306,7 @@ class KafkaIngest:
             self._partitions.end(self._partitions.open[place])
 
     def _hand_over(self) -> None:
-        """Move records into the inbox, in the order of their times; pause what does not fit."""
+        """Move records into the inbox, in the order of their times; pause partitions whose records do not fit."""
         self._ready.extend(self._alignment.take(moments.monotonic()))
         while self._ready and (self._ready[0].partition.is_lost or self._inbox.put(self._ready[0])):
             self._ready.popleft()

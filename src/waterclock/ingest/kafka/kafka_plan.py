@@ -1,4 +1,4 @@
-"""Which cluster and topics, where to begin and end, and how to connect: a URL and options, checked."""
+"""The plan of an ingest from Kafka: the cluster, its topics, the range, and the connection, from a URL and options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OURS = frozenset(
         "partition.assignment.strategy",
     }
 )
-"""Properties on which appending once depends."""
+"""Properties on which exactly-once appends depend."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class KafkaCluster:
     group
         Members of the group share the partitions; None: this process takes all of them.
     properties
-        What else librdkafka should know, such as ``security.protocol``.
+        Further properties for librdkafka, such as ``security.protocol``.
     """
 
     servers: str
@@ -86,7 +86,7 @@ class KafkaPlan:
     dead_letters
         The topic of what cannot be mapped.
     most_payload
-        Bytes that a value may have.
+        Maximum bytes of a value.
     start
         The beginning of a partition that was never appended: ``earliest``, ``latest``, or a time, ns.
     until

@@ -29,7 +29,7 @@ class KafkaStore:
     dead_letters
         The topic of what cannot be mapped.
     most_payload
-        Bytes that a value may have.
+        Maximum bytes of a value.
     clock
         The database's clock, ns.
     """
@@ -56,7 +56,8 @@ class KafkaStore:
         Raises
         ------
         UnavailableError
-            If the database is away. Whether it committed is unknown; call again with the same batch, before any other.
+            If the database is unavailable. Whether it committed is unknown; call it again with the same batch, before
+            any other.
         """
         while True:
             plan = AppendPlan(self._clock(), self._dead_letters, self._latest.copy())
@@ -102,7 +103,7 @@ class KafkaStore:
 
     def _commit(self, plan: AppendPlan, after: Mapping[Partition, int]) -> None:
         def write_offsets(connection: SqlConnection) -> None:
-            for partition in sorted(after, key=lambda each: each.row.key):  # in one order, so that no two deadlock
+            for partition in sorted(after, key=lambda each: each.row.key):  # in the same order, against deadlocks
                 partition.row.write(connection, partition.committed, after[partition], plan.received)
 
         entries = plan.encoded(self._topics, self._most_at_once, times_given=True)
@@ -110,7 +111,7 @@ class KafkaStore:
 
     @staticmethod
     def _read_again(after: Mapping[Partition, int]) -> bool:
-        """Read where partitions stand; return whether all stand where this append left them."""
+        """Read the partitions' offsets; return whether all are those that this append wrote."""
         for partition in after:
             try:
                 partition.committed = partition.row.read()

@@ -1,4 +1,4 @@
-"""The partitions of an ingest: which are read, from where, and which wait, are stopped or have ended."""
+"""The partitions of an ingest: those that are read, from where, and those that wait, are stopped or have ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from waterclock.ingest.kafka.partition import Partition, Place
 from waterclock.ingest.storing.partition_rows import PartitionKey, PartitionRow
 
 LEEWAY = 60_000
-"""ms that a producer's clock may have been ahead: so much earlier than a start time is looked up, and records before
-the time are skipped."""
+"""ms by which a producer's clock may have been ahead: the look-up begins this much before a start time, and earlier
+records are skipped.
+"""
 
 _ANSWER_IN = 2.0  # s
 _TRY_AGAIN_AFTER = 1.0  # s
@@ -47,7 +48,7 @@ class OpenPartitions:
     alignment
         Holds their records.
     say
-        Is called with events.
+        Called with events.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class OpenPartitions:
         return bool(self._pending)
 
     def wish(self, places: Iterable[Place]) -> None:
-        """Open partitions soon, unless they are open, stopped or have ended."""
+        """Schedule partitions for opening, unless they are open, stopped or have ended."""
         for place in places:
             if place not in self.open and place not in self.stopped and place not in self.ended:
                 self._pending.setdefault(place, 0.0)
@@ -109,13 +110,13 @@ class OpenPartitions:
         self._end(partition)
 
     def skip_to(self, partition: Partition, offset: int) -> None:
-        """Go on with a later record of a partition."""
+        """Continue with a later record of a partition."""
         partition.next = offset
         self._unassign(partition.place)
         self._assign(partition)
 
     def open_pending(self) -> None:
-        """Open partitions that wait; one whose leader or whose database is away is tried again later."""
+        """Open waiting partitions; one whose leader or database is unavailable is retried later."""
         for place, due in list(self._pending.items()):
             began = moments.monotonic()
             if began < max(due, self._rest_until):
@@ -135,7 +136,7 @@ class OpenPartitions:
                 self._reported.discard(place)
 
     def pause(self, wanted: Collection[Partition]) -> None:
-        """Pause these partitions and resume the others. The consumer goes on polling, so it stays in its group."""
+        """Pause these partitions and resume the others. The consumer keeps polling, so it stays in its group."""
         places = {partition.place for partition in wanted} & self.open.keys() - self.stopped - self.ended
         if more := places - self._paused:
             self._consumer.pause([TopicPartition(*place) for place in more])
@@ -144,7 +145,7 @@ class OpenPartitions:
         self._paused = places
 
     def offset_range(self, place: Place) -> tuple[int, int]:
-        """Return the first offset that the broker has, and the one after the last; KafkaException if it is away."""
+        """Return the broker's first offset, and the one after its last; KafkaException if the broker is unavailable."""
         return self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=_ANSWER_IN)
 
     def _open(self, place: Place) -> None:
@@ -161,7 +162,7 @@ class OpenPartitions:
         self._assign(partition)
 
     def _first(self, place: Place, key: PartitionKey) -> int:
-        """Find where a partition begins that was never appended."""
+        """Find the first offset of a partition that was never appended."""
         low, high = self.offset_range(place)
         topic, number = place
         if PartitionRow.was_created_again(self._backend, key, topic):

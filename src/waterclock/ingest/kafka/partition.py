@@ -1,4 +1,4 @@
-"""A partition that this process appends, and what arrives from it."""
+"""A partition that this process appends, and its arrived records."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Arrived(NamedTuple):
     partition
         Its partition.
     record
-        The record; without a value if it only says how far the partition was read.
+        The record; without a value if it only marks how far the partition was read.
     is_end
-        Whether it stands for the end of the partition: records before it may be markers of transactions, or compacted.
+        Whether it marks the end of the partition: records before it may be markers of transactions, or compacted.
     """
 
     partition: Partition
@@ -65,7 +65,7 @@ class Arrived(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate bytes that it takes."""
         record = self.record
         size = len(record.value or b"") + len(record.key or b"")
         return size + sum(len(name) + len(value or b"") for name, value in record.headers)

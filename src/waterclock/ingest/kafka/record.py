@@ -44,11 +44,11 @@ class Record(NamedTuple):
     topic, partition, offset
         Its place in Kafka.
     value
-        Its content; None of a tombstone.
+        Its content; None for a tombstone.
     key
         Its key.
     headers
-        Its headers, of which several may have one name.
+        Its headers; several may have the same name.
     time
         ms since 1970; None if it has none.
     is_append_time
@@ -74,7 +74,7 @@ class KafkaRule:
     kafka_topic
         Name of the Kafka topic.
     rule
-        Maps it: its filter and template are of paths TOPIC/KEY.
+        Maps it: its filter and template apply to paths TOPIC/KEY.
     keys
         How a key becomes text: as UTF-8, in hex or base64, or not at all.
     key_header
@@ -117,7 +117,7 @@ class KafkaRule:
         return cls(kafka_topic, rule, kind, key_header)
 
     def path(self, record: Record) -> str:
-        """Return TOPIC/KEY, or TOPIC alone of a record without a key: what the template takes source and stream from.
+        """Return TOPIC/KEY, or only TOPIC for a record without a key, from which the template takes source and stream.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class KafkaRule:
         Parameters
         ----------
         received
-            When it was received, ns: the receive time, unless Kafka says when it appended the record.
+            When it was received, ns: the receive time, unless Kafka records its time of the append.
 
         Raises
         ------

@@ -1,1 +1,1 @@
-"""Ingest of files that may grow: their formats, how they are recognised, and how far each one is appended."""
+"""Ingest of files that may grow: their formats, their identity, and the progress of each."""

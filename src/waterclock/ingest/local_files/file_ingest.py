@@ -23,30 +23,30 @@ from waterclock.ingest.storing.encoding import encode_in_pieces
 from waterclock.topics.writing.appending import JointAppend
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks for new files and lines: a stat each."""
+"""Seconds between two checks for new files and lines, which cost a stat each."""
 
 _MOST_OPEN = 100
-"""Files that stay open between two looks, so that one that is renamed or deleted is still read to its end."""
+"""Maximum files kept open between two checks, so that a renamed or deleted one is still read to its end."""
 
 _GONE_AFTER = 60.0
-"""Seconds without new lines after which a file that no path leads to is closed: its writer may still have had it."""
+"""Seconds without new lines after which a file without a path is closed: its writer may still have it open."""
 
 _APPEND_PATIENCE = 5.0
 _FIRST_PAUSE = 0.2  # s
 _LONGEST_PAUSE = 5.0
 
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-"""What rotation makes of files that were read under their first names."""
+"""Patterns of the names of rotated files."""
 
 _PIECES_A_LOOK = 64
-"""Pieces of one file that are appended before the next file has its turn, if files are followed."""
+"""Maximum consecutive pieces of one file before the next file has its turn, if files are followed."""
 
 _BY_COLLECTD = "*/*/*-????-??-??"
 
 
 @dataclass(frozen=True)
 class FilePlan:
-    """What an ingest of files does.
+    """The plan of an ingest of files.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class FilePlan:
     dead_letters
         The topic of lines that cannot be mapped.
     most_payload
-        Bytes that a payload may have.
+        Maximum bytes of a payload.
     complete
         Whether a last line without a line end is taken.
     """
@@ -98,17 +98,17 @@ class FileProgress:
     Attributes
     ----------
     files
-        Files that are known.
+        Known files.
     bytes, all_bytes
-        The bytes of them that are appended, and all their bytes.
+        Their appended bytes, and all their bytes.
     appended
         Messages that were appended.
     dead
         Lines that could not be mapped.
     rejected
-        Messages that the topic did not take, because their times are too far ahead.
+        Messages that the topic rejected, because their times are too far ahead.
     is_database_away
-        Whether the last append failed because the database was busy or away.
+        Whether the last append failed because the database was busy or unavailable.
     """
 
     files: int = 0
@@ -131,7 +131,7 @@ class _Followed:
     is_due
         Whether it has changed since it was read.
     is_gone
-        Whether no path leads to it.
+        Whether it has no path any more.
     """
 
     key: FileKey
@@ -154,9 +154,9 @@ class FileIngest:
     database
         The database of the topic.
     plan
-        What to do.
+        The plan.
     tell
-        Is called with each event.
+        Called with each event.
     """
 
     def __init__(self, database: Database, plan: FilePlan, tell: Tell) -> None:
@@ -188,7 +188,7 @@ class FileIngest:
         LeaseLostError
             If another process ingests one of the files.
         UnavailableError
-            If the database is away and it is not followed. The next run continues.
+            If the database is unavailable and files are not followed. The next run continues.
         """
         try:
             self._step(follow=follow)
@@ -253,7 +253,7 @@ class FileIngest:
         if new:
             self._take(new, follow=follow)
         for key, file in list(self._files.items()):
-            file.is_gone = is_complete and key not in found  # a path that cannot be read may lead to it
+            file.is_gone = is_complete and key not in found  # an unreadable path may lead to it
             if file.is_gone and file.opened is None:
                 del self._files[key]
         self.progress.all_bytes = sum(file.state[0] for file in self._files.values())
@@ -314,7 +314,7 @@ class FileIngest:
         return file.opened
 
     def _append(self, file: _Followed, piece: Piece, *, follow: bool) -> bool:
-        """Append a piece with its position; False if not, because it is to stop and the database is away."""
+        """Append a piece with its position; False if it must stop while the database is unavailable."""
         received = self._backend.now_about()
         letters = [dead_letter_of_line(file.path, *bad, received) for bad in piece.bad]
         storage, dead_storage = self._topic.storage, self._dead_letters.storage

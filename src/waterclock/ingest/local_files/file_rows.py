@@ -1,4 +1,4 @@
-"""The rows of files: which process reads one, and how far it is appended."""
+"""The rows of files: the process that reads each, and its progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TAKE = sa.update(ingest_files).where(*_KEY).values(owner=sa.bindparam("mine"))
 
 
 class FilePosition(NamedTuple):
-    """How far a file is appended.
+    """The progress of a file.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class FilePosition(NamedTuple):
     lines
         Lines, with the header; of Parquet, rows.
     fingerprint
-        That of the file at the offset.
+        Fingerprint of the file at the offset.
     """
 
     offset: int = 0
@@ -63,7 +63,7 @@ class FileRows:
         self._owner = secrets.randbits(_OWNER_BITS)
 
     def take(self, files: Mapping[FileKey, str]) -> dict[FileKey, FilePosition]:
-        """Take files for this process, and return how far each is appended; an earlier process is refused from now on.
+        """Take files for this process, and return the progress of each; an earlier process is refused from now on.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class FileRows:
         return self._backend.transact(take_all)
 
     def write(self, connection: SqlConnection, key: FileKey, path: str, position: FilePosition, now: int) -> None:
-        """Write how far a file is appended, in the transaction of the append.
+        """Write a file's progress, in the transaction of the append.
 
         Raises
         ------

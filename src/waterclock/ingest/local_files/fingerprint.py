@@ -1,7 +1,8 @@
-"""How a file is recognised: by device and inode, and by the bytes at its beginning and before the position.
+"""The identity of a file: device and inode, and the bytes at its beginning and before the position.
 
-An inode alone does not do, as a filesystem uses it again, and a file may be truncated and rewritten. The first bytes
-alone do not do either, since many files begin with the same header. The bytes before the position tell those apart.
+An inode alone is not enough, because filesystems reuse it, and a file may be truncated and rewritten. The first bytes
+alone are not enough either, because many files begin with the same header. The bytes before the position distinguish
+those.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class FileKey(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileKey:
-        """Return that of a file; InvalidArgumentError for a folder, pipe or device."""
+        """Return the key of a file; InvalidArgumentError for a folder, pipe or device."""
         if not stat.S_ISREG(status.st_mode):
             raise InvalidArgumentError("is not a regular file")
         return cls(_signed(status.st_dev), _signed(status.st_ino))

@@ -16,7 +16,7 @@ from waterclock.message import Message
 from waterclock.time import TimeUnit
 
 FormatName = Literal["jsonl", "csv", "collectd", "parquet"]
-"""``parquet`` alone is not read by lines."""
+"""Only ``parquet`` is not read by lines."""
 
 ParseLine = Callable[[bytes], Message]
 """Parses one line without its end; raises InvalidArgumentError with the reason."""
@@ -36,7 +36,7 @@ class LineFormat:
     csv
         How the columns of CSV files become messages.
     time_unit
-        What numbers that are times count since 1970.
+        Unit of times that are numbers since 1970.
     """
 
     name: FormatName | None = None
@@ -68,7 +68,7 @@ class LineFormat:
         Raises
         ------
         InvalidArgumentError
-            If the header lacks a column, or collectd would not name a file so.
+            If the header lacks a column, or the path is not one that collectd creates.
         """
         name = self.of(path)
         if name == "csv":

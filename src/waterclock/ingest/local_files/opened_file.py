@@ -18,10 +18,10 @@ from waterclock.message import Message
 from waterclock.time import TimeUnit
 
 BLOCK = 1 << 20
-"""Bytes that one transaction takes of a file, about: enough to make large entries, few enough for any database."""
+"""Approximate bytes of a file per transaction: enough for large entries, few enough for any database."""
 
 MOST_LINES = 10_000
-"""Lines that one transaction takes."""
+"""Maximum lines per transaction."""
 
 KEPT_OF_LONG = 64 << 10
 """Bytes that are kept of a line that is too long."""
@@ -33,7 +33,7 @@ class BadLine(NamedTuple):
     Attributes
     ----------
     number
-        Which line of the file it is, from 1; which row of Parquet.
+        Number of the line in the file, from 1; of the row in Parquet.
     line
         Its beginning.
     reason
@@ -56,7 +56,7 @@ class Piece:
     bad
         The lines that cannot be mapped.
     position
-        The position behind it.
+        The position after it.
     """
 
     messages: list[Message]
@@ -68,11 +68,11 @@ class OpenedFile(Protocol):
     """A file of messages."""
 
     def still_holds(self, position: FilePosition) -> bool:
-        """Return whether the file still begins with the appended bytes; if not, it was truncated or is another one."""
+        """Return whether the file still begins with the appended bytes; if not, it was truncated or replaced."""
         ...
 
     def size(self) -> int:
-        """Return how large the file is, as offsets count."""
+        """Return the file's size, in the unit of offsets."""
         ...
 
     def read(self, position: FilePosition, *, complete: bool) -> Piece | None:
@@ -81,7 +81,7 @@ class OpenedFile(Protocol):
         Parameters
         ----------
         complete
-            Take a last line without a line end.
+            Accept a last line without a line end.
         """
         ...
 
@@ -115,7 +115,7 @@ class TextFile:
         self._most_payload = most_payload
         self._longest = longest_line(most_payload)
         self._parse: ParseLine | None = None
-        self._searched = 0, 0  # the offset of a line, and how far no end of it was found
+        self._searched = 0, 0  # the offset of a line, and how much of it was searched for its end
 
     def still_holds(self, position: FilePosition) -> bool:
         """Return whether the file still begins with the appended bytes."""
@@ -151,7 +151,7 @@ class TextFile:
     def _add(self, line: bytes, number: int, messages: list[Message], bad: list[BadLine]) -> None:
         if self._parse is None:
             header = self._header() if self._format.has_header(self._path) else b""
-            self._parse = self._format.parser(self._path, header)  # an error here is one of the whole file
+            self._parse = self._format.parser(self._path, header)  # an error here affects the whole file
         try:
             message = self._parse(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
         except InvalidArgumentError as error:
@@ -166,7 +166,7 @@ class TextFile:
         return os.pread(self._descriptor, self._longest, 0).partition(b"\n")[0].rstrip(b"\r")
 
     def _lines(self, offset: int, *, complete: bool) -> tuple[list[bytes], int]:
-        """Return lines, and the offset behind them. Of a line above the limit, which comes alone, the beginning."""
+        """Return lines, and the offset after them. A line above the limit is returned alone, as its beginning."""
         for size in (BLOCK, self._longest + 1):
             block = os.pread(self._descriptor, size, offset)
             lines = _split(block)
@@ -204,7 +204,7 @@ class ParquetFile:
     path
         Its name, for errors.
     line_format
-        What its times count.
+        The unit of its times.
     most_payload
         Bytes that a payload may have.
     """
@@ -218,7 +218,7 @@ class ParquetFile:
         self._at = 0
 
     def still_holds(self, position: FilePosition) -> bool:
-        """Return whether it is the file that was appended."""
+        """Return whether it is the appended file."""
         return position.offset == 0 or self._fingerprint() == position.fingerprint
 
     def size(self) -> int:
@@ -243,7 +243,7 @@ class ParquetFile:
             for place, row in enumerate(rows, start=1)
             if len(row.payload) > self._most_payload
         ]
-        # The offset, in bytes as of other files, moves at the end.
+        # The offset, in bytes as for other files, moves only at the end.
         return Piece(messages, bad, FilePosition(self.size() if is_end else 1, number, self._fingerprint()))
 
     def _fingerprint(self) -> bytes:
@@ -251,7 +251,7 @@ class ParquetFile:
 
 
 def _split(block: bytes) -> list[bytes]:
-    """Split at line feeds alone: a JSON string may hold any other end of a line."""
+    """Split only at line feeds: a JSON string may contain other line ends."""
     lines = block.split(b"\n")
     last = lines.pop()
     return [*(line + b"\n" for line in lines), *([last] if last else [])]

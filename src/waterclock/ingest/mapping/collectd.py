@@ -25,7 +25,7 @@ _PAYLOAD = re.compile(rb"([0-9]{1,10})(?:\.([0-9]{1,9}))?(?::" + _VALUE + rb")+\
 
 
 def parse_message(topic: str, payload: bytes, *, receive_time: Time | None = None, prefix: str = "collectd") -> Message:
-    r"""Turn one MQTT message of collectd into ours.
+    r"""Convert one MQTT message of collectd to ours.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ def parse_topic(topic: str, *, prefix: str = "collectd") -> tuple[str, str]:
 def parse_columns(
     topics: pa.ChunkedArray, payloads: pa.ChunkedArray, receive_times: pa.ChunkedArray, *, prefix: str = "collectd"
 ) -> pa.Table:
-    """Turn many MQTT messages of collectd into ours, a column at a time.
+    """Convert many MQTT messages of collectd to ours, column by column.
 
     Parameters
     ----------
     topics, payloads
-        Text and bytes; what `parse_message` takes, without nulls.
+        Text and bytes, as for `parse_message`, without nulls.
     receive_times
         int64, ns.
     prefix

@@ -56,7 +56,7 @@ class CsvColumns:
     header
         The first line.
     time_unit
-        What times that are numbers count since 1970.
+        Unit of times that are numbers since 1970.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The format ``ess``: FlatBuffers of the European Spallation Source, of which time and source name are read. Pure.
+"""The format ``ess``: time and source name from FlatBuffers of the European Spallation Source.
 
-The source is the instrument, as the Kafka topic names it: ``dream_detector`` is of ``dream``. The stream is the Kafka
-topic with the source name, because two topics may hold sources of one name.
+Pure. The source is the instrument in the name of the Kafka topic: ``dream`` for ``dream_detector``. The stream is the
+Kafka topic with the source name, because two topics may have sources of the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCHEMA = slice(4, 8)
 """Bytes of a FlatBuffer that name its schema."""
 
 _STATUS = frozenset({"al00", "ep01", "x5f2"})
-"""Schemas that say how sources are, and measure nothing."""
+"""Schemas of status messages, which hold no measurements."""
 
 _MILLISECOND = 1_000_000
 
@@ -30,7 +30,7 @@ _REFERENCE_TIME = "reference_time"
 
 
 def map_ess(path: str, payload: bytes) -> list[Reading]:
-    """Map a record: one message, or none if it is of a status.
+    """Map a record to one message, or to none if it is a status message.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def _read_pl72(decoded: Any) -> _Read:
 
 
 def _read_6s4t(decoded: Any) -> _Read:
-    # A stop without a time means at once: Kafka's time of the record.
+    # A stop without a time means now: Kafka's time of the record.
     time = int(decoded.stop_time) * _MILLISECOND or None
     return "", time, {"ess.run": decoded.run_name, "ess.job": decoded.job_id}
 

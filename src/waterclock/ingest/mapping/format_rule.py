@@ -1,4 +1,4 @@
-"""One rule of an ingest: the published messages that it takes, and how it maps each. Pure."""
+"""One rule of an ingest: the published messages that it accepts, and their mapping. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ DEFAULT_TEMPLATES: dict[str, str] = {
 DEFAULT_FILTERS: dict[str, str] = {"collectd": "collectd/#", "thin-edge": "te/+/+/+/+/m/+"}
 
 _TOPICS_REMEMBERED = 8192
-"""Topics whose source and stream are kept: a site has some thousands, and each takes a third of a kilobyte."""
+"""Maximum topics whose source and stream are cached: a site has some thousands, and each takes a third of a kilobyte.
+"""
 
 
 class Published(NamedTuple):
@@ -63,8 +64,8 @@ class JsonPaths:
     Attributes
     ----------
     time, value, source, stream
-        Paths; None: the payload does not say, so the time is that of its receipt, the value the whole payload, and
-        source and stream are those of the template.
+        Paths; None: not in the payload. Then the time is that of the receipt, the value the whole payload, and source
+        and stream come from the template.
     time_unit
         Unit of a time that is a number.
     """
@@ -87,15 +88,15 @@ class FormatRule:
     topic
         The topic that takes the messages.
     format
-        How payloads are written.
+        The format of payloads.
     template
-        How MQTT topics name source and stream; None: the format says it, or the payload.
+        How MQTT topics name source and stream; None: the format or the payload names them.
     paths
-        Of the format ``json``.
+        Paths of the format ``json``.
     qos
-        0 or 1, asked of the broker.
+        0 or 1, requested from the broker.
     retained
-        Whether messages that the broker kept are taken.
+        Whether retained messages are taken.
     """
 
     filter: str
@@ -158,13 +159,13 @@ class FormatRule:
         Parameters
         ----------
         received
-            When it was received, ns: the receive time and the publish time of each message, since MQTT carries neither,
-            and the event time of those whose payload has none.
+            When it was received, ns: the receive time and the publish time of each message, since MQTT transmits
+            neither, and the event time if the payload has none.
 
         Raises
         ------
         UntimedError
-            If it is retained and does not say when it happened.
+            If it is retained and has no event time.
         InvalidArgumentError
             If topic or payload have another form.
         """
@@ -221,7 +222,7 @@ class FormatRule:
 
 
 class RuleSet:
-    """The rules of an ingest, of which the first whose filter matches a topic maps its messages.
+    """The rules of an ingest. The first one whose filter matches a topic maps its messages.
 
     Parameters
     ----------
@@ -239,7 +240,7 @@ class RuleSet:
         Raises
         ------
         InvalidArgumentError
-            If no filter matches, as for a message that a broker still held for a filter that is gone.
+            If no filter matches, for example if a broker still held the message for a removed filter.
         """
         if isinstance(topic, bytes):
             raise InvalidArgumentError(f"topic must be UTF-8, got {quoted(topic)}")

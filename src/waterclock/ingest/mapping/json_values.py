@@ -1,4 +1,4 @@
-"""JSON whose numbers keep their original text, and paths into it. Pure."""
+"""JSON in which numbers keep their original text, and paths into it. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_json(payload: bytes) -> object:
         If it is not JSON in UTF-8.
     """
     try:
-        # A text with half a surrogate pair cannot be written as UTF-8, so it is refused when it is used.
+        # Text with half of a surrogate pair cannot be written as UTF-8, so it is refused when used.
         return json.loads(
             payload.decode("utf-8"), parse_float=JsonNumber, parse_int=JsonNumber, parse_constant=_refuse_constant
         )

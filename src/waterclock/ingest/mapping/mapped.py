@@ -9,18 +9,18 @@ from waterclock.errors import InvalidArgumentError
 
 
 class Reading(NamedTuple):
-    """One measurement out of a published message.
+    """One measurement from a published message.
 
     Attributes
     ----------
     source, stream
         Its source and stream.
     event_time
-        When it happened, ns; None if its payload does not say.
+        When it happened, ns; None if its payload has no time.
     payload
         The measurement.
     headers
-        What else is known of it, such as its unit.
+        Further facts about it, such as its unit.
     """
 
     source: str
@@ -31,4 +31,4 @@ class Reading(NamedTuple):
 
 
 class UntimedError(InvalidArgumentError):
-    """A retained message does not say when it happened: it may be from any time, so it cannot count as of now."""
+    """A retained message has no event time: it may be of any age, so the time of receipt cannot stand for it."""

@@ -17,7 +17,7 @@ from waterclock.time import MAX_NS, MIN_NS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-:./_]*")
 _RELATIVE = 1 << 28
-"""Seconds: a smaller time counts from now (RFC 8428, section 4.5.3)."""
+"""Seconds: smaller times are relative to now (RFC 8428, section 4.5.3)."""
 
 _VERSION = 10
 _SECOND = 1_000_000_000
@@ -38,7 +38,7 @@ def map_senml(source: str | None, payload: bytes, received: int) -> list[Reading
     Returns
     -------
     list
-        One reading a record that has a value. event_time is None if the record's time is "now".
+        One reading for each record that has a value. event_time is None if the record's time is "now".
     """
     content = read_json(payload)
     if not isinstance(content, list) or not content:
@@ -51,7 +51,7 @@ def map_senml(source: str | None, payload: bytes, received: int) -> list[Reading
 
 
 class _Base:
-    """The base values, which hold from the record that sets them on."""
+    """The base values, which apply from the record that sets them."""
 
     def __init__(self) -> None:
         self._name, self._unit = "", ""

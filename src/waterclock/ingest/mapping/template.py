@@ -1,4 +1,4 @@
-"""Templates that take a source and a stream out of an MQTT topic, level by level. Pure."""
+"""Templates that extract a source and a stream from an MQTT topic, level by level. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EXAMPLE = "plant/{_}/{source}/{stream...}"
 class Template:
     """A pattern for topics such as ``collectd/{source}/{stream...}``.
 
-    ``{source}`` and ``{stream}`` take one level each, ``{_}`` a level that does not matter. One field may take several
-    levels: ``{stream...}`` takes as many as remain, at least one, with their slashes.
+    ``{source}`` and ``{stream}`` take one level each, ``{_}`` an ignored level. One field may take several levels:
+    ``{stream...}`` takes as many as remain, at least one, with their slashes.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Template:
         return frozenset(self._pattern.groupindex)
 
     def match(self, topic: str) -> dict[str, str]:
-        """Take the fields out of a topic.
+        """Extract the fields from a topic.
 
         Raises
         ------

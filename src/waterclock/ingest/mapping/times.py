@@ -1,4 +1,4 @@
-"""Points in time as other systems write them, read exactly: from their text, never through a float. Pure."""
+"""Points in time in the notations of other systems, parsed exactly: from their text, never through a float. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.time import MAX_NS, MIN_NS, NS_PER, TimeUnit, to_time
 
 LONGEST_NUMBER = 64
-"""Characters of a number that are read: a double needs 24, and a number of a million digits takes seconds."""
+"""Maximum characters of a number: a double needs 24, and a number of a million digits takes seconds."""
 
 _SIMPLE = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 _NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?")
@@ -33,7 +33,7 @@ def parse_unix_time(text: str, unit: TimeUnit = "s") -> int:
 
 
 def parse_offset(text: str, unit: TimeUnit = "s") -> int:
-    """Parse a number of units as nanoseconds as `parse_unix_time` does, also if no point in time is that large."""
+    """Parse a number of units as nanoseconds as `parse_unix_time` does, also beyond the range of points in time."""
     negative, digits, exponent = check_number(text, "time").as_tuple()
     power = int(exponent) + _POWERS[unit]
     number = int("".join(map(str, digits)))
@@ -59,7 +59,7 @@ def parse_time(value: str, unit: TimeUnit = "s") -> int:
     text = value.strip()
     if _NUMBER.fullmatch(text) is not None:
         return parse_unix_time(text, unit)
-    if not text[:4].isdecimal():  # a length of time would be read as that long ago
+    if not text[:4].isdecimal():  # a duration would mean that long ago
         raise InvalidArgumentError(f"time must be a number or ISO 8601 with an offset, got {quoted(value)}")
     return to_time(text, "time", now=0)
 

@@ -1,4 +1,4 @@
-"""Which broker, and how to connect to it: a URL and options, checked."""
+"""A broker and how to connect to it: a URL and options, checked."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SECOND = 1_000_000_000
 _LARGEST_SECONDS = 0xFFFFFFFF
 _LONGEST_KEEPALIVE = 0xFFFF  # s, in 16 bits
 _MOST_RECEIVED = 20_000
-"""Less than a third of all packet ids: those of messages that are remembered must not come round again."""
+"""Less than a third of all packet ids: ids of remembered messages must not be reused."""
 _LONGEST_NAME = 200
-"""Characters of a client id: with the broker's address it is a name in the catalogue."""
+"""Maximum characters of a client id: with the broker's address it is a name in the catalogue."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Broker:
     host, port, is_encrypted
         Its address, and whether it speaks TLS.
     client_id
-        Under which the broker keeps the session; None: one that follows from the topic.
+        Client id under which the broker keeps the session; None: derived from the topic.
     version
-        Of MQTT.
+        Version of MQTT.
     username, password, password_file
-        To sign in; the file is read at each connect. Default: those of the environment.
+        Credentials; the file is read at each connect. Default: those of the environment.
     ca, certificate, key
-        Files in PEM: whom to trust, and who this client is; read at each connect.
+        PEM files: trusted authorities, and this client's certificate and key; read at each connect.
     keepalive
         Seconds after which a silent connection is checked.
     session_expiry
-        Seconds for which the broker keeps the session while nothing is connected (v5).
+        Seconds for which the broker keeps the session without a connection (v5).
     receive_maximum
         Messages that may be in flight (v5).
     connections
-        How many connections share the filters, which must be shared then.
+        How many connections share the filters, which must then be shared filters.
     """
 
     host: str

@@ -1,7 +1,7 @@
 """One connection to a broker, from CONNECT to its end: paho's client, whose thread also answers pings.
 
-A connection is made once. Packet ids hold for one connection, so each has a client of its own, and an ack of a message
-that an earlier one delivered goes nowhere.
+A connection object connects once. Packet ids are valid for one connection, so each has its own client, and acks of
+messages from earlier connections are not sent.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _CLOSING = 5.0
 """Seconds for acks under way and DISCONNECT to be sent."""
 
 _RECEIVED_AT_ONCE = 1 << 16
-"""Bytes that are asked of the socket at once."""
+"""Bytes that are read from the socket at once."""
 
 _PUBACK = struct.Struct(">BBH")
-"""Type, length and packet id: under v5 as well, which leaves out the reason of a success."""
+"""Type, length and packet id; also under v5, which omits the reason of a success."""
 
 _FAILED = 0x80
 _TAKEN_OVER = 0x8E
 
 _FINAL = {0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C, 0x98, 0x9C, 0x9D}
-"""Reasons that a later attempt cannot change: protocol version, client id, credentials, a ban, another server."""
+"""Reasons that rule out a later attempt: protocol version, client id, credentials, a ban, another server."""
 
 
 class RefusedByBrokerError(WaterclockError):
@@ -53,7 +53,7 @@ class RefusedByBrokerError(WaterclockError):
 
 
 class _MqttClient(paho.Client):
-    """Receives and acks many packets at a time: paho asks the socket for each byte of a head, and sends each ack.
+    """Receives and acks many packets at a time: paho reads header bytes one by one, and sends acks one by one.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class _MqttClient(paho.Client):
             packet = read_publish(received["command"], bytes(received["packet"]), has_properties=has_properties)
         except ValueError:
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        if packet.qos > 1:  # not asked for
+        if packet.qos > 1:  # not requested
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         self._take(packet)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
@@ -109,9 +109,10 @@ class Connection:
     number
         Which connection of the session's it is.
     deliver
-        Takes a message that was received; False if it has no room. Later messages are then left to the next connection.
+        Takes a received message; returns False if there is no room. Later messages are then left to the next
+        connection.
     tell_dropped
-        Takes the number of messages that the broker says it dropped.
+        Takes the number of messages that the broker reports as dropped.
     is_clean
         Whether the session ends with the connection.
     """
@@ -144,7 +145,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was made, and has not ended."""
+        """Whether it is connected."""
         return self._connected is not None and self._ended is None
 
     @property
@@ -154,7 +155,7 @@ class Connection:
 
     @property
     def is_ended_for_good(self) -> bool:
-        """Whether the broker ended it for a reason that another connection would meet as well."""
+        """Whether the broker ended it for a reason that also applies to another connection."""
         return self._ended is not None and self._ended.value in _FINAL
 
     @property
@@ -228,12 +229,12 @@ class Connection:
             self._ask(self._client.unsubscribe(list(filters)))
 
     def ack(self, packet_ids: Iterable[int]) -> None:
-        """Ack messages that this connection delivered; nothing to do if it has ended."""
+        """Ack messages that this connection delivered; do nothing if it has ended."""
         if self._ended is None:
             self._client.send_acks(packet_ids)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it ends, at most so long; return whether it has."""
+        """Wait until it ends, at most this long; return whether it has."""
         return self._wait_for(lambda: self._ended, seconds)
 
     def close(self) -> None:
@@ -325,5 +326,5 @@ class Connection:
         published = Published(topic, packet.payload, packet.is_retained)
         received = Received(published, self, packet.packet_id, packet.qos, packet.is_repeat)
         if not self._deliver(received) and packet.qos:
-            # The broker keeps it. So that acks stay in order, it has to send all that follows again as well.
+            # The broker keeps it. To keep acks in order, the broker must also send all later messages again.
             self.is_overfull = True

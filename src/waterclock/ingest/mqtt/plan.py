@@ -27,7 +27,7 @@ class IngestPlan:
     dead_letters
         The topic of what cannot be mapped.
     most_payload
-        Bytes that a payload may have.
+        Maximum bytes of a payload.
     """
 
     broker: Broker

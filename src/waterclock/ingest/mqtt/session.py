@@ -23,8 +23,9 @@ _LONGEST_PAUSE = 30.0
 
 _SHORT = 5.0
 _MOST_SHORT = 5
-"""So many connections in a row that the broker closed within so many seconds: another client has the client id, and
-each of the two ends the other's connection. Only v5 says so itself."""
+"""After this many connections in a row that the broker closed within this many seconds, another client has the client
+id, and each of the two ends the other's connection. Only v5 reports that.
+"""
 
 _LOOK_EVERY = 0.5  # s
 
@@ -38,11 +39,11 @@ class Surroundings:
     broker
         The broker.
     rules
-        Returns the rules of the moment.
+        Returns the current rules.
     inbox
         Takes received messages.
     progress, tell
-        Counts, and what learns of events.
+        The counts, and the function that receives events.
     note_dropped
         Takes the name of a session and the number of messages that the broker has dropped.
     """
@@ -69,7 +70,7 @@ class BrokerSession:
     filters
         The filters that the broker may have for it.
     dropped
-        How many messages the broker had dropped when it said so last; None: it did not.
+        How many messages the broker had dropped by its last report; None: no report.
     watches
         Whether this session watches the broker's count of dropped messages.
     """
@@ -109,7 +110,7 @@ class BrokerSession:
             self._connection.close()
 
     def run(self) -> None:
-        """Connect again and again.
+        """Keep connected until stopped.
 
         Raises
         ------
@@ -160,11 +161,11 @@ class BrokerSession:
         return connection
 
     def _subscribe(self, connection: Connection) -> None:
-        """Subscribe to all filters again, since a broker may have lost some, and drop those that are gone."""
+        """Subscribe to all filters again, since a broker may have lost some, and drop removed ones."""
         rules = self._shared.rules().rules
         wanted = frozenset(rule.filter for rule in rules)
         if not wanted <= self._filters:
-            # First, so that a filter is dropped one day also if this process ends in between.
+            # Written first, so that a filter is eventually dropped even if this process ends in between.
             self._row.write_filters(self._filters | wanted)
             self._filters |= wanted
         connection.subscribe(rules)
@@ -179,7 +180,7 @@ class BrokerSession:
         self._tell("subscribed", f"subscribed to {', '.join(sorted(wanted))}", filters=sorted(wanted), dropped=gone)
 
     def _attend(self, connection: Connection) -> None:
-        """Watch over a connection until it ends, or has to."""
+        """Watch a connection until it ends, or must be ended."""
         while not connection.wait(_LOOK_EVERY) and not self._is_stopping:
             if connection.is_overfull and not len(self._shared.inbox):
                 return
@@ -200,7 +201,7 @@ class BrokerSession:
         self._short = self._short + 1 if lasted < _SHORT else 0
         if self._short >= _MOST_SHORT:
             raise self._taken_over()
-        with suppress(UnavailableError):  # an append looks again before it writes
+        with suppress(UnavailableError):  # an append checks again before it writes
             self._row.check_owner()
         if lasted >= _SHORT:
             self._pause = _FIRST_PAUSE
@@ -237,7 +238,7 @@ class BrokerSession:
     def _tell_dropped(self, dropped: int) -> None:
         before, self._dropped = self._dropped, dropped
         self._shared.note_dropped(self._row.name, dropped)
-        # A smaller count is that of a broker that was started again.
+        # A smaller count means that the broker was restarted.
         lost = 0 if before is None else dropped - before if dropped >= before else dropped
         if lost:
             self._shared.progress.broker_dropped += lost

@@ -26,11 +26,11 @@ class Stored:
     repeats
         Published messages that had been appended before.
     skipped
-        Published messages that were not wanted, such as retained ones that were taken before.
+        Published messages that were not needed, such as retained ones that were taken before.
     rejected
-        Messages that the topic did not take, because their times are too far ahead.
+        Messages that the topic rejected, because their times are too far ahead.
     last_reason
-        Why the last of the dead letters is one; None without dead letters.
+        Reason of the last dead letter; None without dead letters.
     lags
         Receive time minus event time of the appended messages, by source and stream.
     """
@@ -55,7 +55,7 @@ class AppendPlan:
     dead_letters
         The topic of what cannot be mapped.
     latest
-        Event time of each stream's last message: one that repeats it is a heartbeat, and says nothing about lag.
+        Event time of each stream's last message: a message that repeats it is a heartbeat, which is ignored for lag.
     stored
         The outcome, if the transaction commits.
     """
@@ -88,9 +88,9 @@ class AppendPlan:
         Parameters
         ----------
         most_at_once
-            Bytes of an entry.
+            Maximum bytes of an entry.
         times_given
-            Whether publish times come from outside, so that the limits of the topics apply to them.
+            Whether the limits of the topics apply to publish times, because these come from outside.
         """
         known = {**topics, self.dead_letters.name: self.dead_letters}
         entries: list[tuple[Storage, Entry]] = []

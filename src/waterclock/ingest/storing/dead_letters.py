@@ -1,4 +1,4 @@
-"""Dead letters: messages that could not be mapped, as a topic of their own stores them."""
+"""Dead letters: messages that could not be mapped, stored in a separate topic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DEAD_LETTERS = "ingest-dead-letters"
 """The topic of dead letters unless another one is named."""
 
 MOST_PAYLOAD = 1 << 20
-"""Default limit for a payload, bytes: measurements have some hundred, and brokers may allow 256 MB."""
+"""Default limit of a payload, bytes: measurements have some hundred, but brokers may allow 256 MB."""
 
 SOURCE = "mqtt"
-"""Source of all dead letters, since what went wrong may be the name of the source itself."""
+"""Source of all dead letters, because the source's own name may be the fault."""
 
 STREAM = "dead-letter"
 
@@ -22,7 +22,7 @@ _SOURCE_OF_LINES = "file"
 _PATH, _LINE = "file.path", "file.line"
 
 KEPT_OF_LARGE = 64 << 10
-"""Bytes that are kept of a payload above the limit: enough to recognize it, without flooding the database."""
+"""Bytes kept of a payload above the limit: enough to recognise it, without filling the database."""
 
 REASON = "reason"
 """The header that says why a message is a dead letter."""
@@ -36,7 +36,7 @@ _TOPIC, _TOPIC_HEX, _RETAINED, _BYTES = (
 
 
 def check_most_payload(most_payload: int, largest_value: int) -> None:
-    """Raise InvalidArgumentError if payloads could be too large for a statement, whose other half is for the rest."""
+    """Raise InvalidArgumentError if payloads could take more than half of the largest statement."""
     if most_payload > largest_value // 2:
         raise InvalidArgumentError(
             f"max_payload must be at most {largest_value // 2}, half of the largest statement that the database"
@@ -91,7 +91,7 @@ def read_dead_letter(letter: Message) -> Published:
 
 
 def clean_reason(reason: str) -> str:
-    """Return a reason as a header holds it: bounded, and valid UTF-8."""
+    """Return a reason in the form for a header: bounded, and valid UTF-8."""
     return _clean(cut(reason))
 
 

@@ -1,4 +1,4 @@
-"""Encodes messages as entries, as several if one might be larger than the database takes."""
+"""Encodes messages as entries, as several if one might exceed the database's limit."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from waterclock.topics.format.entries import Entry, encode_entry
 from waterclock.topics.model.clock_skew_limit import AheadLimit
 
 _BYTES_PER_ROW = 64
-"""Bytes of a message in an entry besides its texts and payload: three times, four offsets, validity."""
+"""Bytes of a message in an entry without its texts and payload: three times, four offsets, validity."""
 
-_BYTES_OF_CHARACTER = 4  # in UTF-8, at most
+_BYTES_OF_CHARACTER = 4  # in UTF-8, maximum
 
 
 def encode_in_pieces(
     messages: Sequence[Message], received: int, most: int, limit: AheadLimit | None = None
 ) -> Iterator[Entry]:
-    """Encode messages as entries of about as many bytes at most.
+    """Encode messages as entries of at most about this many bytes.
 
     Parameters
     ----------
     received
-        The publish and receive time of messages without one.
+        Replaces missing publish and receive times.
     limit
-        How far ahead times may be; None for messages whose times are those of the database's own clock.
+        How far ahead times may be; None if they come from the database's own clock.
     """
     chunk: list[Message] = []
     size = 0

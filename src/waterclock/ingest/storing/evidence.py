@@ -2,10 +2,9 @@
 
 A broker delivers a message again after a reconnect if it has not seen the ack. Such a repeat is dropped only if three
 things agree: the broker marks it as a repeat, it still had the session, and packet id and content are those of a
-message that was appended. Without one of them the message is appended again: twice is better than not at all.
-
-Packet ids identify messages only if the broker counts them up, as Mosquitto does. A broker that uses an id again as
-soon as it is acked may deliver an equal message under the id of an appended one. If that was seen, nothing is dropped.
+message that was appended. Without one of them the message is appended again: twice is better than not at all. Packet
+ids identify messages only if the broker increments them, as Mosquitto does. A broker that reuses an id as soon as it is
+acked may deliver an equal message under the id of an appended one. After such a reuse, no message is dropped.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from waterclock.ingest.storing.received import HASH_BYTES, Received
 _ROW = struct.Struct(f">H{HASH_BYTES}s")
 
 _IDS_REUSED = 0
-"""Noted as if it were a packet id, which is never 0: ids of remembered messages were used again. It is forgotten like
-them, since a broker also uses ids again after it was restored from an older state."""
+"""Stored like a packet id, which is never 0, if ids of remembered messages were reused.
+
+It is forgotten like them, since a broker also reuses ids after it was restored from an older state.
+"""
 
 
 class Evidence:
@@ -29,7 +30,7 @@ class Evidence:
     Parameters
     ----------
     most
-        How many are remembered: as many as the broker may have in flight, since an older one's ack has arrived.
+        How many are remembered: the broker's maximum in flight, because acks of older ones have arrived.
     """
 
     def __init__(self, most: int) -> None:
@@ -50,17 +51,17 @@ class Evidence:
         return evidence
 
     def pack(self) -> bytes:
-        """Return it as bytes, oldest first."""
+        """Encode the evidence, oldest first."""
         return b"".join(_ROW.pack(packet_id, digest) for packet_id, digest in self._digests.items())
 
     def copy(self) -> Evidence:
-        """Copy it, so that a transaction which fails leaves it as it was."""
+        """Copy it, so that a failed transaction leaves it unchanged."""
         other = Evidence(self._most - 1)
         other._digests = dict(self._digests)
         return other
 
     def clear(self) -> None:
-        """Forget all, as the broker has forgotten the session."""
+        """Forget all, because the broker has forgotten the session."""
         self._digests.clear()
 
     def holds(self, received: Received) -> bool:

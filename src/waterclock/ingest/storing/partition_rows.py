@@ -1,4 +1,4 @@
-"""The rows of Kafka partitions: which process appends one, and how far it is appended."""
+"""The rows of Kafka partitions: the process that appends each, and its progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PartitionTakenError(LeaseLostError):
 
 
 class PositionMovedError(Exception):
-    """A partition's row is not as this process left it: it was taken, or an append was committed without an answer."""
+    """A partition's row has changed: another process took it, or an append was committed without an answer."""
 
 
 class PartitionKey(NamedTuple):
@@ -54,7 +54,7 @@ class PartitionKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """A partition's row, as the process that took it writes it.
+    """A partition's row, for the process that took it.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class PartitionRow:
     key
         Identity of the partition.
     owner_epoch
-        How often it was taken when this process took it.
+        How often it was taken, including by this process.
     """
 
     backend: Backend
@@ -111,7 +111,7 @@ class PartitionRow:
         return cls(backend, key, owner_epoch), offset
 
     def write(self, connection: SqlConnection, before: int, after: int, now: int) -> None:
-        """Write how far the partition is appended, in the transaction of the append.
+        """Write the partition's progress, in the transaction of the append.
 
         Raises
         ------

@@ -19,7 +19,7 @@ class Origin(Protocol):
 
     @property
     def number(self) -> int:
-        """Which connection of the session's it is: later ones have larger numbers."""
+        """Number of the connection in its session; later ones have larger numbers."""
         ...
 
     @property
@@ -28,7 +28,7 @@ class Origin(Protocol):
         ...
 
     def ack(self, packet_ids: Iterable[int]) -> None:
-        """Ack messages that this connection delivered; nothing to do if it is closed by now."""
+        """Ack messages that this connection delivered; do nothing if it is closed."""
         ...
 
 
@@ -46,7 +46,7 @@ class Received(NamedTuple):
     qos
         0 or 1.
     is_repeat
-        Whether the broker says that it may have delivered it before (DUP).
+        Whether the broker marks it as possibly delivered before (DUP).
     """
 
     published: Published
@@ -57,7 +57,7 @@ class Received(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate bytes that it takes."""
         return len(self.published.topic) + len(self.published.payload)
 
     def digest(self) -> bytes:
@@ -67,7 +67,7 @@ class Received(NamedTuple):
 
 
 HASH_BYTES = 8
-"""Of a packet id, 2⁶⁴ contents: two of which collide once in 10¹⁹ repeats."""
+"""Bytes of a content hash: for each packet id there are 2⁶⁴ values, so two contents collide once in 10¹⁹ repeats."""
 
 
 def content_hash(topic: str | bytes, payload: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The rows of sessions: the owner of each, the broker's filters for it, and the messages appended for it."""
+"""The rows of sessions: the owner of each, the broker's filters for it, and its appended messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SessionState(NamedTuple):
     unacked
         `Evidence`, packed.
     dropped
-        Messages that the broker had dropped when it said so last; None: it did not.
+        Messages that the broker had dropped by its last report; None: no report.
     """
 
     filters: frozenset[str]
@@ -68,7 +68,7 @@ class SilentSession(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One session's row, as the process that took it writes it.
+    """One session's row, for the process that took it.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class SessionRow:
 
     @classmethod
     def take(cls, backend: Backend, name: str) -> tuple[SessionRow, SessionState]:
-        """Take a session for this process; one that used it before is refused from now on."""
+        """Take a session for this process; an earlier one is refused from now on."""
         owner = secrets.randbits(_OWNER_BITS)
         row = cls(backend, name, owner)
 
@@ -168,7 +168,7 @@ class SessionRow:
 
 
 def silent_sessions(backend: Backend, before: int) -> list[SilentSession]:
-    """Return the sessions whose processes wrote last before a time, ns."""
+    """Return the sessions whose processes last wrote before a time, ns."""
     statement = sa.select(ingest_sessions).where(ingest_sessions.c.seen_at < before).order_by(ingest_sessions.c.name)
     with backend.snapshot() as connection:
         rows = connection.execute(statement).all()

@@ -18,13 +18,14 @@ from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import JointAppend
 
 MOST_IN_FLIGHT = 1_000
-"""Messages of a session that are remembered if the broker decides how many are in flight, as under MQTT 3.1.1:
-Mosquitto has 20 and EMQX 32 unless configured otherwise."""
+"""How many messages of a session are remembered if the broker decides how many are in flight, as under MQTT 3.1.1: by
+default, Mosquitto has 20 and EMQX 32.
+"""
 
 
 @dataclass
 class _Session:
-    """A session that this process feeds from."""
+    """A session that this process reads."""
 
     row: SessionRow
     evidence: Evidence
@@ -60,7 +61,7 @@ class Store:
     backend
         The database.
     rules
-        What maps published messages.
+        The mappings of published messages.
     topics
         The topics that the rules name.
     dead_letters
@@ -100,11 +101,11 @@ class Store:
         return row, state
 
     def note_dropped(self, session: str, dropped: int) -> None:
-        """Note how many messages the broker says it has dropped; the next append writes it."""
+        """Note how many messages the broker reports as dropped; the next append writes it."""
         self._sessions[session].dropped = dropped
 
     def touch_sessions(self, now: int) -> None:
-        """Note that this process uses its sessions, which no append may have said for a while."""
+        """Record that this process uses its sessions, in case no append did so for a while."""
         for session in self._sessions.values():
             session.row.touch(now)
 
@@ -116,7 +117,8 @@ class Store:
         SessionTakenError
             If another process has taken the session; nothing was written.
         UnavailableError
-            If the database is away. Whether it committed is unknown; call again with the same batch, before any other.
+            If the database is unavailable. Whether it committed is unknown; call it again with the same batch, before
+            any other.
         """
         attempt = self._unanswered
         if attempt is None or attempt.batch is not batch:
@@ -175,7 +177,7 @@ class Store:
             if rules.find(published.topic).retained == "skip":
                 return False
         except InvalidArgumentError:
-            pass  # becomes a dead letter, and is remembered like the others, so that it becomes one once
+            pass  # becomes a dead letter, and is remembered like the others, to become one only once
         if session.retained is None:
             session.retained = session.row.read_retained()
         topic = _as_int(content_hash(published.topic, b""))

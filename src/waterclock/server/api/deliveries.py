@@ -1,6 +1,6 @@
 """Deliveries: take messages by long poll or as a stream, extend their leases, ack them and give them back.
 
-A delivery is named by its handle, which holds its lease: any server of the database can end it.
+A handle names a delivery and holds its lease, so any server of the database can end it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def receive(act: ReceiveTable, request: Request, body: ReceiveBody) -> Any
         found = await _unless_gone(request, table, receiving)
         try:
             await request.state.find_caller_again()
-        except (WaterclockError, HTTPException):  # such as a token that was removed while the request waited
+        except (WaterclockError, HTTPException):  # for example if the token was removed while the request waited
             _give_back(table, found)
             raise
     act.rows = len(found)
@@ -166,7 +166,7 @@ def _error_event(act: Act, error: WaterclockError | HTTPException) -> str:
 def _give_back(table: AsyncTable, deliveries: list[AsyncDelivery]) -> None:
     """Return deliveries that were not sent. Does not wait: the request may be cancelled."""
     if deliveries:
-        with suppress(WaterclockError):  # the server ends, and soon the leases
+        with suppress(WaterclockError):  # the server ends, and the leases soon after
             table.threads.submit(partial(table.sync.give_back, [one.sync for one in deliveries]))
 
 

@@ -1,4 +1,4 @@
-"""Flow control of streams of deliveries: how many messages each stream has sent that are not over yet.
+"""Flow control of streams of deliveries: the number of unfinished messages that each stream has sent.
 
 A stream sends no more messages than its consumer has room for. The server knows those that were acked or given back
 through it; others leave when their lease ends.
@@ -23,7 +23,7 @@ def key_of(delivery: Delivery) -> Key:
 
 
 class DeliveryStream:
-    """The deliveries of one stream that are not over. Its methods run in the loop."""
+    """The unfinished deliveries of one stream. Its methods run in the event loop."""
 
     def __init__(self, streams: DeliveryStreams, limit: int) -> None:
         self.loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class DeliveryStream:
         return self._limit - len(self._until)
 
     def send(self, delivery: Delivery, lease: float) -> None:
-        """Note a delivery whose lease lasts for so many seconds."""
+        """Record a delivery whose lease lasts for this many seconds."""
         key = key_of(delivery)
         self._until[key] = moments.monotonic() + lease
         self._streams.add(key, self)

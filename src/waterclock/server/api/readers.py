@@ -1,7 +1,7 @@
-"""Readers of subscriptions: what the server remembers between two requests of one reader.
+"""Readers of subscriptions: the server's state between two requests of a reader.
 
-The position is in the database. Here are only the messages that were sent and not committed yet, so a server that ends
-loses nothing: they are read again.
+The position is in the database. This state holds only messages that were sent but not committed yet, so if a server
+ends, they are read again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from waterclock.topics.subscription import Subscription
 from waterclock.topics.topic import Topic
 
 LEASE = 30.0
-"""Seconds for which a subscription stays with a reader that sends no request."""
+"""Seconds for which a subscription stays with a reader that sends no requests."""
 
 _MOST = 1_000
 
@@ -40,7 +40,7 @@ class _Reader:
 class Readers:
     """The readers of a server. Thread-safe.
 
-    A cursor names a reader and its last answer. A reader that missed an answer sends an older one, and begins again.
+    A cursor names a reader and its last answer. A reader that missed an answer sends an older cursor, and begins again.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Readers:
         self._readers: dict[str, _Reader] = {}
 
     def read(self, topic: Topic, name: str, cursor: str | None, limit: int) -> tuple[str, list[Message]]:
-        """Read on, or with ``cursor`` None from the committed position; return the next cursor and the messages."""
+        """Continue reading, without ``cursor`` at the committed position; return the next cursor and the messages."""
         reader = self._open(topic, name) if cursor is None else self._find(topic, name, cursor)
         with reader.lock:
             if cursor is not None:
@@ -76,7 +76,7 @@ class Readers:
             self._forget(reader)
 
     def close(self) -> None:
-        """Release all."""
+        """Release all subscriptions."""
         for reader in self._all():
             self._forget(reader)
 
@@ -109,7 +109,10 @@ class Readers:
         return reader
 
     def _check(self, reader: _Reader, cursor: str) -> None:
-        """Check a cursor. The reader is locked: a repeat of a request that still runs must not read on behind it."""
+        """Check a cursor.
+
+        The reader is locked, so that a repeat of a running request does not read further messages.
+        """
         if reader.cursor != cursor:
             self._forget(reader)
             raise LeaseLostError("cursor must be the one in the last response, got an older one. Read without a cursor")
@@ -118,5 +121,5 @@ class Readers:
     def _forget(self, reader: _Reader) -> None:
         with self._lock:
             self._readers.pop(reader.key, None)
-        with suppress(WaterclockError):  # else its lease ends
+        with suppress(WaterclockError):  # otherwise its lease ends
             reader.subscription.close()

@@ -19,7 +19,7 @@ from waterclock.time import to_time
 router = APIRouter(tags=["tables"])
 
 MOST_COLUMNS = 200
-"""Additional columns of a table. Databases refuse tables of some 1,000 columns, or of fewer whose rows are long."""
+"""Additional columns of a table. Databases refuse tables of some 1,000 columns, or of fewer if rows are long."""
 
 
 class OptionChangesBody(Body):

@@ -17,7 +17,7 @@ _NAMED = {
 
 
 def in_words(cron: str) -> str | None:
-    """Return what an expression means; None if it is too rich for a few words."""
+    """Describe an expression; None if it is too complex for a few words."""
     text = cron.strip().lower()
     if text in _NAMED:
         return _NAMED[text]

@@ -1,4 +1,4 @@
-"""The frame of every page: plain JSON from the page's function becomes HTML, or is the answer itself.
+"""The frame of every page: the page's function returns plain JSON, which becomes HTML or is itself the answer.
 
 A page is ``page(request, "its.html", data)``. ``data`` holds what JSON can hold, so the page and its JSON twin cannot
 differ. Templates print every value through `_shown` and the escaping of HTML, so nothing stored is markup.
@@ -37,7 +37,7 @@ _UNREACHABLE = 503
 
 
 class PageFrame:
-    """What the frame of a page shows besides the page's own data."""
+    """The data of a page's frame, in addition to the page's own."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -74,7 +74,7 @@ class PageFrame:
         return urlencode({name: value for name, value in chosen.items() if value is not None})
 
     def done(self) -> tuple[str, str] | None:
-        """Return which form led here and how many objects it changed, for the sentence that says so."""
+        """Return which form led here and how many objects it changed, for a sentence about it."""
         query = self._request.query_params
         rows = query.get("rows", "")
         return (query["done"], rows) if "done" in query and rows.isdecimal() and rows.isascii() else None
@@ -92,7 +92,7 @@ def page(request: Request, template: str, data: Mapping[str, Any], status: int =
     template
         A file of ``templates``, which gets the data's items as names, and the `PageFrame` as ``frame``.
     data
-        What JSON can hold.
+        Any value that JSON can hold.
     """
     accepted = request.headers.get("accept", "")
     if _asks_for_json(request) or ("application/json" in accepted and "text/html" not in accepted):

@@ -1,4 +1,4 @@
-"""When pages refresh: one stream of server-sent events for each open page, which says when to load its data again."""
+"""Page refreshes: one stream of server-sent events for each open page tells it when to load its data again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY = 5.0
 """Seconds between refreshes. A page of a large table takes some 100 ms of the database's time."""
 
 _MOST = 720
-"""Refreshes of one stream: an hour. The browser then opens another one, for which its token is checked again."""
+"""Maximum refreshes of one stream: an hour. The browser then opens another one, which checks its token again."""
 
 router = APIRouter(include_in_schema=False)
 

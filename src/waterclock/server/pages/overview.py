@@ -18,16 +18,16 @@ from waterclock.server.rights import Client
 
 _NS = 1_000_000_000
 LATE, VERY_LATE = 60 * _NS, 600 * _NS
-"""For how long a message may be due before it is a problem, and a bad one, ns."""
+"""For how long a message may be due before it counts as a problem, and as a bad one, ns."""
 
 LAGGING = 10_000
-"""Messages by which a subscription may lag: a read takes a thousand."""
+"""Lag of a subscription, in messages, that is no problem yet: one read takes a thousand."""
 
 LONG_TRANSACTION = 600
 """Seconds for which a transaction may be open: until it ends the server keeps all rows that were changed since."""
 
 MOST_TABLES_WITH_FAILURES, MOST_FAILURES = 5, 5
-"""Tables whose failures the overview groups, and groups of each: a tenth of a second a table."""
+"""Maximum tables whose failures the overview groups, and groups of each: a table takes a tenth of a second."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -38,13 +38,13 @@ class Problem(NamedTuple):
     Attributes
     ----------
     level
-        ``"bad"``: work stands still or was lost. ``"warn"``: it soon may, or an operator chose it.
+        ``"bad"``: work has stopped or was lost. ``"warn"``: that may happen soon, or an operator chose it.
     text
         A sentence.
     url
         The page with the details; None: none.
     command
-        What to type next; None: nothing in particular.
+        A command to run next; None without one.
     """
 
     level: Literal["bad", "warn"]

@@ -1,4 +1,4 @@
-"""Sign in with a token, which a cookie then holds, and sign out."""
+"""Sign-in with a token, which is then stored in a cookie, and sign-out."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ async def sign_out(request: Request, form: Form) -> Response:  # noqa: ARG001  #
 
 
 def _is_secure(request: Request) -> bool:
-    """Return whether the cookie must only travel encrypted: everywhere but on this machine."""
+    """Return whether the cookie must only be sent encrypted: everywhere except on this machine."""
     return request.url.scheme == "https" or not request.app.state.policy.on_loopback or is_forwarded(request.headers)
 
 
 def _own_path(wanted: str) -> str:
-    r"""Return where to go next: ``//host`` and ``/\host`` would be another site."""
+    r"""Return the path to go to next; ``//host`` and ``/\host`` would lead to another site."""
     return wanted if wanted.startswith("/") and not wanted.startswith(("//", "/\\")) and wanted.isprintable() else "/"

@@ -18,7 +18,7 @@ from waterclock.server.rights import Client
 from waterclock.work.upkeep import Upkeep
 
 MOST_TASKS = 200
-"""Tasks of upkeep on the page; those that failed or are due come first."""
+"""Maximum tasks of upkeep on the page; failed and due ones come first."""
 
 router = APIRouter(include_in_schema=False)
 

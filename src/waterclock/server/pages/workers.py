@@ -1,4 +1,4 @@
-"""The page of workers: which processes take messages, and which consumers have some."""
+"""The page of workers: the processes that take messages, and the consumers that have some."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECOND
 from waterclock.tables.model.schema import is_waiting
 
 MOST_PROCESSES, MOST_TABLES, MOST_CONSUMERS = 200, 20, 50
-"""Processes on the page, tables whose messages in flight are looked at, and consumers of each."""
+"""Maximum processes on the page, tables whose messages in flight are read, and consumers of each."""
 
 router = APIRouter(include_in_schema=False)
 

@@ -1,7 +1,7 @@
-"""Arrow IPC from outside: checked before any of it is used.
+"""Arrow IPC from clients: checked before use.
 
-Parts of Arrow are refused, because they turn a few bytes into terabytes in memory: compressed buffers, dictionaries
-whose values are repeated, columns of the null type without buffers.
+Features that turn a few bytes into terabytes in memory are refused: compressed buffers, dictionaries whose values are
+repeated, columns of the null type without buffers.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ def _is_compressed(metadata: bytes) -> bool:
     kind = _field(metadata, message, _HEADER_TYPE)
     header = _field(metadata, message, _HEADER)
     if kind is None or header is None or metadata[kind] != _RECORD_BATCH:
-        return True  # not what the message said it was
+        return True  # not the type that the message declared
     return _field(metadata, header + _unsigned(metadata, header), _COMPRESSION) is not None
 
 
 def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Return where a field of a flatbuffer's table is; None if it is missing."""
+    """Return the place of a field of a flatbuffer's table; None if it is missing."""
     (back,) = struct.unpack_from("<i", metadata, table)
     offsets = table - back
     (length,) = struct.unpack_from("<H", metadata, offsets)

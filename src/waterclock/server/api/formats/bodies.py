@@ -1,4 +1,4 @@
-"""What requests hold: the base of their bodies, and the types of their fields."""
+"""Requests: the base class of their bodies, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def time_of(text: str | None) -> int | str | None:
 
 
 def plain_id(id_type: str, value: int | str) -> Any:
-    """Return an id as its table takes it; every type of id may be given as a text."""
+    """Return an id in its table's type; every type of id may be passed as text."""
     if id_type == "bigint" and isinstance(value, str):
         if not _INT.fullmatch(value):  # int() would take "1_0" for 10
             raise InvalidArgumentError(f"id must be a 64-bit int, got {quoted(value)}")

@@ -1,6 +1,6 @@
-"""What a page can change: first a preview of how many rows, then the change itself.
+"""The actions of a table's page: first a preview of the number of rows, then the change itself.
 
-A change touches at most as many messages as its preview has shown.
+A change affects at most as many messages as its preview showed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from waterclock.tables.model.schema import is_waiting
 from waterclock.time import is_duration, to_duration, to_time
 
 MOST_CHANGED = 10_000
-"""Messages that one form changes: some seconds. For more, send it again, or use the command line."""
+"""Maximum messages that one form changes, which takes some seconds.
+
+For more, send it again, or use the command line.
+"""
 
 _EXAMPLES = 10
 
@@ -39,7 +42,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """What an action would change.
+    """The effect of an action.
 
     Attributes
     ----------
@@ -48,9 +51,9 @@ class Touched:
     count
         How many rows in all.
     more
-        Whether there are more, which it leaves alone.
+        Whether there are more, which it would leave unchanged.
     complete
-        Whether every message was looked at.
+        Whether every message was checked.
     """
 
     ids: Sequence[Any] = ()
@@ -86,7 +89,7 @@ def preview(act: ManageTable, request: Request, action: Action) -> Response:
 
 @router.post("/tables/{table:name}/act/{action}")
 def change(act: ManageTable, request: Request, form: Form, action: Action) -> Response:
-    """Do it, and return to the table."""
+    """Run the action, and return to the table."""
     chosen = selection_of(request.query_params)
     act.details = {"action": action, **chosen, **{name: form[name] for name in form if name != "most"}}
     act.rows = _ACTIONS[action](act, chosen, form)
@@ -129,7 +132,7 @@ def _counted(connection: sa.Connection, which: sa.ColumnElement[bool], rows: sa.
 
 
 def _each(act: Act, chosen: Mapping[str, str], form: Mapping[str, str], change_ids: Callable[[Any], int]) -> int:
-    """Change the messages of a selection, as many as the preview has shown, some at a time."""
+    """Change the messages of a selection, as many as the preview showed, some at a time."""
     ids = _touched(act.table(), "cancel", chosen).ids[: _most(form)]
     return sum(change_ids(list(ids[at : at + MOST_ITEMS])) for at in range(0, len(ids), MOST_ITEMS))
 
@@ -168,7 +171,7 @@ def _redrive(act: Act, chosen: Mapping[str, str], form: Mapping[str, str]) -> in
 
 
 def _purge(act: Act, chosen: Mapping[str, str], form: Mapping[str, str]) -> int:
-    del chosen, form  # everything that purge_after lets go
+    del chosen, form  # everything past purge_after
     return act.table().purge()
 
 

@@ -1,4 +1,4 @@
-"""The page of a table's groups: who has them, and what blocks them; and their commands."""
+"""The page of a table's groups: their owners, the reasons why they are blocked, and their commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.group_admin.group_commands import GroupChange
 
 MOST_GROUPS = 100
-"""Groups on a page: each costs some reads of its first messages."""
+"""Maximum groups on a page: each costs some reads of its first messages."""
 
 Command = Literal["release", "close", "skip", "pause", "resume", "purge", "move"]
 
@@ -82,7 +82,7 @@ def _changed(groups: MessageGroups, command: Command, group: str, form: Mapping[
         "pause": lambda: groups.pause(group, dry_run=dry),
         "resume": lambda: groups.resume(group, dry_run=dry),
         "purge": lambda: groups.purge(group, force=force, dry_run=dry),
-        # Where to is not known before the form is sent. As many messages would be deleted.
+        # The target is unknown before the form is sent. A deletion would affect as many messages.
         "move": lambda: groups.purge(group, dry_run=True) if dry else groups.move(group, form["to"], force=force),
     }
     return changes[command]()

@@ -1,4 +1,4 @@
-"""The page of a message: why it is not sent, its attempts, and its payload if asked for."""
+"""The page of a message: why it is not sent, its attempts, and its payload on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from waterclock.tables.messages.inspecting.peeking import payloads_of
 from waterclock.tables.messages.inspecting.searching import MessageFilter, find_messages
 
 MOST_PAYLOAD = 64 << 10
-"""Characters of a payload that a page shows; its JSON twin has as many."""
+"""Maximum characters of a payload on a page and in its JSON form."""
 
 router = APIRouter(include_in_schema=False)
 

@@ -9,7 +9,7 @@ from waterclock.server.api.formats.bodies import plain_id
 from waterclock.tables.messages.inspecting.searching import MessageFilter
 
 NAMES = ("id", "group", "state", "header", "where", "text", "error")
-"""The parts of a selection, as the URL names them; an empty one is not given."""
+"""The parts of a selection, named as in the URL; an empty one counts as missing."""
 
 
 def selection_of(query: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The page of a message table: its states, what fails, and a search of its messages."""
+"""The page of a message table: its states, its failures, and a search of its messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from waterclock.tables.messages.inspecting.searching import (
 from waterclock.tables.messages.rows.process_heartbeat import everywhere
 
 MOST_SHOWN, MOST_FAILURES = 50, 10
-"""Messages and groups of failures on a page."""
+"""Maximum messages and groups of failures on a page."""
 
 router = APIRouter(include_in_schema=False)
 

@@ -1,7 +1,7 @@
 """The batches of a range of event time, by the rules of a replay, from a bounded part of the topic.
 
-By event time it reads back and forward as `waterclock.batching.event_time.replay` says, and judges columns. By rate a
-window depends on everything before it, so the topic is read from where its batching began.
+By event time it reads backward and forward as described in `waterclock.batching.event_time.replay`, and judges columns.
+By rate a window depends on all earlier messages, so the topic is read from the start of its batching.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from waterclock.time import MAX_NS, MIN_NS
 from waterclock.topics.topic import Topic
 
 MOST_JUDGED = 100_000
-"""Messages that a picture of batches by event time reads, with its margins: 4 s for 256,000 on a busy machine."""
+"""Maximum messages that a picture of batches by event time reads, including margins: 256,000 take 4 s on a busy
+machine.
+"""
 
 MOST_BY_RATE = 20_000
-"""The same by rate, where each message is an object: 2 s for 23,000 on a busy machine."""
+"""The same by rate, where each message is an object: 23,000 take 2 s on a busy machine."""
 
 Ints = npt.NDArray[np.int64]
 _COLUMNS = ("source", "stream", "event_time", "receive_time")
@@ -69,19 +71,19 @@ class Batched(NamedTuple):
     sources, streams
         Names.
     source_of, stream_of
-        Of each message, the place of its names.
+        For each message, the place of its names.
     event_times
         ns.
     verdicts
-        Of each message, a reason of rejection, ``accepted`` or ``open``, as its place in `VERDICTS`.
+        For each message, a reason of rejection, ``accepted`` or ``open``, as its place in `VERDICTS`.
     windows
         By source, in order of start.
     clocks
-        By source, how far its clock has come: the receive clock, or by rate the high-water mark, ns.
+        By source, its clock: the receive clock, or by rate the high-water mark, ns.
     read
         How many messages were read.
     is_exact
-        False if messages that were deleted, or lie too far back, may have cut the windows differently.
+        False if messages that were deleted, or are too old to read, may have cut the windows differently.
     """
 
     sources: list[str]
@@ -97,7 +99,7 @@ class Batched(NamedTuple):
 
 
 VERDICTS = ("accepted", *REJECTIONS.values(), _OPEN)
-"""By the number of a verdict: that of the rule."""
+"""The word for each of the rule's verdict numbers."""
 
 
 class TooMany(NamedTuple):
@@ -114,8 +116,8 @@ def batches_by_event_time(
     Parameters
     ----------
     max_skew
-        How far receive times may lie behind one another, ns: a source that is silent closes its windows so much after
-        the receive times of the others.
+        How far receive times may be out of order, ns: a silent source closes its windows this long after the receive
+        times of the others.
     sources
         None: all.
     """
@@ -158,7 +160,7 @@ def _judged(
     verdicts = judge_arrivals(times, read_clocks(source_of, received, clocks), rule)
     before = np.zeros(len(times), np.bool_)
     if span.begin is not None:
-        before = times < span.begin  # whether they were accepted is not known, and does not matter
+        before = times < span.begin  # it is unknown whether they were accepted, and irrelevant
         verdicts[before] = LATE
     ended = stop < topic.head
     promised = MAX_NS if ended else _promised(topic, max_skew)

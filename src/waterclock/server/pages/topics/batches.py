@@ -31,16 +31,16 @@ from waterclock.topics.catalogue.outline import outline
 from waterclock.topics.topic import Topic
 
 MOST_DOTS = 3_000
-"""Messages that are drawn one by one; more of them touch each other, and bars say more."""
+"""Maximum messages drawn one by one; more would overlap, and bars are clearer."""
 
 MOST_LANES = 12
-"""Lanes of a picture: more do not fit on a screen."""
+"""Maximum lanes of a picture: more do not fit on a screen."""
 
 MOST_WINDOWS = 120
-"""Windows of a lane that are drawn: more are narrower than 8 px, and 1,400 made a page of 900 kB."""
+"""Maximum windows drawn in a lane: more would be narrower than 8 px, and 1,400 made a page of 900 kB."""
 
 MOST_LEDGERS = 1_000
-"""Ledgers that a density is counted from; of more, samples are read."""
+"""Maximum ledgers from which a density is counted; if there are more, samples are read."""
 
 _SECOND = 1_000_000_000
 _LENGTHS = tuple(to_duration(text) for text in ("1d", "6h", "1h", "10min", "1min", "10s", "1s", "100ms", "10ms", "1ms"))
@@ -63,8 +63,9 @@ def batches_data(topic: Topic, query: dict[str, str]) -> dict[str, Any]:
     Parameters
     ----------
     query
-        The options of ``waterclock batch``: ``by``, and of event time ``window``, ``max_delay`` and others; ``source``
-        for one source, with a lane for each stream; ``since`` and ``until``, or ``length`` for the newest messages.
+        The options of ``waterclock batch``: ``by``, for event time also ``window``, ``max_delay`` and others;
+        ``source`` for one source, with a lane for each stream; ``since`` and ``until``, or ``length`` for the newest
+        messages.
     """
     given = {name: value.strip() for name, value in query.items() if value.strip()}
     by = given.get("by", "event_time")

@@ -1,4 +1,4 @@
-"""How far the event times of streams lie behind their receive times, and clocks that disagree with the server's."""
+"""The lag of streams' event times behind their receive times, and clocks that differ from the server's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waterclock.server.api.formats import shapes
 from waterclock.topics.topic import Topic
 
 MOST_SHOWN = 50
-"""Streams in the answer, those with the worst clocks first: more do not fit on a page."""
+"""Maximum streams in the answer, those with the worst clocks first: more do not fit on a page."""
 
 
 def lags_data(topic: Topic) -> dict[str, Any]:

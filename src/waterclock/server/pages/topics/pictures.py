@@ -14,11 +14,11 @@ from waterclock.figures.topic_picture import Flag, TopicBlock, TopicView, topic_
 from waterclock.time import to_time
 
 _NARROW = 380
-"""px of the picture for screens up to 40 rem: the page shows the one that fits."""
+"""Width of the picture for screens up to 40 rem, px: the page shows the one that fits."""
 
 
 def both_widths(wide: Svg, narrow: Svg) -> Markup:
-    """Put two pictures, whose texts are escaped already, into a page that shows one of them."""
+    """Put two pictures, whose texts are already escaped, into a page that shows one of them."""
     pictures = (Markup(str(each)) for each in (wide, narrow))  # noqa: S704  # `to_text` has escaped every text
     return Markup('<div class="for-wide">{}</div><div class="for-narrow">{}</div>').format(*pictures)
 

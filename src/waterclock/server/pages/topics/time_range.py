@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from waterclock.time import MAX_NS, MIN_NS, format_duration, format_time
 
 SHORTEST = 1_000_000
-"""ns: a millisecond. Messages that are nearer to each other are in the JSON of the page."""
+"""Shortest range, ns: a millisecond. The page's JSON distinguishes messages that are closer together."""
 
 
 class TimeRange(NamedTuple):
@@ -31,7 +31,7 @@ class TimeRange(NamedTuple):
         return self.start + self.length // 2
 
     def at(self, part: float) -> int:
-        """Return the time at a part of the range, from 0 to 1."""
+        """Return the time at a fraction of the range, from 0 to 1."""
         return self.start + round(self.length * part)
 
     def data(self) -> dict[str, str]:

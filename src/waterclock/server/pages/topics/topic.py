@@ -24,7 +24,10 @@ from waterclock.topics.model.bounds import Bounds
 from waterclock.topics.topic import Topic
 
 MOST_BLOCKS = 300
-"""Ledgers in the picture: more are narrower than 3 px. Of more, every n-th is read, and stands for those after it."""
+"""Maximum ledgers in the picture: more would be narrower than 3 px.
+
+If there are more, every n-th is read, and represents those after it.
+"""
 
 PAYLOAD_SHOWN = 4_096
 """Bytes of a payload that a page shows: enough to recognise a message. The HTTP interface has all of it."""
@@ -97,7 +100,7 @@ def topic_data(topic: Topic, query: dict[str, str]) -> dict[str, Any]:
 
 
 def _axis(topic: Topic, bounds: Bounds | None, by: str, query: dict[str, str]) -> TimeRange:
-    """Choose the range of the picture: that of the query, or all times but those of wild clocks."""
+    """Choose the range of the picture: that of the query, or all times except those of wrong clocks."""
     since, until = (
         None if not query.get(name) else topic.storage.time(time_of(query[name]) or "", name)
         for name in ("since", "until")
@@ -116,7 +119,7 @@ def _axis(topic: Topic, bounds: Bounds | None, by: str, query: dict[str, str]) -
 
 
 def _ahead(bounds: Bounds | None, by: str) -> float:
-    """Return by how much the largest time is after the newest receive time, in seconds."""
+    """Return how far the largest time is after the newest receive time, in seconds."""
     return 0 if bounds is None else max(bounds.end[by] - bounds.end["receive_time"], 0) / 1e9
 
 
@@ -138,7 +141,7 @@ def _outline_data(found: Outline) -> dict[str, Any]:
 def _preview(
     topic: Topic, axis: TimeRange, by: str, query: dict[str, str], subscriptions: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """Find the place that a typed or slid time leads to, with the message there."""
+    """Find the place for a time from the form or the slider, and the message there."""
     wanted = query.get("to", "").strip()
     slide = query.get("slide", "")
     if not wanted and slide.isdecimal() and slide.isascii():
