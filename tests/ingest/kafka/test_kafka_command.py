@@ -115,12 +115,15 @@ def test_it_ingests_until_sigterm_and_replays_its_dead_letters(
     place.send(b'{"at": 1700000000}', b'{"t": 1700000001}', timestamp=1_700_000_002_000)
     with Forked("tests.ingest.mqtt.command", "ingest", file, "--json") as own:
         until(lambda: payloads(database) and payloads(database, "dead"))
+        file.write_text(file.read_text().replace('"at"', '"t"'))
+        os.kill(own.pid, signal.SIGHUP)
+        place.send(b'{"t": 1700000003}')
+        until(lambda: len(payloads(database)) == 2)
         os.kill(own.pid, signal.SIGTERM)
         assert own.wait() == DONE
         events = [json.loads(line) for line in own.stdout]
-    assert [event["event"] for event in events] == ["connected", "dead_letter", "stopped"]
-    assert (events[-1]["appended"], events[-1]["dead"]) == (1, 1)
-    file.write_text(file.read_text().replace('"at"', '"t"'))
+    assert [event["event"] for event in events] == ["connected", "dead_letter", "reloaded", "stopped"]
+    assert (events[-1]["appended"], events[-1]["dead"]) == (2, 1)
     assert run(["ingest", "replay", str(file), "--json"]) == DONE
     assert json.loads(capsys.readouterr().out) == {"mapped": 1, "appended": 1, "failed": 0, "cut": 0}
     message = list(database.topic("telemetry").read())[-1]

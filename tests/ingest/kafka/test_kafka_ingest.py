@@ -12,9 +12,10 @@ from tests.ingest.kafka.mock_cluster import MockCluster
 from tests.ingest.mqtt.conftest import until
 
 from waterclock.connection import Database
-from waterclock.errors import NotFoundError, UnavailableError
+from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.ingest.kafka import client as kafka_client
 from waterclock.ingest.kafka.client import ClusterRefusedError
+from waterclock.ingest.kafka.record import KafkaRule
 from waterclock.ingest.storing.partition_rows import PartitionTakenError
 from waterclock.topics.writing.appending import JointAppend
 
@@ -117,6 +118,46 @@ def test_a_topic_that_was_created_again_is_read_from_its_first_record(database: 
         until_stored(database, b"3", b"new 1", b"new 2")
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_reload_changes_mappings_and_topics(database: Database, place: Place, grouped: bool) -> None:
+    gone, new = Place(place.cluster), Place(place.cluster)
+    for each in (gone, new):
+        place.cluster.create(each.name)
+        each.send(b"0")
+    options = {"group": place.name if grouped else None}
+    with running(database, place.plan(place.rule(format_name="json"), gone.rule(), **options)) as own:
+        place.send(b"no json")
+        until(lambda: own.counts.dead == 1 and payloads(database) == [b"0"])
+        own.ingest.reload(lambda: place.plan(place.rule(format_name="raw"), new.rule(), lost="skip", **options))
+        until(lambda: "reloaded" in own.names() and len(payloads(database)) == 2)
+        assert own.text("reloaded") == "reloaded; all but [[subscribe]] changes at the next start"
+        gone.send(b"1")
+        place.send(b"no json")
+        until(lambda: len(payloads(database)) == 3)
+
+        def fail() -> None:
+            raise InvalidArgumentError("line 3: no key named topik")
+
+        own.ingest.reload(fail)  # type: ignore[arg-type]
+        until(lambda: "not_reloaded" in own.names())
+        new.send(b"2")
+        until(lambda: len(payloads(database)) == 4)
+    assert payloads(database) == [b"0", b"0", b"no json", b"2"]
+
+
+def test_records_of_another_topic_after_a_reload_begin_at_its_own_offset(database: Database, place: Place) -> None:
+    database.create_topic("other")
+    other = KafkaRule.checked(place.name, "other", "raw")
+    with running(database, place.plan()) as own:
+        place.send(b"1")
+        until_stored(database, b"1")
+        own.ingest.reload(lambda: place.plan(other, start="latest"))
+        until(lambda: payloads(database, "other") == [b"1"])  # start is that of the first plan
+        place.send(b"2")
+        until(lambda: payloads(database, "other") == [b"1", b"2"])
+    assert payloads(database) == [b"1"]
+
+
 def test_a_second_ingest_without_a_group_fences_the_first(database: Database, place: Place) -> None:
     place.send(b"1")
     with running(database, place.plan()) as first:
@@ -165,6 +206,21 @@ def test_an_unauthorised_topic_is_left_out_and_a_missing_one_ends_it(database: D
         until_stored(database, b"1", b"2")
     with running(database, place.plan(place.rule("missing"))) as own, pytest.raises(NotFoundError, match="'missing'"):
         own.end()
+
+
+def test_a_group_goes_on_without_a_topic_that_becomes_unauthorised(database: Database, place: Place) -> None:
+    refused = Place(place.cluster)
+    place.cluster.create(refused.name)
+    with running(database, place.plan(place.rule(), refused.rule(), group=place.name)) as own:
+        refused.send(b"1")
+        until_stored(database, b"1")
+        place.cluster.refuse(refused.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        until(lambda: "topic_dropped" in own.names())
+        place.send(b"2")
+        until_stored(database, b"1", b"2")
+        place.cluster.refuse(refused.name, 0)
+        refused.send(b"3")
+        until_stored(database, b"1", b"2", b"3")
 
 
 def test_it_polls_while_the_database_is_away_and_appends_each_record_once(

@@ -37,7 +37,7 @@ def test_brokers_that_do_not_answer_take_a_sixth_of_the_time(
     partitions = OpenPartitions(
         database.backend,
         plan,
-        {"telemetry": database.create_topic("telemetry").storage.topic_id},
+        {"telemetry": database.create_topic("telemetry")},
         cast("Any", Silent()),
         Alignment(),
         lambda name, *_, **__: events.append(name),

@@ -113,7 +113,7 @@ def ingest(
     """Move messages from an MQTT broker or a Kafka cluster into topics until it is stopped.
 
     MQTT: each message is acked once its append has committed. Kafka: the append writes the offsets. SIGTERM and SIGINT
-    stop it, and the broker keeps later messages; SIGHUP reads the file of an MQTT ingest again. User and password of
+    stop it, and the broker keeps later messages; SIGHUP reads the file again. User and password of
     MQTT come from the file, or from WATERCLOCK_MQTT_USERNAME and WATERCLOCK_MQTT_PASSWORD.
 
     Parameters
@@ -143,11 +143,12 @@ def _runner(
     if isinstance(read.plan, KafkaPlan):
         from waterclock.ingest.kafka.kafka_ingest import KafkaIngest
 
-        return KafkaIngest(database, read.plan, tell), None
+        kafka = KafkaIngest(database, read.plan, tell)
+        return kafka, None if _is_url(source) else lambda: kafka.reload(lambda: _kafka_plan(_read(source)))
     from waterclock.ingest.ingest import Ingest
 
     runner = Ingest(database, read.plan, tell)
-    return runner, None if _is_url(source) else lambda: runner.reload(lambda: _mqtt_plan(_read(source, _NO_MAPPING)))
+    return runner, None if _is_url(source) else lambda: runner.reload(lambda: _mqtt_plan(_read(source)))
 
 
 def _exporting(
@@ -256,15 +257,15 @@ def _is_url(source: str) -> bool:
     return "://" in source
 
 
-def _read(source: str, mapping: MappingOptions, kafka: KafkaOptions = _NO_KAFKA) -> IngestFile:
+def _read(source: str, mapping: MappingOptions = _NO_MAPPING, kafka: KafkaOptions = _NO_KAFKA) -> IngestFile:
     from waterclock.ingest.ingest_file import IngestFile
 
     if source.startswith("kafka:"):
-        return IngestFile(_kafka_plan(source, mapping, kafka))
+        return IngestFile(_kafka_plan_of_url(source, mapping, kafka))
     if kafka != _NO_KAFKA:
         raise InvalidArgumentError("options of Kafka need a URL of Kafka as source: kafka://HOST[:PORT]")
     if _is_url(source):
-        return IngestFile(_plan_of_url(source, mapping))
+        return IngestFile(_mqtt_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:
         raise InvalidArgumentError(
             f"cannot use mapping options with {quoted(source)}: a file has its own mapping. Pass a URL as source"
@@ -272,7 +273,7 @@ def _read(source: str, mapping: MappingOptions, kafka: KafkaOptions = _NO_KAFKA)
     return IngestFile.read(Path(source))
 
 
-def _plan_of_url(source: str, mapping: MappingOptions) -> IngestPlan:
+def _mqtt_plan_of_url(source: str, mapping: MappingOptions) -> IngestPlan:
     from waterclock.ingest.mapping.format_rule import FormatRule
     from waterclock.ingest.mqtt.broker import Broker
     from waterclock.ingest.mqtt.plan import IngestPlan
@@ -284,7 +285,7 @@ def _plan_of_url(source: str, mapping: MappingOptions) -> IngestPlan:
     return IngestPlan(broker, (rule,), mapping.dead_letters)
 
 
-def _kafka_plan(source: str, mapping: MappingOptions, kafka: KafkaOptions) -> KafkaPlan:
+def _kafka_plan_of_url(source: str, mapping: MappingOptions, kafka: KafkaOptions) -> KafkaPlan:
     from waterclock.ingest.kafka.kafka_plan import KafkaCluster, KafkaPlan, parse_start
     from waterclock.ingest.kafka.record import KafkaRule
     from waterclock.ingest.storing.dead_letters import MOST_PAYLOAD
@@ -327,7 +328,15 @@ def _mqtt_plan(read: IngestFile) -> IngestPlan:
     from waterclock.ingest.kafka.kafka_plan import KafkaPlan
 
     if isinstance(read.plan, KafkaPlan):
-        raise InvalidArgumentError("the file must have [broker], of MQTT, got one with [kafka]")
+        raise InvalidArgumentError("the file must have [broker], got one with [kafka]")
+    return read.plan
+
+
+def _kafka_plan(read: IngestFile) -> KafkaPlan:
+    from waterclock.ingest.mqtt.plan import IngestPlan
+
+    if isinstance(read.plan, IngestPlan):
+        raise InvalidArgumentError("the file must have [kafka], got one with [broker]")
     return read.plan
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -68,18 +69,19 @@ class KafkaIngest:
 
     def __init__(self, database: Database, plan: KafkaPlan, tell: Tell) -> None:
         self.progress = IngestProgress()
+        self._database = database
         self._backend = database.backend
         self._plan = plan
         self._tell = tell
+        self._new_plan: Callable[[], KafkaPlan] | None = None
         topics = plan.open_topics(database)
         check_most_payload(plan.most_payload, database.backend.largest_value)
         dead_letters = database.create_topic(plan.dead_letters, exist_ok=True)
-        store = KafkaStore(database.backend, topics, dead_letters, plan.most_payload)
+        self._store = KafkaStore(database.backend, topics, dead_letters, plan.most_payload)
         self._inbox = Inbox[Arrived](_INBOX_BYTES, _INBOX_RECORDS)
-        self._appender = Appender(database.backend, self._inbox, store.append, self.progress, tell)
+        self._appender = Appender(database.backend, self._inbox, self._store.append, self.progress, tell)
         self.lags = self._appender.lags
-        self._topic_ids = {name: topic.storage.topic_id for name, topic in topics.items()}
-        self._names = [rule.kafka_topic for rule in plan.rules]
+        self._topics = topics
         self._alignment = Alignment()
         self._ready: deque[Arrived] = deque()
         self.progress.waiting = lambda: len(self._inbox) + len(self._ready)
@@ -96,6 +98,10 @@ class KafkaIngest:
         """Stop soon: append received records, and leave the rest to Kafka. Safe in a signal handler."""
         self._wishes_stop = True
 
+    def reload(self, read: Callable[[], KafkaPlan]) -> None:
+        """Go on with the rules of another plan. Safe in a signal handler."""
+        self._new_plan = read
+
     def run(self) -> None:
         """Read until it is stopped.
 
@@ -111,13 +117,11 @@ class KafkaIngest:
             If the database refuses an append permanently.
         """
         consumer = open_consumer(self._plan.cluster, self._errors.append)
-        self._partitions = OpenPartitions(
-            self._backend, self._plan, self._topic_ids, consumer, self._alignment, self._say
-        )
+        self._partitions = OpenPartitions(self._backend, self._plan, self._topics, consumer, self._alignment, self._say)
         appending = threading.Thread(target=self._append_all, name="waterclock-ingest-append", daemon=True)
         moments.start(appending)
         try:
-            self._read_all(consumer, TopicLookup(self._plan.cluster, self._names))
+            self._read_all(consumer, self._lookup())
         finally:
             if self._wishes_stop or self._failure is not None:
                 self._appender.stop()
@@ -136,6 +140,8 @@ class KafkaIngest:
 
     def _read_all(self, consumer: Consumer, lookup: TopicLookup) -> None:
         while not self._wishes_stop and self._failure is None and not self._has_ended():
+            if self._new_plan is not None:
+                lookup = self._reloaded() or lookup
             self._look(consumer, lookup)
             self._partitions.open_pending()
             for message in consumer.consume(_AT_ONCE, _WAIT if self._partitions.open else _SILENT):
@@ -146,6 +152,28 @@ class KafkaIngest:
             self._hand_over()
             self._drop_taken()
             self._appender.report_lags()
+
+    def _lookup(self) -> TopicLookup:
+        return TopicLookup(self._plan.cluster, [rule.kafka_topic for rule in self._plan.rules])
+
+    def _reloaded(self) -> TopicLookup | None:
+        """Use the rules of the new plan, and return what looks for its topics; None if the plan cannot be used."""
+        read, self._new_plan = self._new_plan, None
+        assert read is not None  # noqa: S101  # the caller looked
+        try:
+            plan = read()
+            topics = plan.open_topics(self._database)
+        except Exception as error:  # noqa: BLE001  # a mistake in the file must not end what runs
+            self._say("not_reloaded", f"goes on as before: {error}", warns=True)
+            return None
+        is_other = replace(plan, rules=self._plan.rules, start=self._plan.start) != self._plan
+        self._plan = replace(self._plan, rules=plan.rules)
+        self._topics = topics
+        self._store.use(topics)
+        self._partitions.use(self._plan, topics)
+        self._say("reloaded", "reloaded; all but [[subscribe]] changes at the next start" if is_other else "reloaded")
+        self._look_at = 0.0
+        return self._lookup()
 
     def _has_ended(self) -> bool:
         partitions = self._partitions
@@ -213,11 +241,11 @@ class KafkaIngest:
         self._say("assigned", f"the group assigned {len(partitions)} partitions")
 
     def _revoked(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        self._partitions.drop([(each.topic, each.partition) for each in partitions])
+        self._partitions.drop([(each.topic, each.partition) for each in partitions], revoked=True)
         self._say("revoked", f"the group revoked {len(partitions)} partitions")
 
     def _lost(self, _consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        self._partitions.drop([(each.topic, each.partition) for each in partitions], unassign=False)
+        self._partitions.drop([(each.topic, each.partition) for each in partitions], revoked=True)
         self._say("revoked", f"lost {len(partitions)} partitions to other members of the group", warns=True)
 
     def _take(self, message: Message) -> None:

@@ -50,6 +50,10 @@ class KafkaStore:
         self._most_at_once = backend.largest_value // 2
         self._latest: dict[StreamName, int] = {}
 
+    def use(self, topics: Mapping[str, Topic]) -> None:
+        """Append to these topics as well from now on. Safe from any thread."""
+        self._topics = {**self._topics, **topics}  # records that were mapped for the others may be under way
+
     def append(self, batch: Sequence[Arrived]) -> Stored:
         """Append some records, and mark partitions that another process has taken as lost.
 
@@ -93,13 +97,14 @@ class KafkaStore:
         return after
 
     def _map(self, plan: AppendPlan, partition: Partition, record: Record) -> None:
+        rule = partition.rule  # another thread may replace it
         try:
-            messages = partition.rule.map(record, plan.received)
+            messages = rule.map(record, plan.received)
         except InvalidArgumentError as error:
             plan.bury(letter_of(record, str(error), plan.received))
             return
         plan.stored.skipped += not messages
-        plan.add(partition.rule.rule.topic, messages)
+        plan.add(rule.rule.topic, messages)
 
     def _commit(self, plan: AppendPlan, after: Mapping[Partition, int]) -> None:
         def write_offsets(connection: SqlConnection) -> None:

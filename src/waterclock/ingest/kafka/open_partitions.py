@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -15,6 +14,7 @@ from waterclock.ingest.kafka.client import ClusterFacts, text_of
 from waterclock.ingest.kafka.kafka_plan import KafkaPlan
 from waterclock.ingest.kafka.partition import Partition, Place
 from waterclock.ingest.storing.partition_rows import PartitionKey, PartitionRow
+from waterclock.topics.topic import Topic
 
 LEEWAY = 60_000
 """ms by which a producer's clock may have been ahead: the look-up begins this much before a start time, and earlier
@@ -41,8 +41,8 @@ class OpenPartitions:
         The database.
     plan
         The rules, and where to begin.
-    topic_ids
-        Ids of our topics by name.
+    topics
+        Our topics by name.
     consumer
         Reads the partitions.
     alignment
@@ -55,7 +55,7 @@ class OpenPartitions:
         self,
         backend: Backend,
         plan: KafkaPlan,
-        topic_ids: dict[str, int],
+        topics: Mapping[str, Topic],
         consumer: Consumer,
         alignment: Alignment,
         say: Say,
@@ -66,7 +66,7 @@ class OpenPartitions:
         self.ended: set[Place] = set()
         self._backend = backend
         self._plan = plan
-        self._topic_ids = topic_ids
+        self._topics = topics
         self._rules = {rule.kafka_topic: rule for rule in plan.rules}
         self._consumer = consumer
         self._alignment = alignment
@@ -75,11 +75,31 @@ class OpenPartitions:
         self._rest_until = 0.0
         self._reported: set[Place] = set()
         self._paused: set[Place] = set()
+        self._assigned: set[Place] = set()
 
     @property
     def is_waiting(self) -> bool:
         """Whether partitions wait to be opened."""
         return bool(self._pending)
+
+    def use(self, plan: KafkaPlan, topics: Mapping[str, Topic]) -> None:
+        """Map with the rules of another plan.
+
+        Partitions without a rule are abandoned. Those whose records go to another topic are opened again.
+        """
+        rules = {rule.kafka_topic: rule for rule in plan.rules}
+        moved: list[Place] = []
+        for place in [*self.open, *self._pending]:
+            rule, partition = rules.get(place[0]), self.open.get(place)
+            if rule is None:
+                self.drop([place])
+            elif partition is not None and rule.rule.topic != partition.rule.rule.topic:
+                self.drop([place])
+                moved.append(place)
+            elif partition is not None:
+                partition.rule = rule
+        self._plan, self._rules, self._topics = plan, rules, topics
+        self.wish(moved)
 
     def wish(self, places: Iterable[Place]) -> None:
         """Schedule partitions for opening, unless they are open, stopped or have ended."""
@@ -87,8 +107,15 @@ class OpenPartitions:
             if place not in self.open and place not in self.stopped and place not in self.ended:
                 self._pending.setdefault(place, 0.0)
 
-    def drop(self, places: Collection[Place], *, unassign: bool = True) -> None:
-        """Abandon partitions, with their records that are not appended."""
+    def drop(self, places: Collection[Place], *, revoked: bool = False) -> None:
+        """Abandon partitions, with their records that are not appended.
+
+        Parameters
+        ----------
+        revoked
+            Whether the group asks for it, and waits for the answer, also if nothing is left to unassign.
+        """
+        dropped: list[Place] = []
         for place in places:
             self._pending.pop(place, None)
             self.stopped.discard(place)
@@ -97,7 +124,8 @@ class OpenPartitions:
             if partition is not None:
                 partition.is_lost = True
                 self._alignment.forget(partition)
-                self._unassign(place, really=unassign)
+                dropped.append(place)
+        self._unassign(dropped, even_none=revoked)
 
     def stop(self, partition: Partition) -> None:
         """Read no more of a partition, and keep it."""
@@ -112,7 +140,7 @@ class OpenPartitions:
     def skip_to(self, partition: Partition, offset: int) -> None:
         """Continue with a later record of a partition."""
         partition.next = offset
-        self._unassign(partition.place)
+        self._unassign([partition.place])
         self._assign(partition)
 
     def open_pending(self) -> None:
@@ -151,7 +179,9 @@ class OpenPartitions:
     def _open(self, place: Place) -> None:
         topic, number = place
         rule = self._rules[topic]
-        key = PartitionKey(self._topic_ids[rule.rule.topic], self.facts.id, self.facts.topics[topic].id, number)
+        key = PartitionKey(
+            self._topics[rule.rule.topic].storage.topic_id, self.facts.id, self.facts.topics[topic].id, number
+        )
         start = PartitionRow.read_offset(self._backend, key)
         if start is None:
             start = self._first(place, key)
@@ -183,16 +213,19 @@ class OpenPartitions:
     def _assign(self, partition: Partition) -> None:
         topic, number = partition.place
         self._consumer.incremental_assign([TopicPartition(topic, number, partition.next)])
+        self._assigned.add(partition.place)
 
     def _end(self, partition: Partition) -> None:
         self._alignment.end(partition)
-        self._unassign(partition.place)
+        self._unassign([partition.place])
 
-    def _unassign(self, place: Place, *, really: bool = True) -> None:
-        self._paused.discard(place)
-        if really:
-            parts: Any = [TopicPartition(*place)]
-            self._consumer.incremental_unassign(parts)
+    def _unassign(self, places: Collection[Place], *, even_none: bool = False) -> None:
+        """Unassign those of some partitions that are assigned: librdkafka fails for others."""
+        assigned = self._assigned.intersection(places)
+        self._assigned -= assigned
+        self._paused.difference_update(places)
+        if assigned or even_none:
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in assigned])
 
 
 def _why(error: KafkaException | UnavailableError) -> str:
