@@ -22,11 +22,11 @@ _S = TypeVar("_S")
 _Sync = TypeVar("_Sync")
 
 _ITEMS_A_CALL = 500
-"""Items that an iterator brings from its thread at once: a call takes 50 µs, a message 2 µs."""
+"""Items that an iterator fetches from its thread at once: a call takes 50 µs, a message 2 µs."""
 
 
 class Facade(Generic[_Sync]):
-    """An asynchronous object in front of a synchronous one.
+    """An asynchronous object that wraps a synchronous one.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Awaited(Generic[_P, _R]):
 
 
 class AwaitedAs(Generic[_P, _R, _S]):
-    """A method that is awaited and whose result gets an asynchronous object in front of it."""
+    """A method that is awaited, and whose result is wrapped in an asynchronous object."""
 
     def __init__(self, method: Callable[Concatenate[Any, _P], _R], wrap: Callable[[Any, _R], _S]) -> None:
         self._method = method
@@ -110,7 +110,7 @@ class AwaitedAs(Generic[_P, _R, _S]):
 
 
 class AwaitedProperty(Generic[_Sync, _R]):
-    """A property that asks the database: ``await topic.head``."""
+    """A property that queries the database: ``await topic.head``."""
 
     def __init__(self, read: Callable[[_Sync], _R]) -> None:
         self._read = read
@@ -125,7 +125,7 @@ class AwaitedProperty(Generic[_Sync, _R]):
 
 
 class Plain(Generic[_Sync, _R]):
-    """A property that is known without a question."""
+    """A property that is known without a query."""
 
     def __init__(self, read: Callable[[_Sync], _R]) -> None:
         self._read = read
@@ -159,7 +159,7 @@ class Iterated(Generic[_P, _R]):
         async def iterated(*args: _P.args, **kwargs: _P.kwargs) -> AsyncIterator[_R]:
             threads = facade.threads
             items: Iterator[_R] = await threads.call(partial(self._method, facade.sync, *args, **kwargs))
-            running = threading.Lock()  # a call goes on in its thread after its await was cancelled
+            running = threading.Lock()  # a call continues in its thread after its await was cancelled
 
             def some() -> list[_R]:
                 with running:

@@ -22,7 +22,7 @@ from waterclock.time import Clock, Duration
 from waterclock.topics.topic import Topic as SyncTopic
 
 _MOST_THREADS = 64
-"""Each may use a connection, and a server has a hundred or so."""
+"""Maximum threads: each may use a connection, and a server has about a hundred."""
 
 
 def _table(database: Database, table: SyncTable) -> MessageTable:
@@ -36,7 +36,7 @@ def _topic(database: Database, topic: SyncTopic) -> Topic:
 class Database(Facade[SyncDatabase]):
     """A database with its topics and message tables; see `waterclock.Database`. Usable in ``async with``.
 
-    It may be used from several loops, each in a thread of its own.
+    It may be used from several loops, each in its own thread.
     """
 
     def __init__(self, sync: SyncDatabase, threads: CallThreads) -> None:
@@ -86,7 +86,7 @@ async def connect(
     Parameters
     ----------
     threads
-        How many calls are made at a time. Others wait in the loop. At most 64.
+        How many calls run at a time. Others wait in the loop. At most 64.
     """
     if check_count(threads, "threads") > _MOST_THREADS:
         raise InvalidArgumentError(f"threads must be at most {_MOST_THREADS}, got {threads}")

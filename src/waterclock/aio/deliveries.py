@@ -53,7 +53,7 @@ class Delivery(Facade[SyncDelivery]):
     save = Awaited(SyncDelivery.save)
 
     async def __aenter__(self) -> Self:
-        self.sync.__enter__()  # which starts the heartbeat, and asks nothing
+        self.sync.__enter__()  # starts the heartbeat, without a query
         return self
 
     async def __aexit__(
@@ -68,7 +68,7 @@ class Delivery(Facade[SyncDelivery]):
         try:
             if not (self.sync.over or self.sync.undecided):
                 self.sync.snooze("0s")
-        except LeaseLostError:  # another consumer has it by now
+        except LeaseLostError:  # another consumer has the message by now
             return
         finally:
             heartbeat_of(self.sync.context.backend).release(self.sync)
@@ -77,9 +77,8 @@ class Delivery(Facade[SyncDelivery]):
 class Deliveries:
     """Iterates over deliveries with ``async for``, and waits for the next one; see `waterclock.tables`' subscription.
 
-    Use it in ``async with``: it then at once returns claimed messages that it did not hand out. The database is asked
-    in one
-    of its threads, and waiting takes no thread of its own.
+    Use it in ``async with``: it then at once returns claimed messages that it did not hand out. Queries run in the
+    database's threads, and waiting takes no extra thread.
     """
 
     def __init__(self, subscribe: Callable[[], SyncSubscription], threads: CallThreads, waiting: DatabaseWaits) -> None:

@@ -58,7 +58,7 @@ class MessageSchedules(Facade[SyncSchedules]):
 
 
 class _Subscribing(Generic[_P]):
-    """The method that subscribes. It asks nothing yet, so that ``async for`` can follow it directly."""
+    """The method that subscribes. It makes no query yet, so that ``async for`` can use its result directly."""
 
     def __init__(self, method: Callable[Concatenate[SyncTable, _P], SyncSubscription]) -> None:
         self._method = method
@@ -137,7 +137,7 @@ class MessageTable(Facade[SyncTable]):
         parameters: Mapping[str, object] | None = None,
         max_groups: int | None = None,
     ) -> list[Delivery]:
-        """Take messages that are due; see `waterclock.MessageTable.receive`. Waiting takes no thread of its own."""
+        """Take messages that are due; see `waterclock.MessageTable.receive`. Waiting takes no extra thread."""
         chosen: dict[str, Any] = {"where": where, "parameters": parameters, "max_groups": max_groups}
         receive = partial(self.sync.receive, limit, None, consumer, order=order, **chosen)
         found = await self.threads.call(receive, undo=self.sync.give_back)

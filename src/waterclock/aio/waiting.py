@@ -1,8 +1,8 @@
-"""Waiting for messages: one thread for all that wait for a database.
+"""Waiting for messages: one thread for all waiters of a database.
 
-Each distinct thing that is waited for is a *watch*. The thread looks when its messages are due, sleeps until the first
-of them is or something changes, and wakes one waiter of the watch. That one claims, reports whether it found something,
-and only then is the next one woken: as many wake as there are messages.
+Each distinct request is a *watch*. The thread looks up when its messages are due, sleeps until the first is due or
+something changes, and wakes one waiter of the watch. This waiter claims and reports whether it found something. Only
+then is the next one woken, so no more waiters wake than there are messages.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from waterclock.tables.consumers.receiving import Watched, pause_after
 from waterclock.tables.databases.changes import Changes, Stop
 
 _LOOK_EVERY = 1.0
-"""Seconds after which a look is repeated though nothing was announced: options change, and clocks differ."""
+"""Seconds after which a check is repeated without a notification: options change, and clocks differ."""
 
 _WRITERS_UNDER_WAY = 0.003
-"""Seconds after which a database is asked again that could not promise to announce every change."""
+"""Seconds between checks of a database that cannot guarantee to notify of every change."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _WatchedTable:
 
 
 class DatabaseWaits:
-    """The waits for one database. Its thread lives while something waits."""
+    """The waits for one database. Its thread runs while there are waiters."""
 
     def __init__(self) -> None:
         self._begin()
@@ -80,12 +80,12 @@ class DatabaseWaits:
                 return False
         except asyncio.CancelledError:
             if not self._leave(watch, waiter):
-                self.report(watched, found=True)  # the next one is to look instead
+                self.report(watched, found=True)  # the next waiter must look instead
             raise
         return True
 
     def _leave(self, watch: _WatchedTable, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> bool:
-        """Wait no more; return False if this waiter was woken already."""
+        """Stop waiting; return False if this waiter was already woken."""
         with self._lock:
             if waiter not in watch.waiters:
                 return False
@@ -140,7 +140,7 @@ class DatabaseWaits:
                 self._wake(watch)
 
     def _look(self, watches: list[_WatchedTable]) -> float:
-        """Wake who may claim; return in how many seconds to look again."""
+        """Wake the waiters that may claim; return in how many seconds to look again."""
         pauses = [_LOOK_EVERY]
         for watch in watches:
             if watch.is_claiming or not watch.waiters:
@@ -156,7 +156,7 @@ class DatabaseWaits:
                     pauses.append(_WRITERS_UNDER_WAY)
                 due_in = watch.watched.due_in()
             except WaterclockError:
-                due_in = 0.0  # the claim raises it to its caller
+                due_in = 0.0  # the claim raises it in its caller
             if due_in <= 0:
                 self._wake(watch)
             else:
@@ -186,7 +186,7 @@ class DatabaseWaits:
             other.ring(self._stop)
         if first.wait(seconds, self._stop) or not first.tells:
             for watch in waiting:
-                if not watch.in_vain:  # else it is left alone until its pause is over
+                if not watch.in_vain:  # otherwise it is left alone until its pause is over
                     watch.look_at = 0.0
 
 

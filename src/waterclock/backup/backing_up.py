@@ -1,6 +1,6 @@
 """Backing up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
 
-1. The ledger files that the catalogue names are copied. They are most of it, and never change.
+1. The ledger files that the catalogue names are copied. They are most of the data, and never change.
 2. A snapshot of the database is taken, and the ledger files that it names beyond those are copied: few by now. If one
 was deleted in between, because its grace time had ended, a later snapshot names its replacement: step 2 again.
 3. The manifest is written, which makes the backup whole.
@@ -39,8 +39,8 @@ from waterclock.topics.store.ledger_root import LedgerRoot
 LOCK = "waterclock-backup.lock"
 """The file in the folder that marks it as one for backups, and that is locked while one is made."""
 
-_SNAPSHOTS = 10  # at most; after the first, each follows the copying of new files
-_AT_ONCE = 4  # files; each waits for the disk, or for a store that is far away
+_SNAPSHOTS = 10  # at most; each but the first follows the copying of new files
+_AT_ONCE = 4  # files; each waits for the disk, or for a remote store
 
 _log = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ class BackedUp:
     folder
         Its folder.
     taken_at
-        The moment that it shows, ns: all that was committed before is in it.
+        The moment that it shows, ns: it contains everything committed before.
     ledger_files, size
         How many ledger files it has, and bytes in all.
     copied
-        How many of the ledger files were copied; an earlier backup in the folder had the others.
+        How many of the ledger files were copied; the others were in an earlier backup in the folder.
     faults
-        Ledger files that are lost or cut short at the source, each in words. All the rest is in the backup.
+        Ledger files that are lost or cut short at the source, each in words. The backup contains everything else.
     """
 
     folder: Path
@@ -187,7 +187,7 @@ class _Copier:
         """Count those files of an earlier backup as copied that are still there."""
         for kept in files:
             file = self._folder / kept.path
-            if file.is_file() and file.stat().st_size == kept.size:  # their bytes are checked when they are restored
+            if file.is_file() and file.stat().st_size == kept.size:  # their bytes are checked by a restore
                 self.kept[kept.path] = kept
 
     def copy(self, named: list[Named]) -> list[Named]:
@@ -202,12 +202,12 @@ class _Copier:
             try:
                 store = stores.get(each.topic) or open_topic(self._backend, self._ledgers, each.topic).files
             except NotFoundError:
-                gone.append(each)  # with its whole topic
+                gone.append(each)  # together with its topic
                 continue
             stores[each.topic] = store
             work.append((store, each))
         total, done = sum(each.size for _, each in work), 0
-        with closing(_at_once(self._copy, work)) as copied:  # none is written any more once this ends
+        with closing(_at_once(self._copy, work)) as copied:  # after this, no file is being written
             for each, kept in copied:
                 done += each.size
                 self._report("ledger files", done, total)
@@ -246,7 +246,7 @@ def _at_once(
     try:
         yield from pool.map(work_off_one, work)
     finally:
-        # The pool does not join a thread that it was starting when Ctrl-C came.
+        # The pool does not join a thread that it was starting at the time of Ctrl-C.
         pool.shutdown(wait=False, cancel_futures=True)
         under_way.end()
 
@@ -273,7 +273,7 @@ class _UnderWay:
                 self._changed.notify()
 
     def end(self) -> None:
-        """Wait until none is under way; none begins any more."""
+        """Prevent new copies, and wait for those under way."""
         with self._changed:
             self._has_ended = True
             moments.wait_for(self._changed, lambda: not self._count)
@@ -295,7 +295,8 @@ def _consistent(
     for _ in range(_SNAPSHOTS):
         taken_at, named = take_snapshot(backend, file, report)
         gone = copier.copy(named)
-        # A file exists before it is named, and is deleted after its name: a missing file that is still named is lost.
+        # A file is created before the catalogue names it, and deleted after its name is removed. So a missing file that
+        # is still named is lost.
         lost = set(gone).intersection(named_files(backend)) if gone else set[Named]()
         if lost.issuperset(gone):
             faults = dict(copier.faults) | {
@@ -310,7 +311,7 @@ def _consistent(
 
 
 def _remove_others(folder: Path, whole: Manifest | None) -> None:
-    """Remove files that the whole backup, if there is one, does not have: those of an earlier or interrupted one."""
+    """Remove files that do not belong to the complete backup, if any: those of an earlier or interrupted one."""
     ledgers = folder / manifests.LEDGERS
     keep = set[Path]()
     if whole is not None:

@@ -32,7 +32,7 @@ def copy(source: Any, sink: Any, path: str) -> Kept:
 
 class _Nowhere:
     def write(self, data: bytes) -> None:
-        """Take it and keep nothing."""
+        """Discard it."""
 
 
 def measure(file: Path, path: str) -> Kept:

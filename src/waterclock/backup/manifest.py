@@ -31,7 +31,7 @@ class Kept(NamedTuple):
     size
         Bytes.
     crc
-        CRC-32 of all of them.
+        CRC-32 of all bytes.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Manifest:
     taken_at
         The moment that the backup shows, ns.
     number
-        How many backups were made into the folder, this one included.
+        How many backups were made into the folder, including this one.
     database
         The database.
     ledgers
@@ -73,7 +73,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest: from here on this is the folder's backup."""
+    """Write the manifest: from then on this is the folder's backup."""
     body = asdict(manifest)
     with durable_file(folder / NAME) as sink:
         sink.write(json.dumps({"format": FORMAT, "crc": _crc(body), "backup": body}, indent=1).encode())

@@ -17,9 +17,9 @@ from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
 def found_store(backend: Backend, files: LedgerFiles) -> None:
     """Assign all topics of a database to one store at this root, under an identity that no other store has.
 
-    Writes the marker with the new identity, then, in one transaction, the store's row, which takes the place of all
-    others, and ``store_id`` of every topic. A process that still has the database open with the former identity is
-    refused from then on. Works on every database; does nothing if there are no topics.
+    Writes the marker with the new identity. Then one transaction writes the store's row, which replaces all others, and
+    ``store_id`` of every topic. A process that still has the database open with the former identity is refused from
+    then on. Works on every database; does nothing if there are no topics.
     """
     identity = secrets.token_hex(16)
     with backend.snapshot() as connection:
@@ -38,7 +38,7 @@ def found_store(backend: Backend, files: LedgerFiles) -> None:
 
 
 def make_independent(backend: Backend, ledgers: str) -> int:
-    """Assign a new identity to a copy of a database and its ledger files that other tools have made.
+    """Assign a new identity to a copy of a database and its ledger files that was made with other tools.
 
     Returns
     -------

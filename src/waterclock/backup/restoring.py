@@ -3,8 +3,8 @@
 1. The manifest and every checksum are checked; nothing is written before.
 2. The database is copied under a name that no command opens, and gets a store of its own.
 3. The ledger files are copied; each is compared with its checksum once more.
-4. The database gets its name, which makes the copy whole. Interrupted before, there is no database, and after an error
-   or Ctrl-C no ledger file either; a kill leaves some.
+4. The database gets its name, which makes the copy whole. If it is interrupted before, there is no database. After an
+error or Ctrl-C there are no ledger files either; a kill leaves some.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from waterclock.topics.store.ledger_root import ledgers_beside
 
 _log = logging.getLogger(__name__)
 
-_BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would take the remains of another database for this one's
+_BESIDE = ("", "-wal", "-shm", "-journal")  # SQLite would use the remains of another database
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _new_database(url: str) -> Path:
 def _put_in_place(folder: Path, manifest: Manifest, database: Path, files: LedgerFiles, report: Report) -> None:
     part = Path(unfinished(str(database)))
     try:
-        _remove_part(part)  # of a restore that was killed
+        _remove_part(part)  # left by a killed restore
         make_folder(part.parent)
         with closing_writer(part.open("wb")) as sink:
             copy_checked(folder / manifest.database.path, sink, manifest.database)

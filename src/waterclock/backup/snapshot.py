@@ -2,7 +2,7 @@
 
 SQLite's own backup copies pages, so the copy equals the database byte for byte. It includes the tables of other
 programs, without the functions and collations that VACUUM INTO would need, and keeps the row numbers that VACUUM may
-change. Between two steps of a backup, another process's commit makes it begin again, forever in a busy database. A read
+change. If another process commits between two steps of a backup, it begins again, forever in a busy database. A read
 transaction on the connection prevents that, since all steps see its snapshot. Writers do not wait for it; the
 write-ahead log grows while it lasts.
 """
@@ -75,7 +75,7 @@ def take_snapshot(backend: Backend, target: Path, report: Report) -> tuple[int, 
         If the file cannot be written, or the database not be read.
     """
     with backend.snapshot() as connection:
-        named = list(_named(connection))  # the first read, which fixes what all that follows sees
+        named = list(_named(connection))  # the first read fixes the snapshot of all later ones
         taken_at = backend.now(connection)
         try:
             _copy_pages(connection.connection.driver_connection, target, report)
@@ -93,7 +93,7 @@ def _copy_pages(source: Any, target: Path, report: Report) -> None:
 
     target.unlink(missing_ok=True)
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        for statement in _WITHOUT_SYNC:  # all of it or nothing is used, so one sync in the end is enough
+        for statement in _WITHOUT_SYNC:  # it is used completely or not at all, so one sync at the end is enough
             copy.execute(statement)
         source.backup(copy, pages=_PAGES, progress=tell)
 

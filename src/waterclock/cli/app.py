@@ -107,7 +107,7 @@ COMMANDS = {
 }
 """Each noun: its module in this package, and its help, of which the list of commands shows the first line.
 
-It is imported when it is called: a list of commands needs none of their libraries, and none needs another's.
+It is imported when it is called: the list of commands needs no libraries of commands, and a command only its own.
 """
 
 _EXTRAS = {
@@ -132,7 +132,7 @@ _EVERYWHERE = (*_WITH_VALUE, "--json", "--yes", "-y", "--quiet", "-q", "--verbos
 """The options of `waterclock.cli.terminal.common.Common`, which may stand before the command."""
 
 _OPTION = re.compile(r"--[a-z][a-z-]*")
-_NEGATIVE = re.compile(r"-\d[\d.]*[A-Za-zµ:].*", re.DOTALL)  # to Cyclopts only a bare number is a value
+_NEGATIVE = re.compile(r"-\d[\d.]*[A-Za-zµ:].*", re.DOTALL)  # Cyclopts accepts only a bare number as a value
 
 _NUMBERS: dict[type | None, str] = {int: "an integer", float: "a number"}
 _MAY_BE_URL = re.compile(r":.*@|://", re.DOTALL)
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
     _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # in Latin-1, say, an output must not end with a traceback
+            stream.reconfigure(errors="backslashreplace")  # output in Latin-1 must not end with a traceback
     sys.excepthook = _show_traceback
     threading.excepthook = lambda failed: _show_traceback(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
@@ -170,7 +170,7 @@ def _replace_closed_streams() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; return 0 if it succeeded, 1 if it failed, 2 for wrong usage."""
     complain_to(None)
-    if logging.lastResort is not None:  # it prints warnings of commands that do not log
+    if logging.lastResort is not None:  # prints warnings of commands that do not log
         logging.lastResort.setFormatter(_EscapingFormatter())
     with warnings.catch_warnings():
         words = _with_options_behind_command(_with_negative_values(arguments))
@@ -184,12 +184,12 @@ class _EscapingFormatter(logging.Formatter):
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """Print the traceback of a fault of ours; the text of its exception may come from anywhere."""
+    """Print the traceback of a bug of ours; the text of its exception may come from anywhere."""
     sys.stderr.write(without_controls("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _with_negative_values(arguments: list[str]) -> list[str]:
-    """Join ``--wait -1s`` to ``--wait=-1s``: the value would be taken for an option, and not be called negative."""
+    """Join ``--wait -1s`` to ``--wait=-1s``: otherwise the error would call the value an unknown option."""
     joined: list[str] = []
     for at, word in enumerate(arguments):
         if word == "--":
@@ -202,7 +202,7 @@ def _with_negative_values(arguments: list[str]) -> list[str]:
 
 
 def _with_options_behind_command(arguments: list[str]) -> list[str]:
-    """Move the options of every command, if they stand before it, behind its name: ``waterclock --json table ls``."""
+    """Move common options that precede a command to after its name: ``waterclock --json table ls``."""
     count = 0
     while count < len(arguments) and (name := arguments[count].partition("=")[0]) in _EVERYWHERE:
         count += 1 + (name in _WITH_VALUE and "=" not in arguments[count])
@@ -226,15 +226,15 @@ def _show_warning(arguments: list[str], shown: set[str], message: Warning | str,
 def _run(arguments: list[str]) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False, help_on_error=False)
-        with writing():  # an error that only the flush at exit would meet has no exit code
+        with writing():  # an error in the flush at exit would have no exit code
             sys.stdout.flush()
     except KeyboardInterrupt:
-        last_complaint("interrupted", on_new_line=True)  # behind the terminal's ^C
+        last_complaint("interrupted", on_new_line=True)  # after the terminal's ^C
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):  # so Rich ends
             raise
-        drop(sys.stdout)  # the reader has seen enough (``| head``)
+        drop(sys.stdout)  # the reader has closed the pipe (``| head``)
         return DONE
     except Exception as error:
         complaint = _complaint(error, arguments)
@@ -252,7 +252,7 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
         return f"{name} must be {_NUMBERS[error.target_type]}"  # not echoed: the value may be a secret
     if isinstance(error, CycloptsError):
         text = _unused(error) if isinstance(error, UnusedCliTokensError | UnknownCommandError) else str(error)
-        for argument in arguments:  # the text quotes unknown arguments, which may be a URL in a wrong place
+        for argument in arguments:  # the text quotes unknown arguments, such as a misplaced URL
             text = text.replace(argument, shown(argument) if _MAY_BE_URL.search(argument) else argument)
         return text
     if isinstance(error, WaterclockError):
@@ -267,7 +267,7 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
 
 
 def _unused(error: UnusedCliTokensError | UnknownCommandError) -> str:
-    """Name the first word that a command cannot take: one that has commands of its own was probably to run one."""
+    """Name the first word that a command cannot take; a group of commands suggests its commands."""
     called = " ".join((app.name[0], *(error.command_chain or ())))
     word = (error.unused_tokens or [""])[0]
     commands = [name for name in error.app or () if not name.startswith("-")]

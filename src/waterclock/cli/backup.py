@@ -32,7 +32,7 @@ def backup(destination: str, /, *, common: Common = Common()) -> int:
     destination
         A new or empty folder, or one with an earlier backup of the same database, which is replaced.
     """
-    database_file(common.database_url)  # refuses a server before anything is opened
+    database_file(common.database_url)  # refuses a server before opening anything
     earlier = holds_backup(Path(destination))
     if earlier is not None:
         common.confirm(f"replace the backup of {format_time(earlier.taken_at)} in {destination}")

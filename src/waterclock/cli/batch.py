@@ -130,7 +130,7 @@ def batch(
         make_batcher = partial(IdBatcher, header, max_delay=_checked("max_delay", max_delay, "id"), streams=stream)
     else:
         make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap)
-    make_batcher()  # refuses wrong lengths before anything is read
+    make_batcher()  # refuses invalid lengths before reading anything
     batcher = BySource(make_batcher)
     batches: list[Batch] = []
     with output.progress(f"batching {messages}") as progress:

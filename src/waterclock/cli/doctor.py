@@ -27,7 +27,7 @@ _DRIVERS = {"PostgreSQL": ("psycopg", "postgresql"), "MariaDB": ("pymysql", "mys
 
 
 class Finding(NamedTuple):
-    """One thing looked at.
+    """One checked item.
 
     ``status`` is ``"ok"``, ``"absent"`` (an option not installed), ``"warning"`` (it works slowly) or ``"broken"``.
     """

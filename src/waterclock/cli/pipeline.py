@@ -69,7 +69,7 @@ def run(
     read = PipelineFile.read(file)
     for pipeline in read.pipelines:
         check_places(pipeline)
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # at the level INFO it logs every call of the JVM
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # at level INFO it logs every call of the JVM
     with _stopping() as stop, ExitStack() as reporting:
         reporter = Reporter(read.pipelines, as_json=output.as_json, quiet=output.quiet, logs=output.logs)
         source = read.pipelines[0].source
@@ -177,10 +177,10 @@ def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
 
 
 class _SignalStop:
-    """Turns SIGINT and SIGTERM into an end.
+    """Handles SIGINT and SIGTERM.
 
-    While Spark starts nothing has begun, and they end the process at once. Later they are a wish to stop after the
-    micro-batch under way; a second one ends at once.
+    While Spark starts, they end the process at once. Later, the first stops it after the micro-batch under way, and a
+    second one at once.
     """
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ def run(
 
 @contextmanager
 def _exporting(options: MetricsOptions, output: Output, database: Database) -> Generator[Callable[[Task], None]]:
-    """Serve metrics meanwhile, if wanted; yield what must be told of each task."""
+    """Serve metrics meanwhile, if requested; yield the callback for each task."""
     if options.metrics is None:
         yield lambda task: tell(output, task)
         return

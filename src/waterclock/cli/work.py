@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SAY_EVERY = 30.0  # s
 _LOOK_EVERY = 0.5  # s
 _UPKEEP_EVERY = 60_000_000_000  # ns
-_UPKEEP_ENDS = 2.0  # s that a task of upkeep under way has, once the worker has ended
+_UPKEEP_ENDS = 2.0  # s for a running task of upkeep, once the worker has ended
 
 _log = logging.getLogger(__name__)
 
@@ -111,13 +111,13 @@ def work(
             _exporting(worker, metrics, output, database, upkeep=upkeep) as tell,
             _keeping_up(database, tell, wanted=upkeep),
         ):
-            # Within, since the line of a terminal that changes takes over stderr.
+            # Inside, because the status line takes over stderr.
             log_to_stderr(as_json=as_json, warnings_only=common.quiet if as_json else not common.verbose)
             at_a_time = f"{counted(processes or concurrency, 'message')} at a time"
             output.talk(f"working on {', '.join(each.name for each in found)}, {at_a_time}")
             _run(worker)
         _report(output, worker)
-        if worker.unfinished:  # Python would wait for threads of theirs
+        if worker.unfinished:  # Python would wait for their threads
             _exit(0)
 
 
@@ -129,9 +129,9 @@ def _exit(code: int) -> None:
 
 @contextmanager
 def _ending_in_time(worker: Worker) -> Generator[None]:
-    """End this process in time after a signal, even if a factory hangs, or a thread that a handler began.
+    """End this process in time after a signal, even if a factory or a thread of a handler hangs.
 
-    Python would wait for such threads, and no other thread can end a call of the main one.
+    Python would wait for such threads, and a call in the main thread cannot be ended from another.
     """
     from waterclock._support import moments
 
@@ -142,7 +142,7 @@ def _ending_in_time(worker: Worker) -> Generator[None]:
             pass
         while (by := worker.ends_by) is not None and (left := by - moments.monotonic()) > 0:
             moments.sleep(min(left, _LOOK_EVERY))  # another signal may shorten it
-        # While Python waits for threads at its end, the main thread counts as ended.
+        # While Python waits for threads at exit, the main thread counts as ended.
         goes_on = over.is_set() and threading.main_thread().is_alive()
         if worker.ends_by is not None and not goes_on:
             _exit(int(failed.is_set()))
@@ -201,7 +201,7 @@ def _imported(place: str) -> Any:
 
 @contextmanager
 def _keeping_up(database: Database, tell: Callable[[Task], None], *, wanted: bool) -> Generator[None]:
-    """Do the upkeep of the database meanwhile; a task under way at the end is left, as its next run completes it."""
+    """Do the upkeep of the database meanwhile; a task under way at the end is abandoned; its next run completes it."""
     if not wanted:
         yield
         return
@@ -222,7 +222,7 @@ def _keeping_up(database: Database, tell: Callable[[Task], None], *, wanted: boo
 def _exporting(
     worker: Worker, options: MetricsOptions, output: Output, database: Database, *, upkeep: bool
 ) -> Generator[Callable[[Task], None]]:
-    """Serve metrics meanwhile, if wanted; yield what must be told of each task of upkeep."""
+    """Serve metrics meanwhile, if requested; yield the callback for each task of upkeep."""
     from waterclock.cli.upkeep import tell
 
     if options.metrics is None:
@@ -245,7 +245,7 @@ def _exporting(
 
 @contextmanager
 def _saying(worker: Worker, output: Output) -> Generator[None]:
-    """Report the progress meanwhile: on a terminal on a line that changes."""
+    """Report the progress meanwhile: on a terminal as a status line."""
     from waterclock._support import moments
 
     ended = threading.Event()
@@ -259,7 +259,7 @@ def _saying(worker: Worker, output: Output) -> Generator[None]:
         from rich.text import Text
 
         shown: Any = Console(stderr=True).status("works")
-        given = (lambda line: shown.update(Text(line))), 1.0  # a str would be read as Rich's markup
+        given = (lambda line: shown.update(Text(line))), 1.0  # a str would be parsed as Rich's markup
     else:
         shown, given = nullcontext(), ((lambda _: _report(output, worker)), _SAY_EVERY)
     with shown:

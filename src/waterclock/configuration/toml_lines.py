@@ -40,7 +40,7 @@ class TomlLines:
         Parameters
         ----------
         place
-            Which of several tables of one name, from 0.
+            Which of several tables with the same name, from 0.
         pipeline
             Which of the file's pipelines, from 0.
         """

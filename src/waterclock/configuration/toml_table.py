@@ -14,10 +14,10 @@ from waterclock.database.backend import parse_url
 from waterclock.errors import InvalidArgumentError, WaterclockError
 
 _MOST = 2**31 - 1
-"""As Spark counts."""
+"""The maximum of Spark's integers."""
 
 _TELLING = 4
-"""So many characters of a password's beginning say too much."""
+"""Minimum length of an environment value that errors replace by its variable."""
 
 _VARIABLE = re.compile(r"\$(\$|\{([^}]*)\}?)?")
 
@@ -53,14 +53,14 @@ class TomlTable:
         self._known: list[str] = []
 
     def text(self, key: str) -> str:
-        """Take a text that must be there."""
+        """Take a required text."""
         value = self.optional(key)
         if value is None:
             raise self.wrong(key, f"{self._name}.{key} is missing")
         return value
 
     def optional(self, key: str) -> str | None:
-        """Take a text; None if the key is not there."""
+        """Take a text; None if the key is missing."""
         value = cast("str | None", self.take(key, (str,), "a string"))
         if value == "" or "\0" in (value or ""):
             raise self.wrong(
@@ -69,7 +69,7 @@ class TomlTable:
         return value
 
     def texts(self, key: str) -> list[str] | None:
-        """Take an array of texts; None if the key is not there."""
+        """Take an array of texts; None if the key is missing."""
         values = cast("list[object] | None", self.take(key, (list,), "an array of strings"))
         for value in values or ():
             if not isinstance(value, str) or value == "" or "\0" in value:
@@ -98,7 +98,7 @@ class TomlTable:
         return value
 
     def take(self, key: str, kinds: tuple[type, ...], wanted: str) -> object:
-        """Take a value, with the variables of a text put in; None if the key is not there."""
+        """Take a value, with the variables of a text filled in; None if the key is missing."""
         self._known.append(key)
         value = self._values.pop(key, None)
         if value is None:
@@ -107,11 +107,11 @@ class TomlTable:
             raise self.wrong(key, f"{self._name}.{key} must be {wanted}, got {quoted(value)}")
         self._taken[key] = self._filled(key, value) if isinstance(value, str) else value
         if self._taken[key] != value:
-            self._filled_in = {str(self._taken[key]): str(value)} | self._filled_in  # the longer ones first
+            self._filled_in = {str(self._taken[key]): str(value)} | self._filled_in  # longer ones first
         return self._taken[key]
 
     def check(self, key: str, check: Callable[[], Any]) -> Any:
-        """Check a value by another part of Waterclock, and add its line to the error."""
+        """Check a value with a function of another part, and add the value's line to its error."""
         try:
             return check()
         except WaterclockError as error:
@@ -124,7 +124,7 @@ class TomlTable:
             raise self.wrong(key, f"no key named {self._name}.{key}; choose from {known}")
 
     def flat(self) -> dict[str, str]:
-        """Take all values as texts; the keys of tables within get a dot before them."""
+        """Take all values as texts; keys of nested tables are joined by dots."""
         found: dict[str, str] = {}
         waiting = [*self._values.items()]
         while waiting:

@@ -16,7 +16,7 @@ from waterclock.errors import UnavailableError
 
 @dataclass(frozen=True)
 class CrewReport:
-    """The results of the crew, in messages: acked, held by the worker that was killed, and delivered again."""
+    """The results of the crew, in messages: acked, held by the killed worker, and redelivered."""
 
     acked: int
     held_when_killed: int
@@ -30,7 +30,7 @@ class _CrewMember:
 
     @property
     def ears(self) -> IO[str]:
-        if self.process.stdin is None:  # it was started with a pipe
+        if self.process.stdin is None:  # always true: it was started with a pipe
             raise UnavailableError(f"cannot communicate with {self.name}")
         return self.process.stdin
 

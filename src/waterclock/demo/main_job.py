@@ -29,7 +29,7 @@ from waterclock.topics.topic import Topic
 
 WINDOW = "500ms"
 MAX_DELAY = "5100ms"
-"""The slowest machine publishes every 5 s. Only 141 messages are later than that: the broker had stalled for 2.4 s."""
+"""The slowest machine publishes every 5 s. Only 141 messages are later than this: the broker had stalled for 2.4 s."""
 
 MAX_LEAD = "5ms"
 """collectd rounds its times up to some milliseconds; without this lead those messages would be from the future."""
@@ -38,10 +38,10 @@ ENTRY = 2_500
 """Messages an append."""
 
 LEDGER = 25_000
-"""Messages a ledger: small, so that the recording makes several."""
+"""Messages per ledger: few, so that the recording fills several."""
 
 ACK_WAIT = "2s"
-"""How long a killed worker's batches are waited for: short, because the demo should be."""
+"""How long to wait for a killed worker's batches: short, to keep the demo short."""
 
 PICTURED = ("2026-11-21T08:42:04Z", "2026-11-21T08:42:14Z")
 """The stretch of the recording that is drawn."""
@@ -53,11 +53,11 @@ _MARK = ".waterclock-demo"
 
 
 ProgressReport = Callable[[int], None]
-"""Takes how many parts of a step are done."""
+"""Takes the number of finished parts of a step."""
 
 
 class Report(Protocol):
-    """What shows how the job gets on."""
+    """Shows the progress of the job."""
 
     def step(self, text: str, total: int | None = None) -> AbstractContextManager[ProgressReport]:
         """Begin a step of ``total`` parts, or of an unknown number."""
@@ -69,12 +69,12 @@ class Report(Protocol):
 
 
 def run_main_job(folder: Path, report: Report) -> Reconciliation:
-    """Run the whole flow on the recording, in ``folder``, which is made again.
+    """Run the whole flow on the recording, in ``folder``, which is recreated.
 
     Raises
     ------
     AlreadyExistsError
-        If ``folder`` holds something else than an earlier demo.
+        If ``folder`` holds anything except an earlier demo.
     UnavailableError
         If there is no Java for Spark.
     """
@@ -175,7 +175,7 @@ def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
 
 
 def _acked_batches(database: Database, name: str) -> list[Batch]:
-    # Plain SQL, as any client would look.
+    # Plain SQL, as from any client.
     table = sa.table(name, sa.column("message", sa.LargeBinary), sa.column("time_acked"), sa.column("id"))
     with database.backend.snapshot() as connection:
         payloads = connection.scalars(

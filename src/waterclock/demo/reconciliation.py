@@ -19,7 +19,7 @@ class Reconciliation:
     Attributes
     ----------
     appended
-        In the topic.
+        Messages in the topic.
     before_start
         In the topic before the position at which the pipeline started.
     batched
@@ -27,9 +27,9 @@ class Reconciliation:
     rejected
         In the topic of rejected messages, by reason.
     astray
-        Positions that should be in exactly one batch or rejection and are in none or in several.
+        Positions that should be in exactly one batch or rejection, but are in none or several.
     batches, acked
-        Batches in the message table, and those of them that are acked.
+        Batches in the message table, and how many of them are acked.
     held_when_killed, delivered_again
         Batches that the killed worker held, and deliveries that were not the first of their batch.
     """
@@ -46,7 +46,7 @@ class Reconciliation:
 
     @property
     def balances(self) -> bool:
-        """Whether every message is accounted for once, and every batch was done, and the kill was made good."""
+        """Whether every message is accounted for once, every batch was handled, and the kill was compensated."""
         accounted = self.before_start + self.batched + self.rejected.total()
         return (
             self.appended == accounted

@@ -1,7 +1,7 @@
-"""One worker of the main job, a process of its own: receives batches, checks each against its window, and acks.
+"""One worker of the main job, in its own process: receives batches, checks each against its window, and acks.
 
 It prints the messages that it takes and acks, one JSON object per line, and waits for a line on stdin before it handles
-them. So its parent can kill it at a time when it holds messages, and it exits by itself when the parent is gone.
+them. So its parent can kill it while it holds messages, and it exits when the parent is gone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def work(table: MessageTable, consumer: str) -> None:
             try:
                 delivery.ack()
             except LeaseLostError:
-                continue  # a machine slower than the lease: the worker that has the message now acks it
+                continue  # the machine was slower than the lease: the worker that now has the message acks it
             _say(acked=1)
         if not deliveries and not _is_anything_left(table):
             return

@@ -1,4 +1,4 @@
-"""Draws how the clocks of streams differ from the receive clock: a lane a stream, with its offset as a line."""
+"""Draws how the clocks of streams differ from the receive clock: one lane per stream, with its offset as a line."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def clock_offsets(
     """Draw the offset of each stream's clock over the receive time, as SVG text.
 
     The offset of a batch is the receive time minus the event time of its quickest messages, so that delays do not
-    count; see ``BatcherStats.streams``. A lane is a stream, all to the same scale, with the range of its offset next to
-    its name. A line that climbs is a clock that falls behind, a step is a clock that was set.
+    count; see ``BatcherStats.streams``. Each stream has a lane, all with the same scale, with the range of its offset
+    next to its name. A rising line is a clock that falls behind, a step is a clock that was set.
 
     Parameters
     ----------
     batches
         Batches of one source, in any order. Messages without a receive time are left out.
     width
-        Of the picture, px; at least 400.
+        Width of the picture, px; at least 400.
     title
         Its heading.
 
     Returns
     -------
     Svg
-        A str that notebooks show as a picture. Of more than 12 streams it shows the first 12 by name.
+        A str that notebooks show as a picture. It shows at most 12 streams, the first by name.
 
     Raises
     ------

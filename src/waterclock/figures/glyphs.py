@@ -26,7 +26,7 @@ def dots(points: Iterable[Point]) -> Iterator[str]:
 
 
 def bars(columns: Iterable[tuple[float, float, float]]) -> Iterator[str]:
-    """Draw upright strokes, each from ``(x, bottom)`` up by a height."""
+    """Draw vertical strokes, each from ``(x, bottom)`` up by a height."""
     for x, bottom, height in columns:
         yield f"M{_pair(x, bottom)}v{number(-height)}"
 
@@ -44,7 +44,7 @@ def window(batch: Batch, scale: Scale, top: float, height: float) -> str:
 
 
 def torn_box(left: float, right: float, top: float, height: float) -> str:
-    """Outline a window that was cut: its right edge is torn, as deep as there is room."""
+    """Outline a cut window: its right edge is torn, as deep as the space allows."""
     teeth = max(2, round(height / 8))
     half = number(height / teeth / 2)
     depth = min(4, (right - left) / 2)
@@ -54,7 +54,7 @@ def torn_box(left: float, right: float, top: float, height: float) -> str:
 
 
 def beyond(x: float, y: float, reach: float) -> str:
-    """Draw an arrow head with its point at x, to the right, or to the left if ``reach`` (px) is below zero."""
+    """Draw an arrow head with its point at x, to the right, or to the left if ``reach`` (px) is negative."""
     half = abs(reach)
     return f"M{_pair(x - reach, y - half)}l{_pair(reach, half)}l{_pair(-reach, half)}"
 

@@ -22,14 +22,14 @@ _WINDOW = LANE_HEIGHT - _FLAGS
 _DOTS = _WINDOW - _WORDS
 _PAD = 4
 _BAR = 5
-_SEAM = 2  # windows nearer to each other than this are merged if there are too many
+_SEAM = 2  # windows closer together than this are merged if there are too many
 _SMALL = 9
 _GLYPH = 11
-_FLAG = 44  # a glyph, a number of some digits, and air
+_FLAG = 44  # a glyph, a number of a few digits, and space
 
 
 class Detail(Enum):
-    """How much of a message there is room to show."""
+    """How much of a message fits into the picture."""
 
     GLYPH = "a mark of its own"
     DOT = "a dot"
@@ -41,7 +41,7 @@ def draw_lane(
 ) -> None:
     """Draw ``lane`` with its upper edge at ``top`` (px) between the edges of ``scale``.
 
-    With ``merge_windows`` one shade shows what all windows cover together.
+    With ``merge_windows`` one shade shows the area of all windows together.
     """
     wide = scale.right - scale.left
     add(parent, "rect", class_="lane", x=scale.left, y=top, width=wide, height=LANE_HEIGHT, rx=4)
@@ -153,7 +153,7 @@ def _draw_flags(parent: Element, lane: Lane, top: float, scale: Scale) -> None:
 
 
 def _flags(lane: Lane, scale: Scale) -> Iterator[tuple[float, float, Counter[str]]]:
-    # A flag counts messages whose marks would overlap: it takes in messages until it is as wide as its text.
+    # A flag counts messages whose marks would overlap: it covers messages up to the width of its text.
     room = _FLAG * max(1, len({reason for _, reason in lane.rejected}))
     counts: Counter[str] = Counter()
     first = last = 0.0

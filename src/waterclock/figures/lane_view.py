@@ -1,7 +1,7 @@
 """Draws batches of any number of messages over event time, from counts, for pages that zoom.
 
-`waterclock.figures.timeline` draws batches that are in memory. This one draws what a server has counted: a lane of
-dots while they fit, of bars beyond, with windows shaded and rejected messages told apart by colour and shape.
+`waterclock.figures.timeline` draws batches that are in memory. This module draws counts from a server: a lane of dots
+if they fit, otherwise of bars, with shaded windows, and rejected messages distinguished by colour and shape.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ShownLane:
     Attributes
     ----------
     name, note
-        What stands above it, to the left and to the right.
+        The texts above it, on the left and on the right.
     windows
         In order of start.
     dots
@@ -54,7 +54,7 @@ class ShownLane:
     bars
         Instead of dots, by verdict, how many messages lie in each of `bar_count` equal parts of the axis.
     clock
-        How far its clock has come, ns; None: not known.
+        Its clock, ns; None: unknown.
     """
 
     name: str
@@ -133,7 +133,7 @@ def _draw_bars(root: Element, counts: Mapping[str, Sequence[int]], top: float, s
         return
     per_message = (_HEIGHT - _REASONS - _PAD) / most
     reached = [0] * parts
-    # The rejected ones stand below, where a few of them still show.
+    # Rejected ones are at the bottom, where even a few are visible.
     for verdict in sorted(counts, key=lambda one: one not in GLYPHS):
         columns: list[tuple[float, float, float]] = []
         for place, count in enumerate(counts[verdict]):
@@ -151,7 +151,7 @@ def _draw_bars(root: Element, counts: Mapping[str, Sequence[int]], top: float, s
 
 
 def bar_count(width: int = 1000) -> int:
-    """Return into how many parts bars divide the axis: one every 4 px."""
+    """Return the number of bars on the axis: one every 4 px."""
     return (width - 2 * _SIDE) // 4
 
 

@@ -22,13 +22,13 @@ class Lane:
     Attributes
     ----------
     source
-        Whose lane it is.
+        The source of the lane.
     batches
-        Those whose window reaches into the stretch, in order of start.
+        Batches whose window reaches into the stretch, in order of start.
     accepted
         Messages of any batch whose event time lies in the stretch.
     outside
-        Those of them that lie outside their batch's window.
+        Accepted messages that lie outside their batch's window.
     rejected
         Rejected messages whose event time lies in the stretch, in event-time order.
     """
@@ -51,10 +51,10 @@ class Lane:
 
 
 def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tuple[int, int] | None:
-    """Find the stretch of event time (ns) that shows all windows and the messages about them; None if all is empty.
+    """Find the stretch of event time (ns) that shows all windows and the messages near them; None if all is empty.
 
-    A message further away than ten times the windows' own stretch is left out: one wild clock would squeeze all the
-    rest into a pixel.
+    A message further away than ten times the windows' stretch is left out: a single wrong clock would squeeze the rest
+    into a pixel.
     """
     messages = chain((m for batch in batches for m in batch.messages), (message for message, _ in rejected))
     times = [message.event_time for message in messages]
@@ -108,7 +108,7 @@ def sort_into_lanes(
 
 
 def check_reason(rejection: Rejection) -> None:
-    """Refuse a rejection for which there is no mark.
+    """Refuse a rejection without a mark.
 
     Raises
     ------

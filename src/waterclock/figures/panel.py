@@ -1,4 +1,4 @@
-"""The panel behind every picture: a background, title and summary of its own, legible on any page."""
+"""The panel behind every picture: its own background, title and summary, legible on any page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from waterclock.figures.theme import style_sheet
 
 MARGIN = 18
 HEADER = 68
-"""What title and summary take at the top, px."""
+"""Height of title and summary, px."""
 
 _NARROWEST = 400
 
 
 def check_width(width: int) -> None:
-    """Refuse a picture too narrow to hold its own texts.
+    """Refuse a picture too narrow for its texts.
 
     Raises
     ------
@@ -41,5 +41,5 @@ def panel(width: float, height: float, title: str, summary: str, content: Iterab
 
 
 def empty_panel(width: float, title: str, words: str) -> Svg:
-    """Write a picture that says why there is nothing on it."""
+    """Write an empty picture with the reason."""
     return panel(width, HEADER, title, words)

@@ -1,1 +1,1 @@
-"""The commands of a gateway: messages in, batches out, and all of it under one process."""
+"""The commands of a gateway: ingest, batching, and all parts under one process."""

@@ -22,13 +22,13 @@ from waterclock.topics.finding.positions import beginning, place_of
 from waterclock.work.running.signals import stopping_at_signals
 
 LOOK_EVERY = 0.2
-"""Seconds between two looks for new messages: a query each, and the longest that a message waits to be read."""
+"""Seconds between two checks for new messages: each is a query, and a message waits at most this long."""
 
 TELL_EVERY = 30.0
-"""Seconds between two lines about the progress."""
+"""Seconds between two progress lines."""
 
 _LONGEST_WAIT = 30.0
-"""Seconds between two tries while the database is away; the first waits a sixty-fourth of it."""
+"""Seconds between two tries while the database is unavailable; the first wait is a sixty-fourth of it."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,20 +111,20 @@ class _StopFlag:
         self.is_wished = False
 
     def wish(self, *, again: bool) -> None:
-        """Stop after the step under way; at once if asked again."""
+        """Stop after the step under way; at once on a second call."""
         self.is_wished = True
         if again:
             raise KeyboardInterrupt
 
     def wait(self, seconds: float) -> None:
-        """Wait until it is wished, at most so long."""
+        """Wait for a stop, at most this long."""
         end = moments.monotonic() + seconds
         while not self.is_wished and (left := end - moments.monotonic()) > 0:
             moments.sleep(min(left, LOOK_EVERY))
 
 
 class _BatchReporter:
-    """Says how far the batching is: a line now and then, and at the end."""
+    """Reports the progress of batching: a line from time to time, and at the end."""
 
     def __init__(self, output: Output, topic: str, table: str) -> None:
         self._output = output

@@ -137,7 +137,7 @@ def ingest(
 def _runner(
     database: Database, read: IngestFile, tell: Tell, source: str
 ) -> tuple[Ingest | KafkaIngest, Callable[[], None] | None]:
-    """Return what runs the plan, and what reads the file again."""
+    """Return the runner of the plan, and the function that reads the file again."""
     from waterclock.ingest.kafka.kafka_plan import KafkaPlan
 
     if isinstance(read.plan, KafkaPlan):

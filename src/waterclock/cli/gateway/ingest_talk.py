@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from waterclock.ingest.progress import Event
 
 Line = Callable[[float], tuple[str, dict[str, object]]]
-"""Takes a rate a second, and returns the progress as a line and as facts."""
+"""Takes a rate per second, and returns the progress as a line and as facts."""
 
 _SAY_EVERY = 30.0  # s
 _SHOW_EVERY = 1.0
@@ -66,7 +66,7 @@ def signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) 
 
 @contextmanager
 def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[None]:
-    """Report the progress until the block ends: on a terminal on a line that changes, with --json as events.
+    """Report the progress until the block ends: on a terminal as a status line, with --json as events.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[No
         from rich.text import Text
 
         shown: Any = Console(stderr=True).status("ingests")
-        given = (lambda text, _facts: shown.update(Text(text))), _SHOW_EVERY  # a str would be read as Rich's markup
+        given = (lambda text, _facts: shown.update(Text(text))), _SHOW_EVERY  # a str would be parsed as Rich's markup
     else:
         shown = nullcontext()
         given = (lambda text, facts: tell(Event("progress", text, facts))), _SAY_EVERY

@@ -1,4 +1,4 @@
-"""A process of `waterclock run`: one command, which stops if the process that started it is gone."""
+"""A process of `waterclock run`: one command, which stops if its parent process is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _stop_with(parent: int) -> None:
-    """Get SIGTERM when the parent ends, however it ends: without it, this process has no supervisor."""
+    """Arrange for SIGTERM when the parent ends for any reason: without it, this process has no supervisor."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from waterclock.tables.messages.putting.putting import MessageId
 
 LINES_TOGETHER = 1_000
-"""Lines of a file that are put in one transaction: few enough to keep in memory, enough for one round trip each."""
+"""Lines of a file that are put in one transaction: few enough for memory, enough to be worth a round trip."""
 
 _TIMES = ("at", "expires_at")
 _BOOLEANS = {"true": True, "false": False}
 
 
 def payload_of(table: MessageTable, text: str) -> Any:
-    """Read a payload as the table takes them; @FILE names a file, @- standard input."""
+    """Read a payload in the table's type; @FILE names a file, @- standard input."""
     content = _content(text)
     if table.options.payload == "bytes":
         return content
@@ -74,7 +74,7 @@ def put_lines(table: MessageTable, file: str, options: Mapping[str, Any], time_u
     Raises
     ------
     WaterclockError
-        What reading or putting raises, with the lines concerned and how many messages are in the table by then.
+        The error of reading or putting, with the affected lines and the number of messages put before.
     """
     lines = _lines(file)
     done = 0
@@ -149,7 +149,7 @@ def _parsed(text: str) -> Any:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    if len(found) < len(pairs):  # of which Python would take the last
+    if len(found) < len(pairs):  # Python would take the last one
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {quoted(next(name for name in names if names.count(name) > 1))} occurs twice")
     return found

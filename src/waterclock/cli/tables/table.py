@@ -136,7 +136,7 @@ def info(name: str, /, *, common: Common = Common()) -> None:
 
 
 def _open_transactions(database: Database) -> str | None:
-    """Name the transactions that make the server keep old rows; None without any, or if the server does not tell."""
+    """Name the transactions that make the server keep old rows; None without any, or if the server hides them."""
     from waterclock.database.held_snapshots import held_snapshots
 
     with suppress(ForbiddenError):
@@ -437,7 +437,7 @@ def _time_of(time: int | None) -> str | None:
 
 
 def message_id(table: MessageTable, text: str) -> MessageId:
-    """Read an id as the table has them."""
+    """Parse an id in the table's type."""
     if table.options.id_type != "bigint":
         return text
     try:

@@ -14,7 +14,7 @@ from waterclock.tables.model.options import DURATIONS, OptionChanges, TableOptio
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ChangingOptions:
-    """Those that are not given are the library's defaults, or stay as they are."""
+    """Omitted options have the library's defaults, or stay unchanged."""
 
     ack_wait: str | None = None
     """How long a consumer has before a message is sent again; doubles each time. A new table has 30s."""
@@ -49,13 +49,13 @@ class ChangingOptions:
     """How long an exclusive group without messages stays with its consumer."""
 
     def given(self) -> OptionChanges:
-        """Take those that are given."""
+        """Return the given options."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return OptionChanges(**{name: value for name, value in found.items() if value is not None})
 
 
 def shown(options: TableOptions) -> dict[str, Any]:
-    """Lay options out for output."""
+    """Format options for output."""
     found = asdict(options)
     durations = {name: span(found[name]) for name in DURATIONS}
     columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())

@@ -107,12 +107,12 @@ def _add_event(_logger: Any, _level: str, event: Any) -> Any:
 
 
 def _escape_controls(_logger: Any, _level: str, event: Any) -> Any:
-    """Escape control characters in all that is logged, before the renderer adds its colors."""
+    """Escape control characters in everything logged, before the renderer adds colors."""
     return {name: without_controls(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _add_formatted_traceback(_logger: Any, _level: str, event: Any) -> Any:
-    """Take over a traceback that the record has as text, as that of a handler in another process."""
+    """Add a traceback that the record has as text, for example from a handler in another process."""
     if text := event["_record"].exc_text:
         event.pop("exc_info", None)
         event["exception"] = text

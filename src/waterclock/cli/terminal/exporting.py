@@ -1,4 +1,4 @@
-"""The options of commands that export metrics, and what serves them while the command runs."""
+"""The options of commands that export metrics, and the server that runs during the command."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def exporting(
     Parameters
     ----------
     collectors
-        Further metrics, of what this process does.
+        Further metrics, of this process.
     reasons
         Why the process is not ready although the database is; None: if claims of any process fail.
     """

@@ -12,7 +12,7 @@ def install_command(extra: str | None = None) -> str:
     """
     try:
         requirements = requires("waterclock") or []
-    except PackageNotFoundError:  # the sources are imported without being installed
+    except PackageNotFoundError:  # imported from sources without an installation
         return "pip install ." if extra is None else f"pip install '.[{extra}]'"
     packages: list[str] = []
     for requirement in requirements:

@@ -25,7 +25,7 @@ class LogOptions:
     """How to write progress and log lines to stderr: as text, or each as a JSON object with the name of its event."""
 
     def output(self, common: Common) -> Output:
-        """Return where results and talk go, and begin to log as JSON if that was chosen."""
+        """Return the output for results and notes, and begin to log as JSON if chosen."""
         if self.log_format == "text":
             return common.output
         log_to_stderr(as_json=True, warnings_only=common.quiet)
@@ -35,7 +35,7 @@ class LogOptions:
 
 
 class LoggedOutput(Output):
-    """Output whose talk goes to the log, so that each line on stderr is a JSON object."""
+    """Output whose notes go to the log, so that each line on stderr is a JSON object."""
 
     logs = True
 
@@ -45,11 +45,11 @@ class LoggedOutput(Output):
 
     def complain(self, text: str, *, on_new_line: bool = False) -> None:
         """Log it as an error."""
-        del on_new_line  # only a terminal has lines to end
+        del on_new_line  # only a terminal has a line to finish
         _log.error("%s", text, extra=event("error"))
 
     def relay_log(self, part: str, facts: Any, line: str) -> None:
-        """Pass on a line of another process: an object as it is, with the process's name; a text as the log's."""
+        """Pass on a line of another process: a JSON object with the process's name added, a text as a log line."""
         if isinstance(facts, dict):
             self.relay(json.dumps({"part": part, **facts}))
         else:

@@ -33,7 +33,7 @@ class Span:
         return self.ns // _SECOND if self.ns % _SECOND == 0 else self.ns / _SECOND
 
     def __str__(self) -> str:
-        # A length that was measured, such as an age, is shown to the second, millisecond or microsecond.
+        # A measured length, such as an age, is shown to the second, millisecond or microsecond.
         for unit in (_SECOND, _MILLISECOND, _MICROSECOND):
             if self.ns >= 10 * unit and self.ns % _MILLISECOND:
                 return format_duration(round(self.ns / unit) * unit)
@@ -75,7 +75,7 @@ def _print(*parts: object) -> None:
 def _say(text: str) -> None:
     try:
         print(without_controls(text), file=sys.stderr)
-    except BrokenPipeError:  # the reader has gone; the command goes on
+    except BrokenPipeError:  # the reader has gone; the command continues
         drop(sys.stderr)
 
 
@@ -94,7 +94,7 @@ def last_complaint(text: str, *, on_new_line: bool = False) -> None:
 
 
 class Output:
-    """Data on stdout, talk on stderr.
+    """Data on stdout, notes on stderr.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Output:
     """
 
     logs = False
-    """Whether talk goes to the log."""
+    """Whether notes go to the log."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
@@ -117,7 +117,7 @@ class Output:
             _say(text)
 
     def relay(self, line: str) -> None:
-        """Pass on a line of another process, which has decided whether it is said."""
+        """Pass on a line of another process, which has decided whether to print it."""
         _say(line)
 
     def complain(self, text: str, *, on_new_line: bool = False) -> None:
@@ -192,7 +192,7 @@ def _plain(value: object) -> object:
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print rows as a table, or one below the other if the terminal is too narrow for their words."""
+    """Print rows as a table, or as a list if the terminal is too narrow for their words."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -202,7 +202,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> N
     for name in columns:
         table.add_column(name.replace("_", " "))
     for row in rows:
-        table.add_row(*[Text(_text(row[name])) for name in columns])  # a str would be read as Rich's markup
+        table.add_row(*[Text(_text(row[name])) for name in columns])  # a str would be parsed as Rich's markup
     if console.measure(table).minimum < console.width:
         console.print(table)
         return
@@ -232,7 +232,7 @@ def _text(value: object) -> str:
 
 
 def without_controls(text: str) -> str:
-    """Write control characters as their escapes, except line feeds and tabs: a terminal would obey them."""
+    """Escape control characters, except line feeds and tabs, because a terminal would execute them."""
     return "".join(each if each in "\n\t" else _escaped(each) for each in text)
 
 

@@ -25,11 +25,11 @@ class AppendedFile:
     given
         How many messages it has.
     appended
-        Those that were written now.
+        How many were written now.
     before
-        Those that had their turn before.
+        How many were processed before.
     rejected
-        Those that the topic did not take now; each ``index`` counts from the first message of the file.
+        The messages that the topic rejected now; each ``index`` counts from the first message of the file.
     """
 
     given: int
@@ -39,13 +39,13 @@ class AppendedFile:
 
 
 class OtherFileError(InvalidArgumentError):
-    """The producer of a file has appended another one."""
+    """The producer of a file has appended another file."""
 
 
 def append_file(
     topic: Topic, file: MessageFile, producer: str | None, progress: Progress | None = None
 ) -> AppendedFile:
-    """Append the messages of a file, numbered from 0 for a producer, and pass over those that it appended before.
+    """Append the messages of a file, numbered from 0 for a producer, and skip those that it appended before.
 
     Parameters
     ----------
@@ -54,15 +54,15 @@ def append_file(
     file
         The file.
     producer
-        The producer's name. None: the file is known by its messages (`waterclock.cli.topics.recognising`). Standard
-        input, which can be read only once, then has no producer and is appended whole.
+        The producer's name. None: the file is recognised by its messages (`waterclock.cli.topics.recognising`).
+        Standard input, which can be read only once, then has no producer and is appended whole.
     progress
         As of `MessageFile.chunks`.
 
     Raises
     ------
     WaterclockError
-        What reading or appending raises, with how many messages are in and how to go on.
+        The error of reading or appending, with the number of appended messages and how to continue.
     """
     name, before = _known(topic, file) if producer is None else (producer, _appended_before(topic, producer))
     again = None if producer is None else _Again(topic, producer)
@@ -84,7 +84,7 @@ def append_file(
                 rejected += [each._replace(index=first + each.index) for each in done.rejected]
             passed += len(chunk)
     except OtherFileError:
-        raise  # none of its messages is in
+        raise  # none of its messages was appended
     except WaterclockError as error:
         raise type(error)(f"{error}; {_how_far(max(before, passed), len(rejected), name)}") from error
     if again is not None:
@@ -103,7 +103,7 @@ def _appended_before(topic: Topic, producer: str) -> int:
 
 
 def _append(topic: Topic, messages: list[Message], name: str | None, first: int, checksum: int | None) -> Appended:
-    """Append messages of a file, with a checksum of the file up to their end if ``checksum`` holds it."""
+    """Append messages of a file, with the checksum of the file up to their end if ``checksum`` has one."""
     if name is None or checksum is None:
         return topic.append(messages, producer=name, sequence=None if name is None else first)
     storage = topic.storage
@@ -121,7 +121,7 @@ class _Again:
         self._messages: list[Message] = []
 
     def compare(self, chunk: list[Message], passed: int) -> None:
-        """Take the next messages of the file, after ``passed`` others; OtherFileError if they differ."""
+        """Compare the next messages of the file, after ``passed`` others; OtherFileError if they differ."""
         if self._numbers is None:
             return
         first, last = self._numbers

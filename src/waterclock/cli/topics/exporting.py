@@ -108,7 +108,7 @@ def _check_new(to: Path) -> None:
 
 
 class _Batches:
-    """Record batches, counted as they pass."""
+    """Record batches, counted as they are read."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], most: int, progress: Callable[[int, int], None]) -> None:
         self._batches = batches

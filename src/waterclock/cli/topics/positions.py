@@ -1,4 +1,4 @@
-"""Positions and times as commands take them."""
+"""Positions and times in the arguments of commands."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Recognised(NamedTuple):
     producer
         Its name.
     before
-        How many of the file's messages, from the first one on, have had their turn.
+        How many of the file's messages, from the first on, were processed.
     """
 
     producer: str
@@ -53,12 +53,12 @@ class Prefix:
         self._hash = hashlib.sha256()
 
     def add(self, message: Message) -> None:
-        """Take the next message."""
+        """Add the next message."""
         self._hash.update(_as_given(message))
 
     @property
     def checksum(self) -> int:
-        """That of the messages so far."""
+        """The checksum of the messages so far."""
         return int.from_bytes(self._hash.digest()[:_CHECKSUM_BYTES], "big")
 
 
@@ -104,7 +104,7 @@ _REMEDY = (
 
 
 def _checksums(file: MessageFile, lasts: set[int]) -> dict[int, int]:
-    """Compute the checksum up to each of these messages, counted from 0; those behind the end of the file have none."""
+    """Compute the checksum up to each of these messages, counted from 0; those after the end of the file have none."""
     prefix = Prefix()
     found: dict[int, int] = {}
     for index, (_, message) in enumerate(islice(file.numbered(), max(lasts) + 1)):
@@ -124,7 +124,7 @@ def _refuse_changed(topic: Topic, file: MessageFile, numbering: Numbering, check
     if not agreeing and _is_another(file, [message for each in recent for message in _held(topic, each)]):
         return
     at = agreeing[-1] + 1 if agreeing else 0
-    begin = recent[at - 1].last + 1 if at else 0  # up to there the file is as it was
+    begin = recent[at - 1].last + 1 if at else 0  # up to there the file is unchanged
     where = _difference(topic, file, recent[at], begin)
     raise InvalidArgumentError(
         f"the file {quoted(file.path)} was already appended up to message {recent[-1].last + 1}, but {where}. {_REMEDY}"
@@ -168,7 +168,7 @@ def _contents(file: MessageFile) -> Iterator[bytes]:
 
 
 def _as_given(message: Message) -> bytes:
-    """Encode all of a message, also the times that a topic fills in if they are missing."""
+    """Encode a message, including times that a topic would fill in if missing."""
     return json.dumps([message.publish_time, message.receive_time]).encode() + _content(message)
 
 

@@ -176,7 +176,7 @@ def rm(topic: str, name: str, /, *, common: Common = Common()) -> None:
 
 
 def _existing(topic: Topic, name: str) -> Subscription:
-    # subscribe() would make a subscription of a name that was mistyped.
+    # subscribe() would create a subscription for a mistyped name.
     known = [info.name for info in topic.subscriptions()]
     if name not in known:
         remedy = "create it with 'waterclock subscription add'"

@@ -41,10 +41,10 @@ for command in (
     app.command(command)
 
 FOLLOW_EVERY = 0.2
-"""Seconds between two looks of ``--follow`` for new messages."""
+"""Seconds between two checks of ``--follow`` for new messages."""
 
 _PAGE = 1000
-_REASONS = 10  # rejected messages of which the reason is printed
+_REASONS = 10  # maximum rejected messages whose reason is printed
 _SUMMARY = ("name", "ledgers", "messages", "size")
 _LAGS_SHOWN = 10  # in JSON
 _TIMES = ("event_time", "publish_time", "receive_time")
@@ -419,7 +419,7 @@ def _within(topic: Topic, since: str | None, until: str | None, by: By, limit: i
 
 
 def _times(topic: Topic, since: str | None, until: str | None) -> tuple[int, int]:
-    """Return a range of time in ns; a side that is not given is open."""
+    """Return a range of time in ns; an omitted side is open."""
     time = topic.storage.time
     return MIN_NS if since is None else time(since, "since"), MAX_NS + 1 if until is None else time(until, "until")
 
@@ -451,7 +451,7 @@ def _summary(info: TopicInfo) -> dict[str, Any]:
 
 
 def _listed(topic: Topic, start: int, limit: int | None) -> Iterator[LedgerInfo]:
-    """Read a page at a time, so that a long listing begins at once and is never in memory whole."""
+    """Read a page at a time, so that a long listing begins at once and is never completely in memory."""
     while limit is None or limit > 0:
         page = topic.ledgers(start, min(_PAGE, limit or _PAGE))
         yield from page

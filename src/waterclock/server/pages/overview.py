@@ -21,7 +21,7 @@ LATE, VERY_LATE = 60 * _NS, 600 * _NS
 """For how long a message may be due before it counts as a problem, and as a bad one, ns."""
 
 LAGGING = 10_000
-"""Lag of a subscription, in messages, that is no problem yet: one read takes a thousand."""
+"""Lag of a subscription, in messages, up to which it is normal: one read takes a thousand."""
 
 LONG_TRANSACTION = 600
 """Seconds for which a transaction may be open: until it ends the server keeps all rows that were changed since."""
