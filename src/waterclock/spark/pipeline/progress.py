@@ -22,6 +22,9 @@ from waterclock.spark.streaming.stateful import OPEN_BATCHES
 OUTCOMES = "outcomes"
 """The name of Spark's observation of a micro-batch's outcomes."""
 
+MESSAGES = "messages"
+"""The name of the number of messages among `counts`."""
+
 _BATCHES = "batches"
 _OUTSIDE = "outside"
 _REASONS = [*REJECTIONS.values()]
@@ -171,11 +174,12 @@ def observed(outcomes: DataFrame) -> DataFrame:
 
 
 def counts() -> list[Column]:
-    """Return the expressions that count batches, messages outside their windows, and rejected messages by reason."""
+    """Return the expressions that count messages, batches, messages outside their windows, and rejected by reason."""
     batches = F.sum(F.when(F.col("rejection").isNull(), F.size("batches")))
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
-    outside = F.sum(F.aggregate("batches", F.lit(0).cast("bigint"), lambda total, batch: total + batch["outside"]))
-    return [batches.alias(_BATCHES), outside.alias(_OUTSIDE), *by_reason]
+    # As text: a lambda of Python's gets new names each time, and Spark would compile the code of each replay again.
+    outside = F.sum(F.expr("aggregate(batches, 0L, (total, batch) -> total + batch.outside)"))
+    return [F.sum("count").alias(MESSAGES), batches.alias(_BATCHES), outside.alias(_OUTSIDE), *by_reason]
 
 
 def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
-from waterclock.spark.pipeline.progress import Progress, counts, observed
+from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import named_rule, refuse_changed_rule
 from waterclock.spark.registering import register
@@ -136,13 +136,12 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
             write_outcomes(
                 pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0, tasks=_REPLAY_TASKS
             )
-            counted = outcomes.selectExpr("count").groupBy().sum().head()
             found = outcomes.agg(*counts()).head()
         finally:
             outcomes.unpersist()
-    progress.messages = 0 if counted is None else counted[0] or 0
     if found is not None:
         progress.count(found.asDict())
+        progress.messages = found[MESSAGES] or 0
     progress.rate = progress.messages / max(moments.monotonic() - started, 1e-9)
     return progress
 
