@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
@@ -33,3 +35,9 @@ def test_the_garbage_of_the_users_own_process_is_left_to_them() -> None:
     before = gc.get_freeze_count()
     freeze_imports()
     assert gc.get_freeze_count() <= before  # what was frozen may end
+
+
+def test_what_plans_the_state_of_a_stream_does_without_pandas() -> None:
+    imported = "import waterclock.spark.streaming.stateful, sys; print('pandas' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", imported], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said.strip() == "False"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,14 @@ from waterclock.columnar.packing import local_streams
 from waterclock.columnar.records import cells_of_records
 from waterclock.columnar.streams.outcome_rows import REASONS, batch_structs
 
-# By verdict.
-_REJECTIONS = pa.array([REJECTIONS.get(verdict) for verdict in range(UNDECIDED)])
 # A source may have any number of messages, but a cell of Arrow or Spark holds at most 2 GiB.
 _LARGEST_ROW = 2**20
+
+
+@cache
+def _rejections() -> pa.StringArray:
+    """Return the reason of each verdict."""
+    return pa.array([REJECTIONS.get(verdict) for verdict in range(UNDECIDED)])
 
 
 def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> pa.RecordBatch:
@@ -69,7 +74,7 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
             "streams": streams,
             "count": counts.astype(np.int32),
             "messages": cells_of_records(messages, np.append(firsts, len(messages))),
-            "rejection": _REJECTIONS.take(pa.array(verdicts[firsts])),
+            "rejection": _rejections().take(pa.array(verdicts[firsts])),
             "batches": pa.ListArray.from_arrays(bounds, batches),
         }
     )

@@ -19,7 +19,7 @@ from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.columnar.records import POSITIONED
 from waterclock.columnar.streams.event_time_rows import begins, outcome_rows
-from waterclock.columnar.streams.outcome_rows import OUTCOMES
+from waterclock.columnar.streams.outcome_rows import no_outcomes
 from waterclock.columnar.streams.stream_state import REMEDY, state_parts
 from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.errors import DamagedError, InvalidArgumentError
@@ -30,8 +30,6 @@ _FORM = b"WCS1"
 _NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
 _CLOCK = np.dtype("<i8")
-
-_NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 
 
 class EventTimeStream:
@@ -96,7 +94,7 @@ class EventTimeStream:
         promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
         many = joined([self._kept, arrived.in_reading_order()], self._record)
         if not len(many.source_names) and not self._waiting:
-            return _NOTHING
+            return no_outcomes()
         clocks = np.full(len(many.source_names), promised)
         clocks[: len(self._clocks)] = np.maximum(self._clocks, promised)
         kept = len(self._kept.messages)
@@ -129,7 +127,7 @@ class EventTimeStream:
         if self._span is not None:
             found.verdicts[self._span.leaves_out(found, many.messages["receive_time"])] = UNDECIDED
         if (found.verdicts == UNDECIDED).all():
-            return _NOTHING
+            return no_outcomes()
         return outcome_rows(many, found, self._rule)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,11 @@ CELL_SCHEMA = "bucket INT, open_batches BIGINT, outcomes BINARY"
 # Spark passes 10,000 rows of any size to Python at once, and an Arrow column holds at most 2 GiB.
 _LARGEST_CELL = 2**17
 
-_REASON_TEXTS = pa.array(REASONS)
-
 
 def batch_structs(reasons: npt.NDArray[Any], **numbers: npt.NDArray[Any]) -> pa.StructArray:
     """Turn the facts of batches into the structs of `OUTCOMES`; ``reasons`` are places in `REASONS`."""
     columns = {name: pa.array(numbers[name].astype(kind, copy=False)) for name, kind in _NUMBERS.items()}
-    columns["reason"] = _REASON_TEXTS.take(pa.array(reasons))
+    columns["reason"] = _reason_texts().take(pa.array(reasons))
     return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])
 
 
@@ -63,6 +62,19 @@ def expand(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
         for cell in batch.column("outcomes").drop_null():
             yield from_cell(cell.as_buffer(), OUTCOMES)
+
+
+# The first array that Arrow makes of a list imports pandas. Not while this is imported: Spark starts a Python for each
+# stream that only plans its state.
+@cache
+def no_outcomes() -> pa.RecordBatch:
+    """Return no rows of `OUTCOMES`."""
+    return pa.RecordBatch.from_pylist([], OUTCOMES)
+
+
+@cache
+def _reason_texts() -> pa.StringArray:
+    return pa.array(REASONS)
 
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

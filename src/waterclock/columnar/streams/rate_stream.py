@@ -26,7 +26,7 @@ from waterclock.columnar.many_sources import ManySources, from_packed, joined, m
 from waterclock.columnar.packing import encoded, local_streams
 from waterclock.columnar.records import POSITIONED, cells_of_records
 from waterclock.columnar.streams.event_time_rows import begins
-from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_structs
+from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_structs, no_outcomes
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
 from waterclock.columnar.streams.source_sessions import Lives
@@ -44,8 +44,6 @@ _NS_PER_MS = 1_000_000
 
 # While it runs, the rule's state of a source takes 3 kB.
 _SOURCES_AT_ONCE = 4096
-
-_NOTHING = pa.RecordBatch.from_pylist([], OUTCOMES)
 
 
 class RateStream:
@@ -105,7 +103,7 @@ class RateStream:
         """
         many = joined([self._kept, arrived.in_reading_order()], POSITIONED)
         if not len(many.source_names):
-            return _NOTHING
+            return no_outcomes()
         self._number_streams(many.stream_names)
         order = np.argsort(many.sources, kind="stable")
         is_new = order >= len(self._kept.messages)
@@ -122,7 +120,7 @@ class RateStream:
         self._keep(ordered.take(found.kept), lives)
         if self._span is not None:
             found = found.between(self._span.since, self._span.until)
-        return _outcome_rows(ordered, found) if len(found.starts) else _NOTHING
+        return _outcome_rows(ordered, found) if len(found.starts) else no_outcomes()
 
     def set_batch_length(self, batch_length: int) -> None:
         """Change the length (ns) from each source's next window on; the timeout stays in proportion."""
