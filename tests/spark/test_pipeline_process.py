@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Press:
         return end
 
     @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[str]]:
+    def running(self) -> Generator[subprocess.Popen[str]]:
         with (self.folder / "stderr").open("a") as errors:
             process = subprocess.Popen(
                 [
@@ -109,6 +109,26 @@ class Press:
             assert time.monotonic() < give_up_at, left
             time.sleep(0.1)  # as above
 
+    def entries(self) -> list[str]:
+        """Say which runs have entered the checkpoint."""
+        return [path.name for path in (self.folder / "checkpoint" / "waterclock-runs").glob("run=*")]
+
+    def finish(self, process: subprocess.Popen[str]) -> None:
+        """Wait until all closed batches have landed, stop, and check that every output has its rows once."""
+        end = self.append_end()
+        batches, rejected = expected(self.database)
+        closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}
+        self.wait_until(process, lambda: len(landed(self.database)) >= len(closed))
+        summary = self.stop(process, signal.SIGINT)
+        assert summary["lag"] == 0
+        assert landed(self.database) == closed
+        rows = pq.read_table(self.folder / "batches", columns=["id", "payload"]).to_pylist()
+        assert len(rows) == len(closed)
+        assert {row["id"]: row["payload"] for row in rows} == closed
+        assert len(rejected) > 0
+        reasons = [(message.headers or {})[REASON_HEADER] for message in self.database.topic("rejected").read()]
+        assert sorted(reasons) == sorted(rejection.reason for rejection in rejected)
+
     def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> dict[str, int]:
         """Ask it to stop; give what it says last."""
         process.send_signal(number)
@@ -135,17 +155,24 @@ def test_a_pipeline_that_is_killed_or_stopped_continues_and_writes_everything_on
             press.wait_for(process, "commits", press.count("offsets") + 1)
             summary = press.stop(process, signal.SIGTERM)
         assert summary["micro_batches"] > 0
-    end = press.append_end()
-    batches, rejected = expected(press.database)
-    closed = {name: payload for name, payload in batches.items() if int(name.partition("@")[2]) < end}
     with press.running() as process:
-        press.wait_until(process, lambda: len(landed(press.database)) >= len(closed))
-        summary = press.stop(process, signal.SIGINT)
-    assert summary["lag"] == 0
-    assert landed(press.database) == closed
-    rows = pq.read_table(tmp_path / "batches", columns=["id", "payload"]).to_pylist()
-    assert len(rows) == len(closed)
-    assert {row["id"]: row["payload"] for row in rows} == closed
-    assert len(rejected) > 0
-    reasons = [(message.headers or {})[REASON_HEADER] for message in press.database.topic("rejected").read()]
-    assert sorted(reasons) == sorted(rejection.reason for rejection in rejected)
+        press.finish(process)
+
+
+@pytest.mark.parametrize("moment", ["entered", pytest.param("committed", marks=pytest.mark.slow)])
+def test_a_second_driver_takes_over_the_micro_batch_that_the_first_has_noted(tmp_path: Path, moment: str) -> None:
+    press = Press(tmp_path)
+    press.append(entries=12)
+    with press.running() as first:
+        press.wait_for(first, "offsets", 1)
+        os.killpg(first.pid, signal.SIGSTOP)  # slow enough for the second to start, on any machine
+        [entry] = press.entries()
+        with press.running() as second:
+            press.wait_until(second, lambda: press.entries() not in ([entry], []))
+            if moment == "committed":
+                press.wait_for(second, "commits", 1)
+            os.killpg(first.pid, signal.SIGCONT)
+            first.communicate(timeout=PATIENCE_S)
+            assert first.returncode == 1
+            assert "another run has taken over its checkpoint" in (tmp_path / "stderr").read_text()
+            press.finish(second)
