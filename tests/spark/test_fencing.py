@@ -1,4 +1,4 @@
-"""Two runs of a pipeline on one checkpoint: one writes, and nothing is lost or there twice."""
+"""Two runs of a pipeline on one checkpoint, or of one replay: one writes, and nothing is lost or there twice."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from tests.spark.pipeline_files import read, write
+from tests.spark.pipeline_files import SECOND, START, read, write
 
+import waterclock as wc
 from waterclock.spark.pipeline import fencing, outputs, running
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import remove_unfinished
+from waterclock.spark.pipeline.running import replay_pipeline
 
 OVERTAKEN = "'press': another run has taken over its checkpoint"
 ROWS = 12
@@ -171,3 +173,26 @@ def test_an_overtaken_run_does_not_commit_the_micro_batch_that_the_later_one_rep
     monkeypatch.setattr(running, "write_outcomes", lambda *_, **__: enter(spark, pipeline))
     with pytest.raises(PipelineError, match=OVERTAKEN):
         writer(spark.range(1), 0)
+
+
+def test_a_replay_that_another_one_of_its_range_has_overtaken_does_not_write(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("telemetry").append([wc.Message("a", "s", START, publish_time=START, receive_time=START)])
+    write_outcomes = running.write_outcomes
+    written: list[str] = []
+
+    def overtake(*_: object, check: Callable[[], None], **__: object) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(running, "write_outcomes", write_outcomes)
+            written.append(replay_pipeline(spark, pipeline, START, START + SECOND).pipeline)
+        check()
+
+    monkeypatch.setattr(running, "write_outcomes", overtake)
+    with pytest.raises(PipelineError, match="'press': another replay of this range has begun"):
+        replay_pipeline(spark, pipeline, START, START + SECOND)
+    assert written == ["press"]
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [
+        f"run=replay-{START}-{START + SECOND}-0000000000"
+    ]

@@ -1,7 +1,8 @@
-"""Keeps two runs of a pipeline on one checkpoint from writing at the same time: the later one takes over.
+"""Keeps two runs of a pipeline on one checkpoint, or two replays of one range, from writing at the same time.
 
-Spark notices a second run when a micro-batch ends, and by then both have written it. So each run adds an entry to the
-checkpoint before it starts, and checks before each write that no later run has.
+The later one takes over. Spark notices a second run when a micro-batch ends, and by then both have written it. So each
+run adds an entry to the checkpoint before it starts, and checks before each write that no later run has. Replays do so
+in a folder of their range, because a replay deletes the hidden files of earlier ones of its range.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.runtime.filesystem import file_names, remove_folder, write_text
 
 _FOLDER = "waterclock-runs"
+_REPLAYS = "waterclock-replays"
 _ENTRY = re.compile(r"run=(\d{10}-[0-9a-f]{32})")
 
 _MOST_ENTRIES = 50
@@ -34,21 +36,26 @@ class PipelineRun:
 
     Attributes
     ----------
-    pipeline, checkpoint
-        The pipeline's name, and its checkpoint's folder.
+    pipeline
+        The pipeline's name.
+    folder
+        The folder that has the entries of its runs.
+    replay
+        The name of a replay's range; None: a stream.
     entry
         A number one above the last run's, then a random part that orders runs which started at the same time. The run
         with the largest entry writes.
     """
 
     pipeline: str
-    checkpoint: str
+    folder: str
+    replay: str | None
     entry: str
 
     @classmethod
-    def enter(cls, spark: SparkSession, pipeline: str, checkpoint: str) -> PipelineRun:
-        """Enter a checkpoint as its latest run."""
-        folder = _folder(checkpoint)
+    def enter(cls, spark: SparkSession, pipeline: str, checkpoint: str, replay: str | None = None) -> PipelineRun:
+        """Enter a checkpoint as its latest run, or as the latest replay of a range."""
+        folder = f"{checkpoint.rstrip('/')}/{_FOLDER if replay is None else f'{_REPLAYS}/{replay}'}"
         earlier = _entries(spark, folder)
         number = 1 + int(max(earlier, default="0").partition("-")[0])
         entry = f"{number:010d}-{uuid.uuid4().hex}"
@@ -62,16 +69,22 @@ class PipelineRun:
             write_text(spark, f"{folder}/run={entry}/entry", entry)  # what runs through Spark Connect read
             for each in earlier:
                 remove_folder(spark, f"{folder}/run={each}")
-        return cls(pipeline, checkpoint, entry)
+        return cls(pipeline, folder, replay, entry)
 
     def check_latest(self, spark: SparkSession) -> None:
-        """Raise PipelineError if a later run has entered the checkpoint."""
-        entries = _entries(spark, _folder(self.checkpoint))
-        if max(entries, default=None) != self.entry:
-            raise PipelineError(
-                f"cannot write for pipeline {quoted(self.pipeline)}: another run has taken over its"
-                " checkpoint. Run a pipeline only once at a time"
+        """Raise PipelineError if a later run has entered."""
+        if max(_entries(spark, self.folder), default=None) != self.entry:
+            why = (
+                "another run has taken over its checkpoint. Run a pipeline only once at a time"
+                if self.replay is None
+                else "another replay of this range has begun. Replay a range only once at a time"
             )
+            raise PipelineError(f"cannot write for pipeline {quoted(self.pipeline)}: {why}")
+
+    def leave(self, spark: SparkSession) -> None:
+        """Delete the entry of a replay that has ended; through Spark Connect it stays."""
+        if not is_remote():
+            remove_folder(spark, f"{self.folder}/run={self.entry}")
 
 
 def _entries(spark: SparkSession, folder: str) -> list[str]:
@@ -83,7 +96,3 @@ def _entries(spark: SparkSession, folder: str) -> list[str]:
         if error.getCondition() == "PATH_NOT_FOUND":
             return []
         raise
-
-
-def _folder(checkpoint: str) -> str:
-    return f"{checkpoint.rstrip('/')}/{_FOLDER}"

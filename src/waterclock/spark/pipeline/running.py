@@ -117,7 +117,8 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     Adjoining ranges give each batch once, and overlapping ones the same batches: those of the whole topic, as far as
     they start in the range. Batches that messages behind could still change are left out, unless the topic has ended.
     Those that are in a message table already stay as they are; rejected messages and Parquet files get a name that says
-    the range, so that the same replay, done again, changes nothing.
+    the range, so that the same replay, done again, changes nothing. Of two replays of one range at the same time, the
+    one that was started later goes on.
 
     Parameters
     ----------
@@ -131,14 +132,18 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     with in_a_line():
         outcomes = replayed(spark, pipeline, since, until).persist()
         started = moments.monotonic()
+        entered = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint, run)
+        check = partial(entered.check_latest, spark)
+        producer = f"{pipeline.name}-{run}"
         try:
-            remove_unfinished(spark, pipeline, run, check=lambda: None)
+            remove_unfinished(spark, pipeline, run, check)
             write_outcomes(
-                pipeline, outcomes, run=run, producer=f"{pipeline.name}-{run}", micro_batch=0, tasks=_REPLAY_TASKS
+                pipeline, outcomes, run=run, producer=producer, micro_batch=0, tasks=_REPLAY_TASKS, check=check
             )
             found = outcomes.agg(*counts()).head()
         finally:
             outcomes.unpersist()
+            entered.leave(spark)
     if found is not None:
         progress.count(found.asDict())
         progress.messages = found[MESSAGES] or 0
