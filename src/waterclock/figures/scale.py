@@ -39,7 +39,7 @@ class Scale:
     right: float
 
     def x(self, time: int) -> float:
-        """Return the place of ``time`` (ns), px; a time outside lies on the nearer edge."""
+        """Return the place of ``time`` (ns), px; a time outside maps to the nearer edge."""
         # Subtracted as ints: a float cannot hold nanoseconds since 1970 exactly.
         inside = min(max(time, self.start), self.end) - self.start
         return self.left + (self.right - self.left) * inside / (self.end - self.start)
@@ -50,9 +50,10 @@ class Scale:
 
 
 def tick_step(span: int, most: int) -> int:
-    """Choose the smallest step (ns) that people count in and that divides ``span`` (ns) into at most ``most`` parts.
+    """Choose the smallest customary step (ns) that divides ``span`` (ns) into at most ``most`` parts.
 
-    Below a second and above a day it is 1, 2 or 5 times a power of ten; in between it is a part of the clock's face.
+    Below a second and above a day it is 1, 2 or 5 times a power of ten; in between it is a customary fraction of an
+    hour or day.
     """
     least = max(1, -(-span // most))
     if _SECOND // 2 < least <= _DAY:
@@ -64,6 +65,6 @@ def tick_step(span: int, most: int) -> int:
 
 
 def tick_label(elapsed: int, step: int) -> str:
-    """Write a length of time (ns) in the largest unit that ``step`` (ns) is a whole number of: ``"250 ms"``."""
+    """Write a length of time (ns) in the largest unit that divides ``step`` (ns): ``"250 ms"``."""
     name, unit = next((name, unit) for name, unit in _UNITS if step % unit == 0)
     return f"{elapsed // unit} {name}"

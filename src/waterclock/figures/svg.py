@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-# XML 1.0 cannot hold these at all, not even escaped; a source's name may.
+# XML 1.0 cannot contain these, not even escaped, but a source's name may.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _LETTER = 0.6
@@ -70,7 +70,7 @@ def path(parent: Element, class_: str, pieces: Iterable[str], *, stroke_width: f
 
 
 def to_text(root: Element) -> Svg:
-    """Write the picture as text, an element a line."""
+    """Write the picture as text, one element per line."""
     indent(root, space=" ")
     return Svg(tostring(root, encoding="unicode") + "\n")
 
@@ -84,7 +84,7 @@ def number(value: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimate how wide ``text`` becomes in a sans-serif font of ``size`` pixels."""
+    """Estimate the width of ``text`` in a sans-serif font of ``size`` pixels."""
     return _LETTER * size * len(text)
 
 

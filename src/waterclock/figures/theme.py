@@ -1,7 +1,7 @@
-"""The colours and the style sheet of every picture, for light and for dark surroundings.
+"""The colours and the style sheet of every picture, for light and dark backgrounds.
 
-The colours of rejected messages come from Okabe and Ito's palette, which colour-blind people can tell apart; each kind
-has a shape of its own as well.
+The colours of rejected messages come from Okabe and Ito's palette, which colour-blind people can distinguish; each kind
+also has its own shape.
 """
 
 from __future__ import annotations

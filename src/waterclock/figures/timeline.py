@@ -42,23 +42,23 @@ def timeline(
 ) -> Svg:
     """Draw batches and rejected messages over event time, as SVG text of at most about 200 kB.
 
-    Every message is a dot at its event time, its height given by its stream, and has another colour if it lies outside
-    its batch's window; above 9,000 messages, bars count them instead. A window is a shade, and a window that was cut
-    has a torn right edge; above 640 windows, one shade shows the time that they cover together. Each kind of rejected
-    message has a colour and a shape of its own. The legend names and counts every reason that the picture shows. The
-    same input produces the same bytes.
+    Every message is a dot at its event time, at the height of its stream, with another colour if it lies outside its
+    batch's window; above 9,000 messages, bars count them instead. A window is a shaded area, and a cut window has a
+    torn right edge; above 640 windows, one area shows the time that they cover together. Each kind of rejected message
+    has its own colour and shape. The legend names and counts every reason that the picture shows. The same input
+    produces the same bytes.
 
     Parameters
     ----------
     batches, rejected
         Results of batchers, in any order, of any sources.
     lanes
-        The sources to draw, from top to bottom. Default: all, by name; of more than 12 the first 12, and the picture
-        says how many it leaves out.
+        The sources to draw, from top to bottom. Default: all, by name, but at most 12; the picture says how many it
+        omits.
     start, end
         The stretch of event time to draw. Default: all of it.
     width
-        Of the picture, px; at least 400.
+        Width of the picture, px; at least 400.
     title
         Its heading.
     notes
@@ -67,8 +67,8 @@ def timeline(
     Returns
     -------
     Svg
-        A str that notebooks show as a picture. It needs no script, font or style sheet, and follows its surroundings
-        into dark mode.
+        A str that notebooks show as a picture. It needs no script, font or style sheet, and follows the page into dark
+        mode.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _scale(
         bounds = time_bounds(batches, rejected)
         if bounds is None:
             return None
-        # A stretch that the caller did not choose begins and ends at a round time.
+        # A default stretch begins and ends at a round time.
         step = tick_step(max(bounds[1] - bounds[0], _SHORTEST), _ROUND)
         first = max(bounds[0] // step * step, MIN_NS) if first is None else first
         last = min((bounds[1] // step + 1) * step, MAX_NS) if last is None else last

@@ -38,7 +38,7 @@ class TopicBlock:
     begin, end
         Its times, ns; None: not known.
     peak
-        The running maximum behind it, ns; None: not known.
+        The running maximum after it, ns; None: unknown.
     first, last
         Numbers of its first message, and of the one after its last.
     """
@@ -59,7 +59,7 @@ class Flag:
     Attributes
     ----------
     name, label
-        What stands next to it, and its tooltip.
+        The text next to it, and its tooltip.
     ordinal
         Number of its message.
     time
@@ -74,7 +74,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """What a picture shows: blocks in order, and flags, from ``start`` to ``end`` (ns)."""
+    """The contents of a picture: blocks in order, and flags, from ``start`` to ``end`` (ns)."""
 
     start: int
     end: int
@@ -103,7 +103,7 @@ def topic_picture(view: TopicView, title: str, description: str, width: int = 10
 
 
 def _running_maximum(view: TopicView, scale: Scale) -> list[tuple[float, float]]:
-    """Return the points of the line: px, and the part of the messages up to there."""
+    """Return the points of the line: px, and the fraction of the messages up to there."""
     if not view.blocks:
         return []
     first, last = view.blocks[0].first, max(view.blocks[-1].last, view.blocks[0].first + 1)
@@ -139,7 +139,7 @@ def _name_of(flag: Flag) -> str:
 
 
 def _flag_rows(flags: Sequence[tuple[Flag, float]], scale: Scale) -> list[int | None]:
-    """Choose for each flag a row in which its name is not over another one; None if they do not fit."""
+    """Choose for each flag a row in which its name overlaps no other; None if they do not fit."""
     taken: list[list[tuple[float, float]]] = [[] for _ in range(_MOST_FLAG_ROWS)]
     rows: list[int | None] = []
     for flag, x in flags:

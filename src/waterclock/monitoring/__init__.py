@@ -1,1 +1,1 @@
-"""Metrics of a database and of long-running commands for Prometheus, and whether they are alive and ready."""
+"""Metrics of a database and of long-running commands for Prometheus, and their liveness and readiness probes."""

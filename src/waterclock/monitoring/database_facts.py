@@ -24,7 +24,7 @@ from waterclock.monitoring.topic_facts import (
 )
 
 LONGEST = 4.0
-"""Seconds after which a collection reads no further tables, and hangs up on a connection that does not answer."""
+"""Seconds after which a collection reads no further tables, and closes a connection that does not answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,15 +36,15 @@ class Facts:
     Attributes
     ----------
     tables, counts
-        What the catalogue knows of each message table, and the counts of those that could be read, by name.
+        The catalogue's record of each message table, and the counts of readable tables, by name.
     unread
         Names of tables that could not be read, or for which no time was left.
     topics, subscriptions, upkeep
-        What the catalogue knows of them.
+        The catalogue's records of them.
     oldest_transaction
         For how many seconds the oldest transaction is open; None: not shown.
     seconds
-        How long reading took.
+        How long the reading took.
     """
 
     tables: Sequence[TableRecord]
@@ -79,7 +79,7 @@ class FactsReader:
         return Facts(tables, counts, unread, topics, subscriptions, upkeep, oldest, moments.monotonic() - began)
 
     def _count(self, tables: Sequence[TableRecord], until: float) -> tuple[dict[str, TableCounts], list[str]]:
-        """Count the rows of each table; a table that cannot be read, or for which no time is left, stops no other."""
+        """Count the rows of each table; one that cannot be read, or for which no time is left, does not stop others."""
         backend = self._backend
         self._counter.keep_only(tables)
         counts: dict[str, TableCounts] = {}

@@ -35,7 +35,7 @@ def label(name: str) -> str:
 
 
 class KnownLabels:
-    """Labels of names as they come: the first ones have their own. Not thread-safe."""
+    """Labels of names in order of arrival: the first ones have their own. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -22,11 +22,11 @@ PORT = 9464
 """The port of examples: the one that OpenTelemetry's exporters for Prometheus use."""
 
 MOST_CONNECTIONS = 16
-"""Requests that are answered at a time; further ones get 503 at once, so that slow clients take no more threads."""
+"""Maximum concurrent requests; further ones get 503 at once, which limits the threads of slow clients."""
 
 LONGEST_REQUEST = 8192  # bytes
 SLOWEST_REQUEST = 10.0
-"""Seconds in which a request must be sent, and again in which its answer must be taken."""
+"""Seconds in which a request must be sent, and also those in which its answer must be read."""
 
 _HERE = "127.0.0.1"
 _LAST_PORT = 65_535
@@ -35,7 +35,7 @@ _TEXT = "text/plain; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 Reasons = Callable[[], Sequence[str]]
-"""Returns why something is not ready; nothing if it is."""
+"""Returns the reasons why something is not ready; empty if it is ready."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def serving(address: str, name: str, registry: CollectorRegistry, reasons: Reaso
     InvalidArgumentError
         If the address is invalid.
     UnavailableError
-        If it cannot be listened at.
+        If it cannot listen there.
     """
     host, port = _parsed(address, name)
     try:
@@ -166,7 +166,7 @@ class _Handler(socketserver.BaseRequestHandler):
         if path == "/metrics":
             try:
                 encode, kind = choose_encoder(headers.get("accept", ""))
-            except (TypeError, ValueError):  # for a version that is not a number
+            except (TypeError, ValueError):  # if the version is not a number
                 encode, kind = choose_encoder("")
             return _answer(HTTPStatus.OK, kind, encode(self.server.registry))
         if path == "/livez":

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class SharedCollection(Generic[_T]):
-    """Runs a function in one thread at a time; all who ask meanwhile get the same result. Thread-safe.
+    """Runs a function in one thread at a time; all concurrent callers get the same result. Thread-safe.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class SharedCollection(Generic[_T]):
     collect
         The function.
     patience
-        Seconds for which someone who asks waits. The thread may take longer: it is not joined by another one.
+        Seconds for which a caller waits. The thread may take longer; no second one is started meanwhile.
     """
 
     def __init__(self, what: str, collect: Callable[[], _T], patience: float) -> None:

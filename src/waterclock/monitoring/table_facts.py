@@ -1,4 +1,4 @@
-"""The facts about message tables that are exported, from bounded statements."""
+"""The exported facts about message tables, from bounded statements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ACTIVE = (
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """What the catalogue knows of a table.
+    """The catalogue's record of a table.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class TableCounts:
     Attributes
     ----------
     messages, groups
-        Unacked messages, and groups that stand still.
+        Unacked messages, and blocked groups.
     ack_rate
         Acks per second.
     dead_letter
@@ -88,7 +88,7 @@ class TableCounts:
 
 
 def table_records(backend: Backend, connection: sa.Connection) -> list[TableRecord]:
-    """Read what the catalogue knows of every table, the oldest table first."""
+    """Read the catalogue's records of all tables, the oldest table first."""
     now = backend.now(connection)
     known = connection.execute(_TABLES).all()
     active = {row.table_id: row for row in connection.execute(_ACTIVE, {"since": now - LASTS})}
@@ -122,7 +122,7 @@ class TableCounter:
         self._known = {table_id: context for table_id, context in self._known.items() if table_id in there}
 
     def count(self, record: TableRecord, connection: sa.Connection, now: int) -> TableCounts:
-        """Count a table's rows at a time, ns. After an error, the connection's transaction is of no more use.
+        """Count a table's rows at a time, ns. After an error, the connection's transaction is unusable.
 
         Raises
         ------
@@ -138,12 +138,12 @@ class TableCounter:
             rate_of_acks(context, connection, now),
             context.options.dead_letter,
         )
-        self._known[record.table_id] = context  # only now: its columns may have changed
+        self._known[record.table_id] = context  # only after an error: its columns may have changed
         return counts
 
 
 def failing_claims(backend: Backend) -> Iterator[str]:
-    """Yield for each table the reason for which claims of some process fail."""
+    """Yield for each table the reason why claims of some process fail."""
     with backend.snapshot() as connection:
         since = backend.now(connection) - LASTS
         statement = (

@@ -1,4 +1,4 @@
-"""The facts about topics, subscriptions and upkeep that are exported: all from the catalogue, in a few statements."""
+"""The exported facts about topics, subscriptions and upkeep: all from the catalogue, in a few statements."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _UPKEEP = sa.select(upkeep.c.kind, upkeep.c.name, upkeep.c.task, upkeep.c.ran_at
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """What the catalogue knows of a topic.
+    """The catalogue's record of a topic.
 
     Attributes
     ----------
     name
         Its name.
     appended, messages, size
-        Messages ever appended, those that remain, and their bytes.
+        Messages ever appended, remaining messages, and their bytes.
     ledgers
         The number of ledgers by state; the open one is there even if it is empty.
     lost
@@ -101,7 +101,7 @@ class UpkeepRecord:
 
 
 def topic_records(connection: sa.Connection) -> list[TopicRecord]:
-    """Read what the catalogue knows of every topic, the oldest topic first."""
+    """Read the catalogue's records of all topics, the oldest topic first."""
     rows = connection.execute(_TOPICS).all()
     damaged = {topic_id: int(lost) for topic_id, lost in connection.execute(_DAMAGED)}
     return [

@@ -53,8 +53,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # Not imported at once, because `waterclock doctor` looks for Java even without PySpark, and because each
-    # of Spark's Python workers passes here on its way to one module.
+    # Imported on first use, because `waterclock doctor` looks for Java even without PySpark, and because each of
+    # Spark's Python workers imports this package for a single module.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'streaming.batching')}"), name)

@@ -2,7 +2,7 @@
 
 Spark turns every row and every state access of a Python operator into objects and a round trip, so their number decides
 the cost. The CRC-32 of a source's name determines its bucket. All messages that a task has read for a bucket cross as
-one binary cell, and so do the outcomes, as an Arrow record batch.
+one binary cell. The outcomes cross in the same way, as an Arrow record batch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from waterclock.columnar.packing import ROWS, clock_of, columns_of, encoded, tog
 from waterclock.errors import InvalidArgumentError
 
 BUCKETS = 64
-"""Default number for a query: as many tasks may judge at the same time."""
+"""Default number for a query, and so the maximum number of tasks that judge at the same time."""
 
 MOST_BUCKETS = 960
 """Each costs some milliseconds a micro-batch; and `bucket_keys` needs a number with many divisors."""
 
 BUCKETED_SCHEMA = "bucket INT, rows BINARY, clock BIGINT"
-"""The columns of messages on their way to the operator; ``rows`` is a cell of `ManySources`, and ``clock`` as in
+"""The columns in which messages reach the operator; ``rows`` is a cell of `ManySources`, and ``clock`` as in
 `waterclock.columnar.packing`."""
 
-# Spark hands 10,000 rows of any size to Python at once, and Arrow takes 2 GiB of bytes in a column.
+# Spark passes 10,000 rows of any size to Python at once, and an Arrow column holds at most 2 GiB.
 _LARGEST_CELL = 2**17
 _SEED = 42
 _METADATA = "waterclock.buckets"
@@ -63,7 +63,7 @@ def bucketed_schema(buckets: int) -> StructType:
 
 
 def buckets_of(schema: StructType) -> int | None:
-    """Return into how many buckets a DataFrame's rows were gathered at reading; None if they were not."""
+    """Return into how many buckets the read has gathered a DataFrame's rows; None if it has not."""
     if schema.names != bucketed_schema(1).names:
         return None
     return schema["bucket"].metadata.get(_METADATA)
@@ -127,9 +127,9 @@ def bucket_keys(buckets: int) -> npt.NDArray[np.int32]:
     """Return the numbers by which Spark knows the buckets.
 
     Spark assigns a key to the partition whose number is its hash modulo their count. By chance some partitions would
-    get
-    three times as many buckets as others, so each bucket takes the least key whose hash is its own number modulo
-    `MOST_BUCKETS`: any number of partitions that divides it, and about any other, gets equally many.
+    get three times as many buckets as others. So each bucket takes the smallest key whose hash is its own number modulo
+    `MOST_BUCKETS`. If the number of partitions divides that, all get equally many buckets; otherwise about equally
+    many.
     """
     keys = np.arange(64 * MOST_BUCKETS, dtype=np.uint32)
     hashes, first = np.unique(_spark_hash(keys) % MOST_BUCKETS, return_index=True)
@@ -153,7 +153,7 @@ def _rotated(values: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
 def _gathered(many: ManySources, buckets: int, clock: int) -> pa.RecordBatch:
     names = many.source_names.to_pylist()
     of_name = np.fromiter((checksum(name.encode()) % buckets for name in names), np.uint16, len(names))
-    # The names of a bucket one after another, so that a cell's are found without looking through all.
+    # The names of a bucket are adjacent, so that those of a cell are found without a full scan.
     by_bucket = np.argsort(of_name, kind="stable")
     place = np.empty(len(names), np.int32)
     place[by_bucket] = np.arange(len(names), dtype=np.int32)

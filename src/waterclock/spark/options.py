@@ -15,7 +15,7 @@ from waterclock.errors import InvalidArgumentError, WaterclockError
 
 @dataclass(frozen=True, repr=False)
 class Opening:
-    """What every use of the format opens. Its options are classes of this one, with ``repr=False``: a URL has secrets.
+    """The options that every use of the format shares. Subclasses set ``repr=False``, because a URL has secrets.
 
     Attributes
     ----------
@@ -35,14 +35,14 @@ class Opening:
 
 
 def needed(options: Mapping[str, str], name: str) -> str:
-    """Return an option that has to be there."""
+    """Return a required option."""
     if name not in options:
         raise InvalidArgumentError(f'option {quoted(name)} is missing. Add .option("{name}", …)')
     return options[name]
 
 
 def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """Return options by names in lower case; refuse unknown ones: a typing error must not change the result."""
+    """Return options by names in lower case; refuse unknown ones: a misspelling must not change the result."""
     spelt = {name.lower() for name in known}
     for name in options:
         if name.lower() not in spelt:
@@ -51,7 +51,7 @@ def known_only(options: Mapping[str, str], known: Iterable[str]) -> dict[str, st
 
 
 def number(options: Mapping[str, str], name: str) -> int | None:
-    """Read an option that is a count of at least 1; None if it is not given."""
+    """Read an option that is a count of at least 1; None if omitted."""
     given = options.get(name.lower())
     if given is None:
         return None
@@ -70,11 +70,11 @@ def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 @contextmanager
 def plainly() -> Generator[None]:
-    """Raise a user's mistake as its text alone, without the trace of the Python process that noticed it."""
+    """Raise a user's mistake as its text only, without the trace of the Python process that detected it."""
     try:
         yield
     except WaterclockError:
-        # Spark writes a worker's trace into the error unless this is set; the worker ends with its first error, so
-        # nothing else comes after it. Errors that are not ours keep their trace.
+        # Spark writes a worker's trace into the error unless this is set. The worker ends with its first error, so
+        # later errors are not affected. Errors that are not ours keep their trace.
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise

@@ -1,4 +1,4 @@
-"""How many batches a task encodes at once: bounded by messages and by bytes, however many rows Spark hands over."""
+"""The number of batches that a task encodes at once, bounded by messages and bytes, however many rows Spark passes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pyarrow as pa
 from waterclock.columnar.packing import row_counts
 
 MESSAGES_AT_ONCE = 2**17
-"""Messages that a task lays out at once, at most."""
+"""Maximum messages that a task lays out at once."""
 
 BYTES_AT_ONCE = 64 << 20
-"""Bytes of messages with their payloads that a task looks up at once, about: as many as a row group of a file has."""
+"""Approximate bytes of messages with payloads that a task looks up at once: those of a row group of a file."""
 
 MOST_BYTES = 2 * BYTES_AT_ONCE
-"""Bytes of messages at which a look at a topic is abandoned and halved: earlier messages may have been far smaller."""
+"""Bytes of messages at which a look-up is abandoned and halved: earlier messages may have been far smaller."""
 
 FIRST_LOOK = 2**10
-"""Messages to look up first, by which the size of the others is judged."""
+"""Messages to look up first, to estimate the size of the others."""
 
 
 class Pace:
-    """Brings batches together until they hold as many messages as a task may have in memory, and cuts them there.
+    """Combines batches up to the messages that a task may have in memory, and cuts them there.
 
     Rows that come in order of position then share most of their reads of a file.
     """
@@ -31,11 +31,11 @@ class Pace:
         self._most = most
 
     def learn(self, size: int, messages: int) -> None:
-        """Choose how many messages the next rows may hold, by the bytes of some."""
+        """Choose the number of messages of the next rows from the bytes of some messages."""
         self._most = min(max(BYTES_AT_ONCE // max(size // max(messages, 1), 1), 1), MESSAGES_AT_ONCE)
 
     def runs(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows of at most so many messages, or a single row."""
+        """Yield rows of at most that many messages, or a single row."""
         held: list[pa.RecordBatch] = []
         messages = 0
         for batch in batches:

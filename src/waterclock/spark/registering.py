@@ -88,7 +88,7 @@ class WaterclockSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Register the format ``waterclock`` with ``spark``; a second call changes nothing.
 
-    Lets Spark hand filters to data sources in Python too, which it does not by default.
+    It also enables Spark to pass filters to data sources in Python, which it does not do by default.
 
     Raises
     ------
@@ -134,8 +134,8 @@ def portable_source() -> type[DataSource]:
 def _refuse_zip() -> None:
     """Check that Waterclock is installed: the process in which Spark plans a stream sees no ``--py-files``.
 
-    Nor do migrations of the catalogue and Java's settings come out of a zip. Refused here, the mistake is seen before
-    a query that runs in replays ends as a stream.
+    Nor do migrations of the catalogue and Java's settings come out of a zip. The check is here, so that the mistake
+    shows before a query that works in replays fails as a stream.
     """
     if not Path(__file__).is_file():
         raise UnavailableError(

@@ -51,10 +51,10 @@ class _TopicPlace(NamedTuple):
 
 
 def seal_topic(spark: SparkSession, topic: Topic) -> int:
-    """Turn every closed ledger of a topic into a Parquet file, a ledger a task; return how many.
+    """Write every closed ledger of a topic to a Parquet file, one ledger per task; return how many.
 
-    The driver first puts the topic in order, as ``Topic.seal`` does. Every executor must reach the database and the
-    folder of ledgers under the names that the driver has for them: no SQLite on a cluster of several machines.
+    The driver first does due upkeep of the topic, as ``Topic.seal`` does. Every executor must reach the database and
+    the folder of ledgers under the names that the driver has for them: no SQLite on a cluster of several machines.
 
     Raises
     ------
@@ -70,10 +70,10 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
 
 
 def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTES) -> int:
-    """Join small files of adjacent ledgers into larger ones, a new file a task; return how many files are saved.
+    """Join small files of adjacent ledgers into larger ones, one new file per task; return how many files are saved.
 
-    What ``Topic.compact`` says holds here: positions stay, readers read on, and ledgers that are damaged or lost are
-    named in the end. Executors need what `seal_topic` needs.
+    As with ``Topic.compact``, positions stay, readers continue, and an error at the end names damaged or lost ledgers.
+    Executors need what `seal_topic` needs.
     """
     runs = runs_to_compact(topic.storage, file_bytes)
     return total(
@@ -86,15 +86,15 @@ def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTE
 def archive_tables(
     spark: SparkSession, tables: Sequence[MessageTable], topic: Topic, older_than: Duration = "0s"
 ) -> int:
-    """Move acked messages of some tables into a topic, each exactly once, a table a task; return how many.
+    """Move acked messages of some tables into a topic, each exactly once, one table per task; return how many.
 
-    The tables may be the shards of one, in several databases. `waterclock.archive_to_topic.archive_table` says what an
-    archived message looks like. Appends to one topic take turns, so it is the reading and deleting that gains.
+    The tables may be the shards of one, in several databases. `waterclock.archive_to_topic.archive_table` describes an
+    archived message. Appends to one topic run one after another, so only reading and deleting get faster.
 
     Parameters
     ----------
     older_than
-        How long ago a message must have been acked.
+        Minimum time since a message's ack.
     """
     age = to_duration(older_than, "older_than")
     places = [(_url(table.context.backend), table.name) for table in tables]
@@ -102,13 +102,13 @@ def archive_tables(
 
 
 def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], _R], what: str) -> list[_R]:
-    """Run a function for each piece in a task of its own, and return the results in the order of the pieces.
+    """Run a function for each piece in its own task, and return the results in the order of the pieces.
 
-    A DataFrame rather than an RDD, which Spark Connect does not have.
+    It uses a DataFrame, because Spark Connect has no RDDs.
     """
     if not pieces:
         return []
-    # As many partitions as pieces: a killed task takes one piece with it, and a slow one holds up no other.
+    # As many partitions as pieces: a killed task loses one piece, and a slow one does not delay others.
     numbers = spark.range(0, len(pieces), 1, len(pieces))
     with described(spark, f"{what}: {len(pieces)}"):
         done = numbers.mapInArrow(partial(_worked, list(pieces), work), _RESULTS_SCHEMA).collect()

@@ -28,5 +28,5 @@ class Clock:
         self._now += to_duration(duration)
 
     def set(self, now: Time) -> None:
-        """Set it, back as well."""
+        """Set it, also to an earlier time."""
         self._now = to_time(now, "now")

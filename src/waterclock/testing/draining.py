@@ -34,7 +34,7 @@ from waterclock.work.ground.outcomes import HandlerSays, Outcome, outcome_of
 from waterclock.work.running.forks import ending_forks
 
 CONSUMER = "waterclock.testing"
-"""By this name messages are taken."""
+"""Name of the consumer that takes the messages."""
 
 _Lend = Callable[[], AbstractContextManager[sa.Connection]]
 
@@ -44,22 +44,21 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
 
     Messages that the handler itself puts are handled, too. Its exceptions have the same meaning as in a worker:
     `Retry`, `Snooze`, `DeadLetter` and `Discard` are obeyed. With any other exception the message returns to the table,
-    and the
-    exception goes on to the test.
+    and the exception propagates to the test.
 
     Parameters
     ----------
     table
         The table.
     handler
-        As a `Worker` has it: a function, functions by the header ``kind``, or a context manager that yields either. It
+        As for a `Worker`: a function, functions by the header ``kind``, or a context manager that yields either. It
         takes the same arguments as in a worker: a delivery, or a payload of the type that it names; ``async def``
         works, too.
     connection
         As in `MessageTable.put`: the transaction of the test, which may have put the messages and need not commit.
         Within Django's ``TestCase`` that is Django's ``connection``.
     limit
-        After so many messages it is an error that more are due: a handler that always puts another would never end.
+        Maximum number of messages; more are an error, because a handler that always puts another would never end.
 
     Raises
     ------
@@ -80,7 +79,7 @@ def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: i
 
 
 def _is_asynchronous(given: Any) -> bool:
-    """Return whether something is an asynchronous context manager, or makes one."""
+    """Return whether something is an asynchronous context manager, or creates one."""
     return is_factory(given) and (
         isinstance(given, AbstractAsyncContextManager) or inspect.isasyncgenfunction(inspect.unwrap(given))
     )
@@ -106,7 +105,7 @@ def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connec
     count = 0
     while (delivery := _take(context, callers, lend, where)) is not None:
         handler = handlers.find(delivery)
-        if handler is None:  # the first of a group, which waits for one that knows its kind
+        if handler is None:  # the first of a group, which waits for a handler of its kind
             with lend() as own:
                 _record(context, own, delivery, Outcome("snooze", to_duration(UNKNOWN_FOR, "delay")))
             continue

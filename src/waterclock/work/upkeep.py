@@ -1,9 +1,9 @@
 """Upkeep of all topics and message tables of a database: periodic tasks that no reader or writer waits for.
 
 Each task of each topic and table has a row in the catalogue. A runner leases the row, does the task, and writes its
-outcome. So one of many runners does each task, none waits for another, and a runner that dies delays a task by its
-lease. All tasks are safe to run concurrently; the lease only saves work. The reason of a failure is kept in the row,
-and does not stop other tasks.
+outcome. So only one of many runners does each task, runners do not wait for each other, and a dead runner delays a task
+only by its lease. All tasks are safe to run concurrently; the lease only saves work. The reason of a failure is kept in
+the row, and does not stop other tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker: runs handlers on the messages of one or several message tables, until it is stopped."""
+"""The worker: runs handlers on the messages of one or several message tables until it is stopped."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Worker:
     where, parameters
         As in `MessageTable.receive`.
     rate_limit
-        Maximum a number of messages per second from each table; None: only the table's limit.
+        Maximum number of messages per second from each table; None: only the table's limit.
     processes
         How many child processes call the handlers, instead of this one: for handlers that are CPU-bound or may crash.
         Each handles one message at a time, so that a crash affects no other message, and is replaced. Handlers must be
@@ -85,7 +85,7 @@ class Worker:
         cannot be killed: its message backs off, its slot goes to a new thread, and it is counted as stuck. All of them
         can check `Delivery.cancelled`.
     recycle_after, recycle_above
-        After how many messages, or above how many bytes of memory, a child process is replaced.
+        Number of messages after which, or bytes of memory above which, a child process is replaced.
     grace
         How long running handlers may continue after a stop. Unfinished messages are then given back, due at once,
         without counting an attempt.
@@ -471,7 +471,7 @@ def _in_child(_: Delivery) -> None:
 
 
 def _within(seconds: float, work: Callable[[], object]) -> None:
-    """Run an operation that a database may delay, but wait for it only so long."""
+    """Run an operation that a database may delay, but wait only this long."""
     thread = threading.Thread(target=work, name="waterclock-work-end", daemon=True)
     moments.start(thread)
     moments.join(thread, seconds)

@@ -13,7 +13,7 @@ What = Literal["batches", "rejected"]
 Kind = Literal["table", "topic", "parquet"]
 
 AVAILABLE_NOW = "available now"
-"""The trigger that reads what there is and ends."""
+"""The trigger that reads the existing messages and ends."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PipelineOutput:
     name
         The producer name of this output in a topic; the target unless the file has one.
     what
-        The batches, or the messages that are in none.
+        The batches, or the messages that are in no batch.
     kind, target
         A message table, a topic, or a folder of Parquet files, and its name.
     url, ledgers
@@ -82,16 +82,16 @@ class Pipeline:
     source, outputs
         The topic that is read, and the outputs.
     by, rule
-        Which of the two ways to batch, and the arguments of `waterclock.spark.event_time_batches` or
+        The way of batching, and the arguments of `waterclock.spark.event_time_batches` or
         `waterclock.spark.rate_aware_batches`.
     checkpoint
         Folder or URL of the stream's progress.
     trigger
         How often there is a micro-batch, a duration, or `AVAILABLE_NOW`.
     state_partitions
-        In how many parts the state is kept; None: as many as the cluster has cores when the checkpoint is made.
+        Number of partitions of the state; None: the cluster's cores at the creation of the checkpoint.
     state_buckets
-        How many buckets of sources there are in these; None: four for each part.
+        Number of buckets of sources in these; None: four per partition.
     """
 
     name: str

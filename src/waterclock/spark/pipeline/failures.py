@@ -76,16 +76,16 @@ def in_a_line() -> Generator[None]:
 
 
 def leave_traces_out() -> None:
-    """Keep PySpark's and Py4J's traces of errors off this process's stderr, for a program that says them in a line."""
+    """Keep PySpark's and Py4J's error traces off this process's stderr, for programs that report errors in one line."""
     for name in ("DataFrameQueryContextLogger", "py4j"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
     for server in (AccumulatorTCPServer, AccumulatorUnixServer):
-        server.handle_error = _say_nothing  # it would print how its connection to Java ended
+        server.handle_error = _say_nothing  # it would print the end of its connection to Java
 
 
 def reason(text: str) -> str:
-    """Take the cause out of the text of one of Spark's errors, as one line."""
+    """Extract the cause from the text of one of Spark's errors, as one line."""
     if ours := _OURS.search(text):
         return ours[1].rstrip()
     if missing := _FORMAT_MISSING.search(text):

@@ -24,7 +24,9 @@ _REPLAYS = "waterclock-replays"
 _ENTRY = re.compile(r"run=(\d{10}-[0-9a-f]{32})")
 
 _MOST_ENTRIES = 50
-"""Through Spark Connect, a run that finds more replaces them: reading stays fast if a run is started every minute."""
+"""Through Spark Connect, a run that finds more entries replaces them, so that reading stays fast if a run starts every
+minute.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class PipelineRun:
             else:
                 line.select("value").write.text(f"{folder}/run={entry}")
         else:
-            write_text(spark, f"{folder}/run={entry}/entry", entry)  # what runs through Spark Connect read
+            write_text(spark, f"{folder}/run={entry}/entry", entry)  # read by runs through Spark Connect
             for each in earlier:
                 remove_folder(spark, f"{folder}/run={each}")
         return cls(pipeline, folder, replay, entry)

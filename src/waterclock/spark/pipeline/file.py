@@ -1,4 +1,4 @@
-"""Pipelines as a TOML file: what to read, how to batch it, where to write, and how to run."""
+"""Pipelines as a TOML file: sources, batching, outputs, and settings of the run."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _refuse_shared_ids(path: Path, lines: TomlLines, pipelines: Sequence[Pipelin
 
 
 def _folder(place: str) -> str:
-    """Write a folder or URL so that two ways to write one are equal."""
+    """Normalise a folder or URL, so that different spellings are equal."""
     scheme, separator, rest = place.partition(":")
     if not separator or scheme == "file":
         return os.path.realpath(

@@ -33,8 +33,8 @@ _FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count", "outsi
 _BATCHES_AT_ONCE = 500
 
 MOST_READING_ALL = 8
-"""Tasks up to which each reads the payloads of its own sources, which lie in all files of a topic: 0.4 µs for each
-message of the topic. Of more tasks that is more than to bring the batches, once written, to those that put them.
+"""Up to this many tasks, each reads the payloads of its own sources, which are in all files of a topic: 0.4 µs per
+message of the topic. With more tasks, that costs more than moving encoded batches to the tasks that put them.
 """
 
 
@@ -53,18 +53,19 @@ def write_outcomes(
     Parameters
     ----------
     outcomes
-        What `event_time_outcomes` gave, of a micro-batch or of a whole replay.
+        The result of `event_time_outcomes`, for a micro-batch or a whole replay.
     run
         The writer, for the names of files: a stream by its id, a replay by its range.
     producer
-        Who writes, for topics: as ``run``, and a replay by its pipeline besides.
+        The writer's name for topics: like ``run``, and for a replay also its pipeline.
     micro_batch
-        Which of the run's micro-batches this is.
+        Number of the micro-batch in the run.
     tasks
-        In how many tasks messages are written to a topic, which knows them by their task; None: as they come, which for
-        a stream is as many as its state has parts.
+        Number of tasks that write messages to a topic, which identifies messages by their task; None: unchanged, which
+        for a stream is the number of its state's partitions.
     check
-        Called before each output is written, and before written Parquet shows: raises if this run may not write.
+        Called before each output is written, and before written Parquet becomes visible; raises if this run may not
+        write.
     """
     # Message tables come last: if another output fails again and again, messages that a worker has acked in them may be
     # purged before the micro-batch is repeated, and would be put, and handled, once more.
@@ -87,8 +88,8 @@ def write_outcomes(
                     rows = few_connecting(rows, "source")
                 options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)} | payloads
             elif output.kind == "table":
-                # Those of a source in the order in which they happened, as its group keeps it; and those of all sources
-                # together, so that they share reads of a file.
+                # Batches of a source in the order of event time, as its group requires; and batches of all sources
+                # mixed, so that they share reads of a file.
                 if partitions > MOST_READING_ALL:
                     rows = few_connecting(_encoded(rows, pipeline.source), "source")
                 else:
@@ -98,9 +99,9 @@ def write_outcomes(
 
 
 def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batch: int) -> None:
-    """Check that a micro-batch has written no Parquet yet: else the checkpoint is older than that.
+    """Check that a micro-batch has written no Parquet yet: otherwise the checkpoint is older than the output.
 
-    Its messages would come again in other micro-batches, and lie there twice.
+    Its messages would come again in other micro-batches, and be stored twice.
     """
     for output in pipeline.outputs:
         if output.kind != "parquet":

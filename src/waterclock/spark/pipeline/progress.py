@@ -50,11 +50,11 @@ class Progress:
     pipeline
         Its name.
     micro_batches, messages
-        How many it has processed since it was started.
+        How many it has processed since its start.
     batches
-        How many it has given since then.
+        How many it has returned since its start.
     rate
-        Messages a second, of the newest micro-batch.
+        Messages per second in the newest micro-batch.
     lag
         Messages of the topic that are not read yet; None if that is not known yet.
     position
@@ -62,7 +62,7 @@ class Progress:
     open_batches
         Windows with messages that are not closed yet; None in a replay.
     outside
-        Messages in batches whose window they lie outside of, since the start.
+        Messages outside the window of their batch, since the start.
     rejections
         Messages that are in no batch, by the reason, since the start.
     state_rows
@@ -70,18 +70,18 @@ class Progress:
     state_bytes
         The state's share of the executors' memory; None in a replay.
     state_partitions
-        In how many parts it is; None in a replay.
+        Number of the state's partitions; None in a replay.
     state_buckets
-        In how many buckets its sources are; None in a replay.
+        Number of buckets of its sources; None in a replay.
     phases
         How long the parts of the newest micro-batch took, ms.
     tasks
-        How many tasks of the first micro-batch Spark has done, and how many it knows; None before it has one, and where
-        Spark does not say, as through Spark Connect.
+        How many tasks of the first micro-batch Spark has finished, and how many it knows; None before there are tasks,
+        and if Spark does not report them, as through Spark Connect.
     newest
-        Number of the newest micro-batch that is counted; -1 before there is one.
+        Number of the newest counted micro-batch; -1 before the first.
     reported
-        When Spark made the newest report, as it says; None before there is one.
+        Spark's time of its newest report; None before the first.
     open_by_bucket
         ``open_batches`` of each bucket of the state, as of the last micro-batch that changed it.
     """
@@ -124,12 +124,12 @@ class Progress:
         if spark is not None:
             self.tasks = tasks_of(spark.sparkContext.statusTracker(), str(query.runId)) or self.tasks
         newest: Any = query.lastProgress
-        # All that Spark remembers is a hundred reports of many calls each.
+        # Spark remembers only a hundred reports, and reading each takes many calls.
         if newest is None or newest.timestamp == self.reported:
             return
         self.reported = newest.timestamp
         for one in query.recentProgress:
-            # Spark also reports if nothing came; such a report repeats the number of the micro-batch to come.
+            # Spark also reports if no messages came; such a report has the number of the next micro-batch.
             if one.batchId <= self.newest or "addBatch" not in one.durationMs:
                 continue
             read = _read(one.sources[0])
@@ -152,7 +152,7 @@ class Progress:
             self.state_bytes = state.memoryUsedBytes
 
     def lag_seconds(self, source: PipelineSource) -> float | None:
-        """Return how long the first message that is not read has been in the topic; None if that is not known yet."""
+        """Return how long the first unread message has been in the topic; None if unknown."""
         if not self.lag or self.position is None:
             return None if self.lag is None else 0.0
         with connect(source.url, source.ledgers) as database:
@@ -161,7 +161,7 @@ class Progress:
             if first is None or first.position is None:
                 return 0.0
             now = database.backend.now()
-            # A message that was imported may have old times, but was appended after its ledger got its first entry.
+            # An imported message may have old times, but was appended after its ledger got its first entry.
             [ledger] = topic.ledgers(first.position.ledger, limit=1)
             times = (first.publish_time, first.receive_time, ledger.opened_at)
             appended = max((time for time in times if time is not None and time <= now), default=now)
@@ -169,7 +169,7 @@ class Progress:
 
 
 def observed(outcomes: DataFrame) -> DataFrame:
-    """Observe outcomes that pass: Spark evaluates `counts`."""
+    """Observe outcomes on their way: Spark evaluates `counts`."""
     return outcomes.observe(OUTCOMES, *counts())
 
 
@@ -183,8 +183,8 @@ def counts() -> list[Column]:
 
 
 def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:
-    """Count the tasks that are done and that are known of a query's run, whose id Spark makes the group of its jobs."""
-    stages: dict[int, bool] = {}  # by number: whether a job that runs has it
+    """Count the finished and the known tasks of a query's run, whose id is the group of its jobs in Spark."""
+    stages: dict[int, bool] = {}  # by stage number: whether a running job has it
     for job in map(tracker.getJobInfo, tracker.getJobIdsForGroup(run)):
         if job is not None:
             runs = job.status == "RUNNING"
@@ -198,7 +198,7 @@ def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:
 
 
 def _observed(row: Row) -> dict[str, Any]:
-    """Return observed values by their names; through Spark Connect values and names come apart."""
+    """Return observed values by name; Spark Connect returns values and names separately."""
     observed = row.asDict()
     if not is_remote():
         return observed
@@ -214,7 +214,7 @@ def _read(source: Any) -> int:
 
 
 def _offset(reported: Any) -> dict[str, Any]:
-    # Before the first micro-batch Spark reports no offset, as nothing or as JSON's null.
+    # Before the first micro-batch Spark reports a missing offset, or JSON's null.
     offset = json.loads(reported or "null") if isinstance(reported, str | None) else reported
     return offset or {}
 

@@ -72,7 +72,7 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
 def _start(
     spark: SparkSession, topic: Topic, pipeline: Pipeline, rule: EventTimeRule, whole: ReplayRange, begin: _Begin
 ) -> tuple[Position, ReplayRange]:
-    """Find a position from which the range's windows are known, and the range as known there."""
+    """Find a position from which the range's windows are known, and describe the range from there."""
     source = pipeline.source
     unknown: str | None = None
     for windows in WINDOWS_BACK:
@@ -100,7 +100,7 @@ def _start(
 
 
 def _begin(topic: Topic, source: PipelineSource) -> _Begin:
-    """Find the start of a pipeline's stream: its ``start`` if that is fixed, otherwise the first message left."""
+    """Find the start of a pipeline's stream: its ``start`` if that is fixed, otherwise the first remaining message."""
     first, ordinal = beginning(topic.storage)
     options = TopicReadOptions.checked({**place_options(source.url, None), "topic": source.topic, **source.start})
     start = None
@@ -114,7 +114,7 @@ def _begin(topic: Topic, source: PipelineSource) -> _Begin:
 
 
 def _stop(topic: Topic, source: PipelineSource, start: Position, last: int) -> Position:
-    """Find the position behind the last message that was received at ``last`` or before."""
+    """Find the position after the last message that was received at ``last`` or before."""
     wanted = ReadFilter({"receive_time": (MIN_NS, last)})
     slices = topic.plan(start, wanted=wanted, on_damage=source.on_damage)
     return slices[-1].stop if slices else start

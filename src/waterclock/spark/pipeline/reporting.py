@@ -1,4 +1,4 @@
-"""Reports the progress of pipelines: on a line that changes, as lines of a log, and to Prometheus."""
+"""Reports the progress of pipelines: as a status line, as log lines, and to Prometheus."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 
 EVERY_S = 30.0
-"""So often a pipeline without a terminal says how far it is."""
+"""How often a pipeline without a terminal reports its progress."""
 
 FIRST_EVERY_S = 10.0
-"""So often until the first micro-batch has ended, which takes longest and has no figures yet."""
+"""How often until the end of the first micro-batch, which takes longest and has no figures yet."""
 
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Says how far some pipelines have come.
+    """Reports the progress of some pipelines.
 
     Parameters
     ----------
     pipelines
-        Those that run.
+        The running pipelines.
     as_json
         Write an object per line instead of text.
     quiet
@@ -82,7 +82,7 @@ class Reporter:
             yield
 
     def tell(self, all_progress: Sequence[Progress]) -> None:
-        """Take in the progress of the pipelines, and report it when it is time."""
+        """Update the progress of the pipelines, and report it when due."""
         self._all = [*all_progress]
         if self._status is not None:
             self._status.update(Text("; ".join(line(one, None) for one in all_progress)))
@@ -119,7 +119,7 @@ class _PipelineMetrics(Collector):
 
 
 def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
-    """Return all that is known of a pipeline's progress, as JSON takes it."""
+    """Return all facts of a pipeline's progress, for JSON."""
     return {
         "pipeline": progress.pipeline,
         "micro_batches": progress.micro_batches,
@@ -142,7 +142,7 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
 
 
 def _in_first(progress: Progress) -> bool:
-    """Whether a first micro-batch runs or is planned; of one that waits for messages Spark reports, without tasks."""
+    """Whether a first micro-batch runs or is planned. If it waits for messages, Spark reports it without tasks."""
     return not progress.micro_batches and (progress.tasks is not None or progress.reported is None)
 
 

@@ -34,13 +34,13 @@ _LOOK_EVERY = 0.5
 _LOOK_AGAIN = 0.1
 
 _MESSAGES_A_BUCKET = 2**19
-"""A task holds all messages that a micro-batch has of a bucket, each in some 200 bytes."""
+"""Default messages per micro-batch and bucket: a task holds all of a bucket's in memory, each in some 200 bytes."""
 
 _REPLAY_TASKS = 8
-"""Not as many as there are cores: the same replay on another machine is to write the same."""
+"""Independent of the number of cores: the same replay on another machine must write the same."""
 
 FINISH_WITHIN_S = 20.0
-"""So long a pipeline that is to stop may go on with the micro-batch under way; Kubernetes kills after 30 s."""
+"""Seconds for which a stopping pipeline may continue the micro-batch under way; Kubernetes kills after 30 s."""
 
 
 def run_pipelines(
@@ -58,12 +58,12 @@ def run_pipelines(
     Parameters
     ----------
     once
-        Read what there is now, and end.
+        Read the existing messages, and end.
     tell
-        Called now and then with how far each has come.
+        Called from time to time with the progress of each.
     stopping
-        Called now and then; True stops the pipelines. The micro-batches under way are finished first, if that takes no
-        longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
+        Called from time to time; True stops the pipelines. The micro-batches under way are finished first, if that
+        takes no longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
 
     Topics and tables are not checked first: `waterclock.spark.pipeline.preflight.check_places` does so, without Spark.
 
@@ -91,7 +91,7 @@ def run_pipelines(
                     halt.touch()
                     _finish(queries)
                     break
-        # Not whether they ended well, since one that was given up did not.
+        # Not whether they succeeded, since one that was abandoned did not.
         for query, progress in zip(queries, all_progress, strict=True):
             progress.follow(query)
     tell(all_progress)
@@ -172,13 +172,13 @@ class OutcomeWriter:
         outcomes = outcomes.persist()
         try:
             write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
-            check()  # or Spark would commit the micro-batch, and then end the later run, which has it under way
+            check()  # otherwise Spark would commit the micro-batch, and then end the later run, which is processing it
         except (PySparkException, Py4JError) as error:
-            # With its traces the text has thousands of characters, and Spark then looks through it with a pattern that
-            # takes a frame of its stack for each.
+            # With its traces the text has thousands of characters, and Spark would match it against a pattern that
+            # takes a stack frame for each.
             raise PipelineError(reason(str(error))) from None
         finally:
-            with suppress(PySparkException, Py4JError):  # nothing is lost by it, and the first error counts
+            with suppress(PySparkException, Py4JError):  # no data is lost, and the first error counts
                 outcomes.unpersist()
 
     def _stream_id(self, spark: SparkSession) -> str:

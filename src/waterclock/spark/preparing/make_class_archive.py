@@ -26,7 +26,7 @@ def make_class_archive() -> Path:
 
 
 def run_and_dump(path: Path) -> None:
-    """Run a session that does a little of everything, and have its Java write down which classes that took."""
+    """Run a session that uses a little of everything, and make its Java record the loaded classes."""
     options: dict[str, Any] = {
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} {QUIET} -XX:ArchiveClassesAtExit='{path}'",
         "spark.driver.memory": "512m",
@@ -37,5 +37,5 @@ def run_and_dump(path: Path) -> None:
         warm_up(spark, Path(scratch))
         java: Any = spark.sparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # none else knows its end
         spark.stop()
-        java.proc.stdin.close()  # on which it ends, and writes the archive
+        java.proc.stdin.close()  # on that it ends, and writes the archive
         java.proc.wait(BUILDS_WITHIN_S)

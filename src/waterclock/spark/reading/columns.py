@@ -19,7 +19,7 @@ TIMESTAMPS = {
     "publish_timestamp": "publish_time",
     "receive_timestamp": "receive_time",
 }
-"""Spark's timestamps end at microseconds, so they are added to the exact times, for people and for SQL's functions."""
+"""Timestamps added next to the exact times, for people and SQL functions: Spark's end at microseconds."""
 
 NS_PER_US = 1000
 
@@ -38,11 +38,11 @@ _SPARK_TYPES = {
 
 
 _OPTIONAL = ("headers",)
-"""Appending fills the others; Spark looks into every value of a column for a null if that is nullable."""
+"""Appending fills in the other columns. Spark checks every value of a nullable column for null."""
 
 
 def check_columns(given: str | None) -> tuple[str, ...]:
-    """Read the option ``columns``: names, a comma between them; None means all."""
+    """Read the option ``columns``: names, separated by commas; None means all."""
     known = (*POSITIONED_SCHEMA.names, *TIMESTAMPS)
     if given is None:
         return known
@@ -67,7 +67,7 @@ def stored_columns(columns: Sequence[str]) -> list[str]:
 
 
 def laid_out(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Convert a batch that was read from a topic to the columns asked for."""
+    """Convert a batch that was read from a topic to the requested columns."""
     arrays = [_timestamps(batch, name) if name in TIMESTAMPS else batch.column(name) for name in columns]
     fields = [
         pa.field(name, array.type, nullable=name in _OPTIONAL) for name, array in zip(columns, arrays, strict=True)

@@ -21,7 +21,7 @@ OnBinary = Literal["raise", "hex"]
 """Whether text of a Kafka record that is not UTF-8 ends the query, or is written in hexadecimal."""
 
 TOMBSTONE_HEADER = "waterclock.tombstone"
-"""Header of a message whose Kafka record has no value, which tells it from a record with an empty one."""
+"""Header of a message whose Kafka record has no value, to distinguish it from a record with an empty value."""
 
 _RECORD = "'record ', offset, ' in partition ', partition, ' of Kafka topic ', topic"
 _REMEDY = 'Pass on_binary="hex" to keep such bytes in hexadecimal'
@@ -56,13 +56,13 @@ def as_messages(
     Parameters
     ----------
     df
-        Anything with a row for each message.
+        A row for each message, from any source.
     source, stream
         Text; another type is written as text. Bytes that are not UTF-8 end the query with an error that shows them:
         write such ones as ``hex(key)``, or leave them out.
     event_time, receive_time
-        BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: digits
-        below are gone before Waterclock sees them, so messages that differ by less count as simultaneous.
+        BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: further digits are
+        lost before Waterclock sees them, so messages that differ by less count as simultaneous.
     others
         Further columns, such as ``payload``, ``headers``, or the position in ``ledger``, ``entry`` (BIGINT) and
         ``index`` (INT).

@@ -33,7 +33,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Test(NamedTuple):
-    """One comparison that a row has to pass: a column, one of pyarrow's functions (or ``is_in``), and its operand."""
+    """One comparison that a row must pass: a column, one of pyarrow's functions (or ``is_in``), and its operand."""
 
     column: str
     function: str
@@ -79,7 +79,7 @@ def wanted_by(filters: Sequence[Filter]) -> ReadFilter:
 
 
 def positions_by(filters: Sequence[Filter]) -> tuple[Position | None, Position | None]:
-    """Return the first position of rows that pass all the filters, and the position before which they are."""
+    """Return the first position of rows that pass all the filters, and the position before which they end."""
     first, last = _range(filters, "ledger")
     first_entry, last_entry = _range(filters, "entry") if first == last else _ANY
     start = None if first == MIN_NS else Position(max(first, 0), max(first_entry, 0), 0)
@@ -115,7 +115,7 @@ def _range(filters: Iterable[Filter], column: str) -> _Range:
             continue
         if column in TIMESTAMPS and all(isinstance(value, datetime) for value in values):
             low, high = ((pick(values) - _UNIX_EPOCH) // _MICROSECOND * NS_PER_US for pick in (min, max))
-            # A timestamp stands for every time within its microsecond. It may be further away than any time of ours.
+            # A timestamp represents every time within its microsecond. It may lie outside our range of times.
             first, last = limit(low - NS_PER_US, high + NS_PER_US)
             limits = _both(limits, (min(first, MAX_NS), max(last, MIN_NS)))
         elif all(_fits(value, column) for value in values):

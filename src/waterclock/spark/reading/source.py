@@ -32,11 +32,14 @@ FIRST = Position(0, 0, 0)
 """The beginning of a topic."""
 
 SLICE_MESSAGES = 500_000
-"""Messages a task reads, at most, unless a row group is larger: some 20 MB of metadata."""
+"""Maximum messages per task, unless a row group is larger: some 20 MB of metadata."""
 
 
 class SlicePartition(InputPartition):
-    """The work of one task: slices, a run of them, or nothing. Enough to read sealed ones without the database."""
+    """The work of one task: slices, a run of them, or nothing.
+
+    It contains enough to read sealed ones without the database.
+    """
 
     def __init__(self, value: tuple[Slice, ...] | SliceRun) -> None:
         super().__init__(value)
@@ -142,7 +145,7 @@ def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBat
     for batch in read_slice(part, stored_columns(options.columns), encoded=options.packed, damage=damage):
         count += batch.num_rows
         yield laid_out(batch, options.columns)
-    # When a ledger is deleted, its rows leave the database at once. A reader that goes on finds the next ledger.
+    # When a ledger is deleted, its rows leave the database at once. A reader that continues finds the next ledger.
     if part.path is None and count + damage.skipped < part.messages:
         raise NotFoundError(
             f"ledger {part.start.ledger} of topic {topic!r} was deleted while it was read:"

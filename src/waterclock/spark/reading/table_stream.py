@@ -1,10 +1,10 @@
 """Reads a message table as a stream: claims messages, lets Spark process them, and acks the finished ones.
 
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
-micro-batch that is run again, after a restart too, has the same messages. They are acked once Spark has noted in its
-checkpoint that the micro-batch is finished, never before; until then this process extends their leases. It also holds
-when the table was made: the next table of that name may have other messages under these ids, and a checkpoint of the
-first is refused there.
+micro-batch that is run again, also after a restart, has the same messages. They are acked only after Spark has recorded
+in its checkpoint that the micro-batch is finished; until then this process extends their leases. An offset also has the
+time of the table's creation: the next table of that name may have other messages under these ids, and a checkpoint of
+the first is refused there.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _LeaseKeeper:
-    """Prolongs the leases of a micro-batch while Spark works on it, in the background."""
+    """Extends the leases of a micro-batch in the background while Spark processes it."""
 
     def __init__(self, table: MessageTable, deliveries: Sequence[Delivery]) -> None:
         self._table = table

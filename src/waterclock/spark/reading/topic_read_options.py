@@ -51,10 +51,10 @@ class TopicReadOptions(Opening):
     columns
         The columns wanted, in order.
     packed
-        Whether messages come packed (`waterclock.columnar.packing`), which takes `METADATA_COLUMNS` of them.
+        Whether messages are packed (`waterclock.columnar.packing`), with only `METADATA_COLUMNS`.
     buckets
-        In how many buckets a stream's messages are gathered at reading, which implies packed; None: they come
-        by source.
+        Number of buckets into which a stream's messages are gathered by the read, which implies packed; None: by
+        source.
     since, until
         Times to begin at and to stop before, ns, or how long ago as a text; None: not given.
     by
@@ -64,7 +64,7 @@ class TopicReadOptions(Opening):
     stop
         Position to stop before; None: not given.
     max_messages
-        How many messages a micro-batch takes, about; None: all that there are.
+        Approximate messages per micro-batch; None: all existing ones.
     fail_on_data_loss
         Whether a stream ends with an error if messages were deleted that it has not read.
     on_damage
@@ -133,7 +133,7 @@ class TopicReadOptions(Opening):
 
 
 def refuse_stream_options(options: Mapping[str, str]) -> None:
-    """Refuse options of a read that mean something only to a stream."""
+    """Refuse options that apply only to a stream."""
     given = {name.lower(): value for name, value in options.items()}
     for name in _STREAM_ONLY:
         if name.lower() in given:

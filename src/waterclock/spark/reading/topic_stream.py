@@ -8,10 +8,10 @@ The start of a stream is recorded as it was requested
 when it repeats the first micro-batch, and has to get the same answer from a topic that has grown. A query whose topic
 is empty gets that answer as the end of its first micro-batch, too.
 
-What changes while time passes (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
-micro-batch has no messages, and its end is the place. ``begin`` in the end of another first micro-batch is the ordinal
-of its first message, so that its messages can be counted. ``buckets`` and ``rule`` are the options of these names: a
-pipeline finds them there when it starts again.
+A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
+micro-batch has no messages, and its end is the position found. ``begin`` in the end of another first micro-batch is the
+ordinal of its first message, so that its messages can be counted. ``buckets`` and ``rule`` are the options of these
+names: a pipeline finds them there when it starts again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin is None:
                 return start
             self._refuse_loss(start)
-            damage = Damage(storage.name, self._options.on_damage, quiet=True)  # the tasks warn, once for each piece
+            damage = Damage(storage.name, self._options.on_damage, quiet=True)  # the tasks warn, once per piece
             first = place_of(storage, begin, damage)
             end = self._target or place_of(storage, storage.head())
             if isinstance(limit, ReadMaxRows) and end.ordinal - first.ordinal > limit.max_rows:
@@ -108,7 +108,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return []
             stop, damage = Position.parse(end["position"]), Damage(self._topic.name, self._options.on_damage)
             planned = plan_runs(self._topic.storage, begin, stop, SLICE_MESSAGES, damage=damage)
-            # Checked afterwards: messages are deleted from the start of a topic on, so the plan was whole.
+            # Checked afterwards: messages are deleted from the start of a topic on, so the plan was complete.
             self._refuse_loss(start)
             return partitions_of(planned)
 
@@ -119,14 +119,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_imports()
 
     def stop(self) -> None:
-        """Return the database's connections back."""
+        """Release the database's connections."""
         if "_database" in self.__dict__:
             self._database.close()
 
     @cached_property
     def _database(self) -> Database:
-        # Opened at the first use, because Spark sends readers to its workers before that; nor would it show an error
-        # that was raised earlier.
+        # Opened on first use, because Spark sends readers to its workers before that, and would hide an earlier error.
         refuse_end(self._options)
         return self._options.connect()
 
@@ -135,7 +134,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._database.topic(self._options.topic)
 
     def _begin(self, offset: Offset) -> Position | None:
-        """Find the position that an offset means; None if the message that it waits for is not there yet."""
+        """Find the position of an offset; None if the message that it waits for does not exist yet."""
         for by in FINDABLE:
             if by in offset:
                 found = find_start(self._topic.storage, by, offset[by], self._options.on_damage)
@@ -195,5 +194,5 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _moves(offset: Offset) -> bool:
-    """Return whether an offset means another place the later it is looked up."""
+    """Return whether the position of an offset depends on the time of its look-up."""
     return offset.get("position") == _LATEST or any(isinstance(offset.get(by), str) for by in FINDABLE)

@@ -49,7 +49,7 @@ _READING = {
     # With the session's own settings Spark might skip missing files, and the answer would silently lack their messages.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
-    # Ledger files have the checksum of every page, which Spark's reader looks at only if it is asked to.
+    # Ledger files have a checksum for every page, which Spark's reader verifies only on request.
     "parquet.page.verify-checksum.enabled": "true",
 }
 
@@ -65,7 +65,7 @@ def table(
     until: Time | None = None,
     by: By = "publish_time",
 ) -> DataFrame:
-    """Return a topic as a DataFrame for SQL, read by Spark's own Parquet reader as far as it is sealed.
+    """Return a topic as a DataFrame for SQL; Spark's own Parquet reader reads the sealed part.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ def _range(topic: Topic, since: Time | None, until: Time | None, by: By) -> tupl
 
 
 def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iterable[str]) -> DataFrame:
-    # With its columns named, Spark opens no file to learn them.
+    # With a given schema, Spark opens no file to infer it.
     schema = spark_schema([*columns]).replace(" NOT NULL", "")
-    # Spark takes paths for patterns.
+    # Spark treats paths as patterns.
     exactly = [_PATTERNS.sub(r"\\\g<0>", f"{root}/{path}") for path in paths]
     try:
         frame = spark.read.schema(schema).options(**_READING).parquet(*exactly)
@@ -157,7 +157,7 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
             f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}. Add the library and"
             " the credentials for that URL to Spark, or pass another URL of the store as files="
         ) from error
-    # Spark skips files without a word, as below a folder of the name that its own streams give to their log.
+    # Spark silently skips some files, such as those below a folder with the name of its streams' log.
     found = {posixpath.basename(file) for file in listed}
     for path in paths:
         if posixpath.basename(path) not in found:
@@ -169,7 +169,7 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
 
 
 def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
-    """Check that files are as long as they were written: Spark leaves empty ones out, and takes another for this."""
+    """Check that files have their written length: Spark leaves out empty files, and would accept a replaced one."""
     with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="lengths") as pool:
         for path, found in zip(sizes, pool.map(files.size, sizes), strict=True):
             if found != sizes[path]:
@@ -179,7 +179,7 @@ def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
 
 
 def _check_reader(spark: SparkSession) -> None:
-    """Check for the reader of Spark's that says from which file a row is."""
+    """Check for Spark's reader that reports the file of a row."""
     readers = spark.conf.get(_READERS) or ""
     if "parquet" not in [name.strip().lower() for name in readers.split(",")]:
         raise InvalidArgumentError(
@@ -189,7 +189,7 @@ def _check_reader(spark: SparkSession) -> None:
 
 
 def _line(why: str) -> str:
-    """Return the line that says something: Java's errors come behind a line on who called."""
+    """Return the informative line: Java's errors follow a line about the caller."""
     lines = [line.strip() for line in why.splitlines()]
     return next((line.removeprefix(": ") for line in lines if line.startswith(": ")), lines[0])
 

@@ -1,8 +1,8 @@
 """Java's archive of loaded classes: created once for a Java and a Spark, it halves the time to start a session.
 
 Java crashes if it loads a truncated archive. So an archive is named after its Java, its Spark and its length, and gets
-that name only when it is complete. ``waterclock spark prepare`` makes it; nothing else does, since it takes a minute of
-CPU time and some 200 MB of the user's cache folder. ``WATERCLOCK_CLASS_ARCHIVE=off`` makes sessions start without it.
+that name only when it is complete. Only ``waterclock spark prepare`` builds it, since it takes a minute of CPU time and
+some 200 MB of the user's cache folder. With ``WATERCLOCK_CLASS_ARCHIVE=off``, sessions start without it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from waterclock.errors import UnavailableError
 from waterclock.spark.runtime.java import Java
 
 SWITCH = "WATERCLOCK_CLASS_ARCHIVE"
-"""The environment variable that has sessions start without archives: ``off``."""
+"""The environment variable that disables archives: ``off``."""
 
 BUILDS_WITHIN_S = 600
-"""After so long an archive that is not ready is abandoned."""
+"""Time after which an unfinished archive is abandoned."""
 
 _UNUSED_AFTER_S = 30 * 86_400
-_NO_PLACE = (OSError, RuntimeError)  # the latter: this user has no home
+_NO_PLACE = (OSError, RuntimeError)  # a RuntimeError: this user has no home
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-"""Has Java say nothing of the hundreds of classes that cannot be in an archive."""
+"""Stops Java's messages about the hundreds of classes that cannot be in an archive."""
 
 _USED = f"-Xshare:auto {QUIET} -XX:SharedArchiveFile='{{}}'"
 
 
 def archive_options(java: Java) -> str:
-    """Return Java's options for the archive that fits; an empty text if it is missing or not wanted."""
+    """Return Java's options for the matching archive; an empty text if it is missing or disabled."""
     archive = find_archive(java) if is_wanted() else None
     return "" if archive is None else _USED.format(archive)
 
 
 def find_archive(java: Java) -> Path | None:
-    """Find the archive that fits; None if missing. It counts as used."""
+    """Find the matching archive, and mark it as used; None if missing."""
     try:
         for path in archive_folder().glob(f"{_key(java)}-*.jsa"):
             if path.stem.rpartition("-")[2] == str(path.stat().st_size):
@@ -105,7 +105,7 @@ def _key(java: Java) -> str:
 
 
 def _pyspark_folder() -> str:
-    # Without importing it, which takes longer than all else that `waterclock doctor` does.
+    # Without importing it, which takes longer than the rest of `waterclock doctor`.
     spec = find_spec("pyspark")
     places = [] if spec is None else spec.submodule_search_locations or []
     return places[0] if places else ""

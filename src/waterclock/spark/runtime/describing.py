@@ -13,7 +13,7 @@ _DESCRIPTION = "spark.job.description"
 
 @contextmanager
 def described(spark: SparkSession, what: str) -> Generator[None]:
-    """Describe the jobs within in Spark's pages; through Spark Connect jobs cannot have a text."""
+    """Describe the jobs of the block in Spark's pages; Spark Connect does not support this."""
     if is_remote():
         yield
         return

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 _TRIES = 5
-"""Attempts to move a folder to a place that others use, too, before the move counts as failed."""
+"""Attempts to move a folder to a place that others also use."""
 
 
 def file_names(spark: SparkSession, folder: str) -> frozenset[str]:
@@ -31,9 +31,9 @@ def write_text(spark: SparkSession, place: str, text: str) -> None:
 
 
 def move_into_place(spark: SparkSession, written: str, place: str) -> None:
-    """Move a folder that is written whole to a place, and replace an existing one.
+    """Move a complete folder to a place, and replace an existing one.
 
-    Of two that are moved to one place at the same time, one stays, whole. On object stores moving is copying.
+    If two are moved to one place at the same time, one of them stays, complete. On object stores moving is copying.
     """
     hadoop = _Hadoop(spark)
     source, _ = hadoop.open(written)
@@ -50,7 +50,7 @@ def move_into_place(spark: SparkSession, written: str, place: str) -> None:
 
 
 def remove_folder(spark: SparkSession, folder: str) -> None:
-    """Delete a folder with all that is in it; nothing happens if it does not exist."""
+    """Delete a folder with its contents; do nothing if it does not exist."""
     path, filesystem = _Hadoop(spark).open(folder)
     filesystem.delete(path, True)
 
@@ -72,9 +72,9 @@ class _Hadoop:
 
     def rename(self, filesystem: Any, source: Any, target: Any) -> None:
         """Rename a folder; an error if something has the name."""
-        if filesystem.getScheme() == "file":  # which embedded sessions leave out of what `FileContext` knows
+        if filesystem.getScheme() == "file":  # embedded sessions configure `FileContext` without it
             Path(source.toUri().getPath()).rename(target.toUri().getPath())
             return
-        # By `FileSystem` the folder would move into one that has come there meanwhile.
+        # `FileSystem` would move the folder into one that was created there meanwhile.
         context = self._classes.FileContext.getFileContext(filesystem.getUri(), self._configuration)
         context.rename(source, target, self._gateway.new_array(self._classes.Options.Rename, 0))

@@ -1,7 +1,7 @@
 """The number of partitions of a streaming query's state, fixed forever: the number of cores in its first run.
 
-Spark's own number is 200, and each part costs each micro-batch a task with a store to open and to commit. Each bucket
-of a part costs some calls from Python to the JVM; a few for each part keep sources that send much from meeting in one.
+Spark's own number is 200, and each partition costs every micro-batch a task that opens and commits a store. Each bucket
+of a partition costs some calls from Python to the JVM; a few per partition keep busy sources apart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Parts(NamedTuple):
 def chosen_partitions(spark: SparkSession) -> int:
     """Return the session's setting, or the number of cores if it has Spark's default; or the next lower number.
 
-    Over others than the divisors of `MOST_BUCKETS` buckets do not spread evenly, and the fullest is waited for.
+    Unless the number divides `MOST_BUCKETS`, buckets are spread unevenly, and the fullest partition delays the others.
     """
     setting = str(spark.conf.get(PARTITIONS))
     most = cores_of(spark) if setting == _SPARKS_OWN else int(setting)
@@ -48,7 +48,7 @@ def chosen_partitions(spark: SparkSession) -> int:
 
 
 def chosen_buckets(partitions: int) -> int:
-    """Return how many buckets are right for a state in so many partitions."""
+    """Return the number of buckets for a state with this many partitions."""
     return min(_BUCKETS_A_PARTITION * partitions, MOST_BUCKETS)
 
 
@@ -66,14 +66,14 @@ def cores_of(spark: SparkSession) -> int:
 
 
 def few_connecting(rows: DataFrame, column: str) -> DataFrame:
-    """Bring rows with the same value of a column into one task, of at most `MOST_CONNECTING`."""
+    """Put rows with the same value of a column into one task, with at most `MOST_CONNECTING` tasks."""
     partitions = int(rows.sparkSession.conf.get(PARTITIONS) or 1)
     # Spark joins small partitions only if it has chosen their number itself.
     return rows.repartition(column) if partitions <= MOST_CONNECTING else rows.repartition(MOST_CONNECTING, column)
 
 
 def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
-    """Read from a checkpoint of a pipeline how its state is parted; None if no query has begun it."""
+    """Read the partitions of the state from a pipeline's checkpoint; None if no query has begun it."""
     found = _offsets(spark, checkpoint, [_any_line_with(PARTITIONS), _any_line_with('"buckets"')])
     if found is None or None in found:
         return None
@@ -81,7 +81,7 @@ def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
 
 
 def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
-    """Read from a checkpoint of a pipeline by which rule it was written; None if no query has begun it."""
+    """Read the rule from a pipeline's checkpoint; None if no query has begun it."""
     found = _offsets(spark, checkpoint, [_any_line_with('"rule"')])
     return None if found is None or found[0] is None else json.loads(found[0])["rule"]
 
@@ -101,5 +101,5 @@ def _any_line_with(text: str) -> Column:
 
 
 def _parallelism(spark: SparkSession) -> int:
-    # By a job, which needs an executor and works through Spark Connect, too.
+    # With a job, which needs an executor, but also works through Spark Connect.
     return spark.range(_ENOUGH_ROWS).select(F.spark_partition_id()).distinct().coalesce(1).count()

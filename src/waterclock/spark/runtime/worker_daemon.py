@@ -1,8 +1,8 @@
 """The process that an embedded Spark forks its Python workers from, with the imports of batching done once.
 
 A stream runs several Python operators at a time, each in a worker of its own that would spend seconds on the same
-imports. Spark also makes every worker collect garbage after every task, which takes longer the more is imported;
-modules imported before the fork are spared that. NumPy and Arrow have started threads by then, and both survive a fork.
+imports. Spark also makes every worker collect garbage after every task, which takes longer with more imports; modules
+imported before the fork are exempt. NumPy and Arrow have started threads by then, and both survive a fork.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _unless_hung_up(work: Callable[[Any, bool], int]) -> Callable[[Any, bool], i
 
 def main() -> None:
     """Import, and fork workers until Spark ends."""
-    if sys.argv[1:] == ["pyspark.worker"]:  # those that plan reads and writes need less
+    if sys.argv[1:] == ["pyspark.worker"]:  # workers that plan reads and writes need less
         for name in _FOR_TASKS:
             with suppress(Exception):  # a module that cannot be imported fails when a task needs it
                 importlib.import_module(name)

@@ -1,7 +1,7 @@
-"""Gets Spark's Python workers ready for the next task sooner.
+"""Makes Spark's Python workers ready for the next task sooner.
 
-A worker runs many tasks, and Spark makes it collect garbage after each: among everything that was ever imported, which
-takes 40 ms, while a small task takes 5. Imported modules stay, so they can be left out.
+A worker runs many tasks, and Spark makes it collect garbage after each. That scans everything ever imported and takes
+40 ms, while a small task takes 5. Imported modules stay, so they can be excluded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 _SEARCHING = ("pyspark.daemon", "waterclock.spark.runtime.worker_daemon")
-"""The programs that look for garbage after each task: Spark's own, and ours around it."""
+"""The programs that collect garbage after each task: Spark's own, and ours around it."""
 
 _modules = 0
 

@@ -1,4 +1,4 @@
-"""The messages of batches, as rows or arrays for SQL, with the payloads that they have in their topic."""
+"""The messages of batches, as rows or arrays for SQL, with their payloads from the topic."""
 
 from __future__ import annotations
 
@@ -72,13 +72,14 @@ def messages_of(
     Parameters
     ----------
     batches
-        What `event_time_batches`, `rate_aware_batches` or `batches_of` gave, batch or streaming, or some of it.
+        The result of `event_time_batches`, `rate_aware_batches` or `batches_of`, batch or streaming, or some of its
+        rows.
     payloads
         Name of the topic that the messages were read from: then they come with its columns at their positions.
     url, ledgers
         The database of that topic, as `waterclock.connect` takes them.
     as_array
-        Leave a row for each batch.
+        Return one row per batch.
 
     Returns
     -------
@@ -110,7 +111,7 @@ def messages_of(
 
 
 def by_position(batches: DataFrame) -> DataFrame:
-    """Bring the batches that begin in a ledger into one task, in order of position, so that its file is read once."""
+    """Put the batches that begin in a ledger into one task, in order of position, so that its file is read once."""
     # Columns of their own, or the messages would be copied at every comparison.
     placed = batches.withColumns({_LEDGER: first_place(["ledger"]), _PLACE: first_place()})
     return few_connecting(placed, _LEDGER).sortWithinPartitions(_PLACE).drop(_LEDGER, _PLACE)

@@ -62,9 +62,9 @@ class Payloads:
     topic
         The topic.
     pass_over
-        Errors for which a message goes on without its payload, with `LOST_HEADER`; any other ends the look.
+        Errors for which a message continues without its payload, with `LOST_HEADER`; any other ends the look-up.
     remedy
-        What errors say besides.
+        Text added to errors.
     decoded
         The row groups decoded last, for the lookups of one task.
     """
@@ -84,7 +84,7 @@ class Payloads:
 def looks(
     batches: Iterator[pa.RecordBatch], payloads: Payloads | None
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Lay out the messages of batches, as many batches at once as memory allows.
+    """Yield the messages of batches, as many batches at once as memory allows.
 
     Yields
     ------
@@ -163,7 +163,7 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
 
 
 def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) -> pa.Table:
-    """Return the messages of a topic at the positions of some rows, if they are those of the rows.
+    """Return the messages of a topic at the positions of some rows, and check that they belong to the rows.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
     differs = ~_same_times(found.column("event_time").to_numpy(), _event_times(rows))
     for name in _NAMES:
         other = pc.call_function("not_equal", [found.column(name), rows.column(name).cast(pa.string())])
-        differs |= pc.call_function("coalesce", [other, pa.scalar(True)]).to_numpy()  # of a null
+        differs |= pc.call_function("coalesce", [other, pa.scalar(True)]).to_numpy()  # the place of a null
     if differs.any():
         number = int(np.argmax(differs))
         place = ":".join(str(rows.column(name)[number]) for name in POSITION)
@@ -250,9 +250,9 @@ def encoded(
 
 
 def _same_times(stored: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return where times equal the stored ones, or those cut to whole microseconds.
+    """Return where times equal the stored ones, or those cut to whole microseconds, where Spark's TIMESTAMP ends.
 
-    Spark's TIMESTAMP ends there. Of a time before 1970 one is left on either side, as the query divides.
+    For times before 1970 the cut may round up or down, depending on the query's division.
     """
     cut = stored - np.fmod(stored, _NS_PER_US)
     below = stored - np.mod(stored, _NS_PER_US)

@@ -1,8 +1,8 @@
 """The stateful operators of a streaming query: one binary state per bucket of sources, and a timer that wakes it.
 
-Before packed rows are gathered by bucket they say how far the receive clock of the stream has come (column ``clock``),
-from which Spark makes its watermark; then that column is dropped, because Spark would silently leave out rows behind
-the watermark. The batcher decides which messages are late.
+Before packed rows are gathered by bucket, their column ``clock`` has the stream's receive clock, from which Spark
+derives its watermark. Then that column is dropped, because Spark would silently leave out rows behind the watermark.
+The batcher decides which messages are late.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _NS_PER_MS = 1_000_000
 _STATE = "batcher"
-"""As it was called when each source had a state of its own: Spark compares the keys of equal names, and refuses."""
+"""The name of the state. Spark refuses a checkpoint whose state of this name has another type of key."""
 
-# Texts would be parsed in the JVM, at two calls a task.
+# The JVM would parse texts, with two calls per task.
 _STATE_SCHEMA = StructType().add("state", BinaryType()).add("buckets", IntegerType())
 _WAKING_STATE_SCHEMA = StructType([*_STATE_SCHEMA, StructField("timer", LongType())])
 
@@ -69,7 +69,7 @@ class Stream(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to remember."""
+        """Whether the state is empty."""
         ...
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
@@ -110,7 +110,7 @@ class _Processor(StatefulProcessor):
         rows: Iterator[Any],
         timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
     ) -> Iterator[Row]:
-        """Take in a bucket's rows of a micro-batch."""
+        """Process a bucket's rows of a micro-batch."""
         yield from self._take(key, _messages(rows, self._record), timerValues, None)
 
     def handleExpiredTimer(  # noqa: N802  # Spark's name
@@ -198,7 +198,7 @@ class EventTimeProcessor(_Processor):
 
 
 class RateProcessor(_Processor):
-    """Batches the sources of buckets by rate, which asks no clock but to forget them."""
+    """Batches the sources of buckets by rate, which uses a clock only to forget sources."""
 
     def __init__(self, options: RateOptions, buckets: int) -> None:
         super().__init__(POSITIONED, buckets, wakes=options.forget_after is not None)

@@ -18,7 +18,7 @@ from waterclock.spark.writing.writer import Writer
 class BatchWriter(Writer):
     """Writes the batches of a DataFrame, or of a stream's micro-batch, each as one message of its source's group.
 
-    Those of ``is_written`` are bytes already.
+    Batches of ``is_written`` are already bytes.
     """
 
     def __init__(self, options: WriteOptions, table: str, *, is_written: bool = False) -> None:

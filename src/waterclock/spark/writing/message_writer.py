@@ -41,7 +41,7 @@ POSITION_HEADER = "waterclock.position"
 """Header of a rejected message: its position in the topic that it was read from."""
 
 ENTRY_MESSAGES = 10_000
-"""Messages a writer appends to a topic at a time."""
+"""Messages that a writer appends at a time."""
 
 _HEADERS = MESSAGE_SCHEMA.field("headers").type
 _ROW_BITS = 32
@@ -80,7 +80,7 @@ class MessageWriter(Writer):
         self._write = f"spark-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task's messages, in the order of their positions, or else of their times."""
+        """Write one task's messages, in the order of their positions or, without positions, of their times."""
         batches = [batch for batch in iterator if batch.num_rows]
         if not batches:
             return WriterCommitMessage()
@@ -179,8 +179,8 @@ def _with_headers(rows: pa.Table, payloads: Payloads | None) -> pa.Table:
 
 
 def joined_headers(headers: pa.ChunkedArray, added: Mapping[str, pa.ChunkedArray]) -> pa.MapArray:
-    """Append one header of each name to the headers of each message, column by column: a list of each takes 50 µs."""
-    old = headers.cast(_HEADERS).take(pa.array(np.arange(len(headers)))).combine_chunks()  # without traces of slices
+    """Append one header of each name to the headers of each message, by column: as lists a message takes 50 µs."""
+    old = headers.cast(_HEADERS).take(pa.array(np.arange(len(headers)))).combine_chunks()  # without offsets of slices
     held = np.diff(old.offsets.to_numpy())
     offsets = np.append(0, np.cumsum(held + len(added))).astype(np.int32)
     pairs = len(old.keys)

@@ -24,7 +24,7 @@ _BATCH_TYPES: dict[str, DataType] = {
     "messages": BinaryType(),
 }
 _WRITTEN_TYPES: dict[str, DataType] = {"id": StringType(), "source": StringType(), "payload": BinaryType()}
-"""Of batches that are bytes already, as a pipeline's Parquet output has them."""
+"""The columns of batches that are already bytes, as in a pipeline's Parquet output."""
 
 
 def make_writer(

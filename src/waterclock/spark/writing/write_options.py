@@ -28,7 +28,7 @@ _KNOWN = (
     "producer",
     "microBatch",
 )
-# Spark hands a stream's own options to its sink too.
+# Spark also passes a stream's own options to its sink.
 _SPARKS = ("checkpointLocation", "path", "queryName")
 
 
@@ -47,8 +47,8 @@ class WriteOptions(Opening):
     fail_on_data_loss, on_damage
         The treatment of messages whose payloads were deleted since, or are damaged, lost or missing.
     producer
-        Name under which a topic remembers the write, so that the same write, done again, adds nothing; None: the
-        stream's own id, or one for this write alone.
+        Name under which a topic remembers the write, so that a repeated write adds nothing; None: the stream's own id,
+        or one for this write alone.
     micro_batch
         Number of this write among the producer's, if ``foreachBatch`` writes; each is larger than the one before.
     """
@@ -120,7 +120,7 @@ class WriteOptions(Opening):
 
     @contextmanager
     def open_payloads(self, database: Database) -> Generator[Payloads | None]:
-        """Open the topic in which the payloads lie; ``database`` is the one that is written to."""
+        """Open the topic with the payloads; ``database`` is the target of the write."""
         if self.payloads is None:
             yield None
         elif self.payloads_url is None:

@@ -19,4 +19,4 @@ class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self.finish()
 
     def finish(self) -> None:
-        """Tidy up; nothing to do unless a writer says otherwise."""
+        """Tidy up; a subclass may override this."""

@@ -1,8 +1,8 @@
 """The dispatch queue: claimed messages that wait for a slot, in lanes.
 
 A lane holds one message, or those of one group, which are handled one after another. A worker claims no more messages
-than its free slots can start. If its handlers are fast, it also claims as many as all of them handle in a moment, so
-that claims are few and claimed messages never wait long.
+than its free slots can start. If its handlers are fast, it also claims as many as they handle in a short time, so that
+claims are few and claimed messages wait only briefly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Handling:
     began_at
         When its handler was called, monotonic ns; 0 before.
     waits_for_loop
-        Whether it has a slot but the event loop has not started its handler, whose time limit has not begun.
+        Whether it has a slot, but the event loop has not started its handler. Its time limit has then not begun.
     asked
         Whether the handler was asked to stop.
     ended
@@ -55,7 +55,7 @@ class Handling:
     cancel
         Cancels the handler, if possible.
     lane
-        The lane in which it waits, before the others of its group.
+        The lane in which it waits, ahead of the others of its group.
     """
 
     __slots__ = (
@@ -228,7 +228,7 @@ class Lanes:
         if self._paused:
             return 0
         taken = len(self._running) + len(self._ready) + self._reserved
-        # The next message of these lanes starts as soon as the ack before it is stored: it needs a slot then.
+        # The next message of these lanes starts as soon as the ack before it is stored, and then needs a slot.
         most = self._slots + (self._ahead() if ahead else -self._waiting_for_acks)
         return min(most - taken, _MOST_UNRECORDED - self._unrecorded)
 
@@ -317,7 +317,7 @@ class Lanes:
         return one
 
     def end(self, one: Handling, *, goes_on: bool) -> list[Handling]:
-        """Free a slot; return messages of the same lane that must go back, if the lane does not go on."""
+        """Free a slot; return messages of the same lane that must go back, if the lane does not continue."""
         now = moments.monotonic_ns()
         dropped: list[Handling] = []
         ready = False
@@ -373,7 +373,7 @@ class Lanes:
             self._go_on_after(handlings)
 
     def not_given_back(self, handlings: Sequence[Handling]) -> None:
-        """Handle no later messages of groups whose messages could not be given back, until they are."""
+        """Handle no later messages of groups whose messages could not be given back, until they are given back."""
         with self._lock:
             for one in handlings:
                 if one.delivery.leased.position is not None:
@@ -392,7 +392,7 @@ class Lanes:
                 held.since = now
 
     def take_back(self) -> list[Handling]:
-        """Take back messages that have waited too long for a slot: another worker may have one.
+        """Take back messages that have waited too long for a slot: another worker may have a free one.
 
         Later messages of their groups are not handled before `given_back`.
         """

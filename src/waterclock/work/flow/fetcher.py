@@ -32,7 +32,7 @@ _AT_ONCE = 500  # maximum messages of one claim
 
 _APART, _LONGEST_APART = 2 * _SECOND, 60 * _SECOND
 """With ``max_attempts``: ns between the starts of messages whose last lease ran out, and the maximum wait for a turn.
-One of them may kill the process whenever it is handled, and must not take the same others along again.
+One of them may kill the process whenever it is handled, and must not affect the same other messages again.
 """
 
 UNKNOWN_FOR = "5s"
@@ -58,7 +58,7 @@ class Intake:
     Parameters
     ----------
     here
-        Whether this process handles the messages, so that a handler that kills it affects them all.
+        Whether this process handles the messages, so that a handler that kills it affects all of them.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Intake:
 
     @property
     def _counts(self) -> bool:
-        """Return whether a message dies after so many claims: then none is claimed before a slot is free for it."""
+        """Return whether claims of a message are limited: then none is claimed before a slot is free for it."""
         return self.table.context.options.max_attempts is not None
 
     def _is_there(self) -> bool:
@@ -131,7 +131,7 @@ class Intake:
         return True
 
     def _wait(self) -> None:
-        """Wait for something to do: while idle, a check costs less than a claim."""
+        """Wait for messages: while idle, a check costs less than a claim."""
         until = moments.monotonic() + self.subscription.claims_every
         while not self.subscription.wait() and moments.monotonic() < until:
             pass
@@ -149,14 +149,14 @@ class Intake:
         finally:
             late = self._lanes.add(self, ours, room, begun)
         self.give_back(late)
-        # If messages come now and then, wait for the next one at once.
+        # If messages come one at a time, wait for the next one at once.
         if found and (self._found_before or self._lanes.is_full):
             self.subscription.need_no_notifications()
         self._found_before = bool(found)
         return bool(found)
 
     def _to_handle(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Put off messages that must not be handled now, with those behind them in their groups."""
+        """Postpone messages that must not be handled now, with those behind them in their groups."""
         ours: list[Delivery] = []
         passed: set[str | None] = set()
         for each in found:
@@ -188,14 +188,14 @@ class Intake:
 
     def check(self, one: Handling) -> None:
         """Check whether a message is still ours after a long wait behind others of its group."""
-        with suppress(WaterclockError):  # its ack will find out
+        with suppress(WaterclockError):  # its ack will detect that
             discard([one.delivery], extended=True)
 
     def give_back(self, handlings: Sequence[Handling]) -> None:
         """Return messages to their tables, due at once, without counting an attempt.
 
-        If that fails, it is retried before the next claim, which may bring later messages of their groups. If there is
-        no other claim, they return when their leases end.
+        If that fails, it is retried before the next claim, which may bring later messages of their groups. Without a
+        further claim, they return when their leases end.
         """
         if not handlings:
             return

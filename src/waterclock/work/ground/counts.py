@@ -51,7 +51,7 @@ class Counts:
 
 
 class Observer(Protocol):
-    """Measures what a worker does, message by message. Called from any of its threads."""
+    """Measures a worker, message by message. Called from any of its threads."""
 
     def note_outcome(self, delivery: Delivery, outcome: str) -> None:
         """Note the outcome of a message, by its name in `Counts`."""

@@ -1,4 +1,4 @@
-"""Handlers: functions that a worker calls with messages, each for the messages of a kind or for all of them.
+"""Handlers: functions that a worker calls with messages of one kind, or with all.
 
 A message's kind is its header ``kind``. The parameters of a handler decide its arguments.
 """
@@ -198,7 +198,7 @@ def _hints(function: Handler) -> dict[str, Any]:
         # One by one: a missing name, such as that of the return type, must not hide the others.
         one = types.SimpleNamespace(__annotations__={name: annotation}, __globals__=known)
         with suppress(NameError, TypeError):
-            found |= typing.get_type_hints(one)  # without what Annotated adds, which may not be hashable
+            found |= typing.get_type_hints(one)  # without the additions of Annotated, which may be unhashable
     return found
 
 

@@ -90,7 +90,7 @@ class Caller:
         return self.finish(one, outcome)
 
     def _run_if_coroutine(self, given: Any, one: Handling) -> None:
-        """Run the coroutine of a plain function that wraps an ``async def``: it looks like any other function."""
+        """Run the coroutine of a plain function that wraps an ``async def``, which looks like any other function."""
         if inspect.isawaitable(given):
             self.open_loop().submit(lambda: self._within_timeout(_awaited(given, one.delivery)), one)
 
@@ -162,7 +162,7 @@ class Caller:
         if observer is not None and outcome.verb not in ("skip", "give_back"):
             observer.note_handled(one.delivery, (moments.monotonic_ns() - one.began_at) / _SECOND)
         if not one.decide():
-            return False  # its time was up, and the message is no longer its own
+            return False  # its time limit had passed, and it no longer owns the message
         dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
         one.intake.recorder.put(one, outcome, dropped)
         self._ended()

@@ -58,7 +58,7 @@ class HandledTable:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child can handle messages: of these kinds for each table, None: of all."""
+    """The child can handle messages: of these kinds for each table (None: of all)."""
 
     kinds: Sequence[tuple[str, ...] | None]
 
@@ -83,7 +83,7 @@ class Ended:
     over
         Whether the handler itself has acked it or given it back.
     undecided
-        Whether it was acked in the handler's transaction, which decides.
+        Whether it was acked in the handler's transaction, which decides its outcome.
     memory
         Memory used by the child, bytes.
     """

@@ -1,4 +1,4 @@
-"""A child process with a process group of its own: what kills the child also kills the processes that it started."""
+"""A child process with its own process group: killing the child also kills the processes that it started."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def lead_group() -> None:
-    """Turn this process, a `GroupedProcess`, into the leader of a process group that its children will be in."""
+    """Turn this process, a `GroupedProcess`, into the leader of a process group for its children."""
     os.setpgid(0, 0)
 
 
 class GroupedProcess(SpawnProcess):
-    """A spawned process; if it is killed or fails, its process group is killed, before its number is free again."""
+    """A spawned process. If it is killed or fails, its process group is killed before its id can be reused."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> _GroupPopen:  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]  # multiprocessing's name
