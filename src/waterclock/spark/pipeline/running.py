@@ -114,11 +114,11 @@ def run_pipeline(
 def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
     """Batch the messages of a range of time again, and write them to the outputs.
 
-    Adjoining ranges give each batch once, and overlapping ones the same batches: those of the whole topic, as far as
-    they start in the range. Batches that messages behind could still change are left out, unless the topic has ended.
-    Those that are in a message table already stay as they are; rejected messages and Parquet files get a name that says
-    the range, so that the same replay, done again, changes nothing. Of two replays of one range at the same time, the
-    one that was started later goes on.
+    Adjoining ranges return each batch once, and overlapping ones the same batches: those of the whole topic that start
+    in the range. Batches that later messages could still change are left out, unless the topic has ended. Batches that
+    are already in a message table stay unchanged. Rejected messages and Parquet files get a name with the range, so
+    that the same replay, run again, changes nothing. Of two replays of one range at the same time, the one that was
+    started later goes on.
 
     Parameters
     ----------
