@@ -192,6 +192,19 @@ def test_a_closed_database_says_that_it_is_closed(run: Run) -> None:
     run(use)
 
 
+def test_closing_a_database_ends_what_waits_with_an_error(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders")
+        waits = [asyncio.ensure_future(each) for each in (orders.receive(wait="1h"), anext(orders.subscribe()))]
+        while sum(len(watch.waiters) for watch in [*database.waiting._watches.values()]) < len(waits):
+            await asyncio.sleep(0)
+        await database.close()
+        errors = await asyncio.gather(*waits, orders.receive(wait="1h"), return_exceptions=True)
+        assert all(isinstance(error, InvalidArgumentError) and "was closed" in str(error) for error in errors)
+
+    run(use)
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("threads", [0, 65, "two"])
 def test_a_number_of_threads_that_is_out_of_range_is_refused(database_url: str, threads: Any) -> None:
@@ -242,7 +255,7 @@ def test_a_forked_process_goes_on_with_threads_of_its_own(run: Run) -> None:
             await asyncio.sleep(0)
 
         async def put_and_receive() -> str:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await orders.put("first")
                 [first] = await orders.receive(1)
                 await first.ack()

@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from waterclock._support import moments
-from waterclock.errors import WaterclockError
+from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.tables.consumers.receiving import Watched, pause_after
 from waterclock.tables.databases.changes import Changes, Stop
 
@@ -58,9 +58,15 @@ class DatabaseWaits:
         -------
         bool
             False if ``seconds`` were over first; then do not call `report`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the database is closed.
         """
         if self._process != os.getpid():  # the thread stayed in the process that forked this one
             self._begin()
+        self._check_open()
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         waiter = (loop, woken)
@@ -82,7 +88,12 @@ class DatabaseWaits:
             if not self._leave(watch, waiter):
                 self.report(watched, found=True)  # the next waiter must look instead
             raise
+        self._check_open()
         return True
+
+    def _check_open(self) -> None:
+        if self._stop.is_set():
+            raise InvalidArgumentError("cannot wait for messages: the database was closed. Connect again")
 
     def _leave(self, watch: _WatchedTable, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]) -> bool:
         """Stop waiting; return False if this waiter was already woken."""
@@ -105,10 +116,13 @@ class DatabaseWaits:
         self._stop.nudge()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and all waits with an error."""
         self._stop.set()
-        if self._thread is not None:
-            moments.join(self._thread)
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            moments.join(thread)
+        self._end()
 
     def _run(self) -> None:
         while watches := self._open():
@@ -123,15 +137,17 @@ class DatabaseWaits:
         with self._lock:
             for what, watch in [*self._watches.items()]:
                 if self._stop.is_set() or not (watch.waiters or watch.is_claiming):
-                    del self._watches[what]
+                    if not watch.waiters:  # others are woken when the thread has ended
+                        del self._watches[what]
                     if watch.changes is not None:
                         watch.changes.close()
-            if not self._watches:
+            if self._stop.is_set() or not self._watches:
                 self._thread = None
+                return []
             return [*self._watches.values()]
 
     def _end(self) -> None:
-        """Wake all, so that their claims raise the error."""
+        """Wake all, so that their claims raise the error, or they learn that the database is closed."""
         with self._lock:
             watches, self._watches = self._watches, {}
             self._thread = None
