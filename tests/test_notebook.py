@@ -53,3 +53,12 @@ def test_an_empty_topic_and_table_show_themselves(connect: Callable[..., wc.Data
     database = connect()
     assert "<strong>Topic t</strong>" in database.create_topic("t")._repr_html_()
     assert "<strong>Message table q</strong>" in database.create_table("q")._repr_html_()
+
+
+def test_control_characters_are_shown_escaped_and_long_texts_are_cut() -> None:
+    name = "\x1b]0;\0\u202e<img>" + "x" * 100_000
+    batch = wc.Batch(name, 0, 1, 2, "timeout", (wc.Message(name, name, 0, b""),))
+    shown = batch._repr_html_()
+    assert shown.isprintable()
+    assert "\\x1b]0;\\x00\\u202e&lt;img&gt;xxx" in shown
+    assert len(shown) < 10_000

@@ -20,8 +20,9 @@ def test_any_text_becomes_well_formed_xml_that_reads_back(title: str, content: s
         assert (back[-1].text or "") == readable
 
 
-def test_characters_that_xml_cannot_hold_are_shown_as_missing() -> None:
-    root = picture(10, 10, "a\0b", "", "")
+@pytest.mark.parametrize("character", ["\0", "\x7f", "\x9b", "\u202e", "\u2066"], ids=ascii)
+def test_characters_that_xml_cannot_hold_or_that_reorder_text_are_shown_as_missing(character: str) -> None:
+    root = picture(10, 10, f"a{character}b", "", "")
     assert "a\N{REPLACEMENT CHARACTER}b" in to_text(root)
 
 

@@ -1,9 +1,11 @@
-"""Small tables in HTML, for notebooks. Everything in them is escaped."""
+"""Small tables in HTML, for notebooks. Everything in them is escaped, control characters too, and long texts are cut."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+
+from waterclock._support.quoting import in_a_line
 
 
 def facts_as_html(title: str, facts: Mapping[str, object]) -> str:
@@ -28,4 +30,4 @@ def _cell(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return escape(str(value))
+    return escape(in_a_line(str(value)))

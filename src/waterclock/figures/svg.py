@@ -6,8 +6,11 @@ import re
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-# XML 1.0 cannot contain these, not even escaped, but a source's name may.
-_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# XML 1.0 cannot contain the first ones, not even escaped, and the others control or reorder the text around them. A
+# source's name may contain any of them.
+_FORBIDDEN = re.compile(
+    "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 _LETTER = 0.6
 """Estimated width of a letter in a sans-serif font, relative to the font's size; bold ones are a tenth wider."""
