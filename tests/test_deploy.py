@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,13 @@ def test_a_pod_has_probes_no_rights_and_time_to_stop(pod: dict[str, Any]) -> Non
         f":{container['ports'][0]['containerPort']}"
     )
     assert pod["terminationGracePeriodSeconds"] > GRACE
+
+
+def test_the_handler_that_the_compose_file_mounts_is_there() -> None:
+    mounted = {name.partition(":")[0] for name in COMPOSE["x-waterclock"]["volumes"] if name.startswith(".")}
+    assert mounted == {"./shop.py"}
+    script = "from waterclock.work.ground.handlers import Handlers; import shop; Handlers(shop.handle)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=DEPLOY, check=False).returncode == 0
 
 
 def test_the_image_has_the_extras_that_its_commands_need() -> None:

@@ -150,7 +150,7 @@ def test_times_are_written_with_as_many_decimals_as_they_need() -> None:
     ("value", "says"),
     [
         (pd.NaT, "event_time must be a time, got NaT"),
-        (np.datetime64("NaT"), "event_time must be a time, got NaT"),
+        (np.datetime64("NaT", "ns"), "event_time must be a time, got NaT"),
         (np.datetime64("2026-07-01T12:00:00.5", "ns"), "pass f'{value}Z'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Small tables in HTML, for notebooks. Everything in them is escaped, control characters too, and long texts are cut."""
+"""Small tables in HTML, for notebooks. Everything in them is escaped, control characters too, and long texts cut."""
 
 from __future__ import annotations
 
