@@ -151,6 +151,16 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
             'checkpoint = "\\u0000"',
             "line 25: run.checkpoint must be a non-empty string without NUL characters, got '\\x00'",
         ),
+        (
+            'checkpoint = "{folder}/checkpoint"',
+            'checkpoint = "/line[1]"',
+            "line 25: run.checkpoint must not contain any of {}[]*?\\, which Spark reads as a pattern, got '/line[1]'",
+        ),
+        (
+            'parquet = "{folder}/batches"',
+            'parquet = "/all*"',
+            "line 18: output.parquet must not contain any of {}[]*?\\, which Spark reads as a pattern, got '/all*'",
+        ),
         ('trigger = "5s"', f"state_partitions = {10**30}", "line 26: run.state_partitions must be an integer from 1"),
         (
             'table = "batches"',

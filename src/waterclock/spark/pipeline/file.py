@@ -27,6 +27,8 @@ from waterclock.time import is_duration, to_duration, to_time
 from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
 from waterclock.topics.model.names import check_name
 
+_PATTERN_MARKS = "{}[]*?\\"
+
 _TARGETS: tuple[Kind, ...] = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[Kind, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
 _SAME_STORE = {"s3a": "s3", "s3n": "s3"}
@@ -179,6 +181,7 @@ def _pipeline(
         outputs.append(output)
     run = table("run")
     checkpoint = run.text("checkpoint")
+    _refuse_pattern(run, "run.checkpoint", checkpoint)
     trigger = run.optional("trigger") or AVAILABLE_NOW
     if trigger != AVAILABLE_NOW:
         run.check("trigger", lambda: to_duration(trigger, "trigger"))
@@ -275,6 +278,15 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
     return rule
 
 
+def _refuse_pattern(table: TomlTable, name: str, folder: str) -> None:
+    """Check that Spark finds what it writes: it writes to the path as given, but reads it as a pattern."""
+    if any(mark in folder for mark in _PATTERN_MARKS):
+        raise table.wrong(
+            name.rpartition(".")[2],
+            f"{name} must not contain any of {_PATTERN_MARKS}, which Spark reads as a pattern, got {quoted(folder)}",
+        )
+
+
 def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
     what = table.text("what")
     if what not in _TARGETS_OF:
@@ -289,6 +301,8 @@ def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
     kind, target = given[0]
     if kind == "topic":
         table.check(kind, lambda: check_name(target))
+    elif kind == "parquet":
+        _refuse_pattern(table, "output.parquet", target)
     name, url, ledgers = table.optional("name"), table.url("url"), table.optional("ledgers")
     if name is not None:
         table.check("name", lambda: check_name(name))
