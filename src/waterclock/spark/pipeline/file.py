@@ -279,7 +279,7 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
 
 
 def _refuse_pattern(table: TomlTable, name: str, folder: str) -> None:
-    """Check that Spark finds what it writes: it writes to the path as given, but reads it as a pattern."""
+    """Check that Spark finds its own files: it writes to the path as given, but reads it as a pattern."""
     if any(mark in folder for mark in _PATTERN_MARKS):
         raise table.wrong(
             name.rpartition(".")[2],
