@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
-from waterclock.ingest.checking import broker_settings, broker_warnings, check_one, read_published
+from waterclock.ingest.checking import broker_settings, broker_warnings, check_published, read_published
 from waterclock.ingest.mapping.format_rule import FormatRule, Published, RuleSet
 
 RULES = RuleSet([FormatRule.checked(None, "telemetry", "collectd")])
 
 
 def test_a_message_is_shown_mapped() -> None:
-    checked = check_one(RULES, 100, Published("collectd/press/cpu/idle", b"1760120317.152:98.5"), 0)
+    checked = check_published(RULES, 100, Published("collectd/press/cpu/idle", b"1760120317.152:98.5"), 0)
     [message] = checked.messages
     assert (message.source, message.stream, message.event_time) == ("press", "cpu/idle", 1_760_120_317_152_000_000)
     assert checked.reason is None
@@ -30,7 +30,7 @@ def test_a_message_is_shown_mapped() -> None:
     ],
 )
 def test_the_reason_of_a_dead_letter_is_shown(published: Published, reason: str) -> None:
-    assert reason in str(check_one(RULES, 100, published, 0).reason)
+    assert reason in str(check_published(RULES, 100, published, 0).reason)
 
 
 def test_messages_are_read_from_what_mosquitto_sub_writes(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, cast
@@ -15,10 +15,10 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.ingest.mapping.filters import split_share
 from waterclock.ingest.mapping.format_rule import FormatRule, Published, RuleSet
+from waterclock.ingest.mapping.mapped import SampledMessage, check_mapping
 from waterclock.ingest.mqtt.connection import Connection
 from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.storing.received import Received
-from waterclock.message import Message
 
 _VERSION_TOPIC = "$SYS/broker/version"
 _LOOK_EVERY = 0.05  # s
@@ -27,34 +27,12 @@ _DEFAULTS = {"max_queued_messages": "1000", "persistence": "false", "autosave_in
 """Mosquitto's defaults of options."""
 
 
-@dataclass(frozen=True)
-class SampledMessage:
-    """One message, raw and mapped.
-
-    Attributes
-    ----------
-    published
-        As it was published.
-    messages
-        The messages of its mapping.
-    reason
-        Why it would be a dead letter; None otherwise.
-    """
-
-    published: Published
-    messages: tuple[Message, ...] = ()
-    reason: str | None = None
-
-
-def check_one(rules: RuleSet, most_payload: int, published: Published, now: int) -> SampledMessage:
+def check_published(rules: RuleSet, most_payload: int, published: Published, now: int) -> SampledMessage:
     """Map one message, and append nothing."""
-    if len(published.payload) > most_payload:
-        reason = f"payload must have at most {most_payload} bytes, got {len(published.payload)}"
-        return SampledMessage(published, reason=reason)
-    try:
-        return SampledMessage(published, tuple(rules.find(published.topic).map(published, now)))
-    except InvalidArgumentError as error:
-        return SampledMessage(published, reason=str(error))
+    facts = {"mqtt_topic": str(published.topic), "retained": published.is_retained}
+    return check_mapping(
+        facts, published.payload, most_payload, lambda: rules.find(published.topic).map(published, now)
+    )
 
 
 def read_published(path: Path) -> Iterator[Published]:

@@ -95,7 +95,7 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ([url, "--topic", "t", "--kafka-topic", "a", "--property", "x"], WRONG_USAGE, "property must be NAME=VALUE"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--kafka-topic", "a"], WRONG_USAGE, "'a' occurs twice"),
         (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "options of Kafka need a URL of Kafka"),
-        (["check", url, "--topic", "t"], WRONG_USAGE, "of Kafka"),
+        (["check", url, "--topic", "t", "--kafka-topic", "a", "--messages", "f"], WRONG_USAGE, "are of MQTT"),
     ):
         assert run(["ingest", *words]) == code, words
         assert text in capsys.readouterr().err
@@ -130,6 +130,22 @@ def test_it_ingests_until_sigterm_and_replays_its_dead_letters(
     assert (message.event_time, message.publish_time) == (1_700_000_001 * 10**9, 1_700_000_002 * 10**9)
     assert message.source == "press"
     assert run(["ingest", "replay", str(file), "--json"]) == DONE
+
+
+def test_check_shows_the_newest_records(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--topic", "telemetry", "--kafka-topic", place.name, "--format", "json", "--json"]
+    source = f"kafka://{place.cluster.servers}"
+    place.send(b"old", b"1.5", b"no json")
+    assert run(["ingest", "check", source, "--sample", "2", *words]) == FAILED
+    good, bad = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (good["offset"], good["key"], good["source"], good["payload"]) == (1, "press", "press", "1.5")
+    assert (bad["offset"], bad["raw"]) == (2, "no json")
+    assert "JSON" in bad["dead_letter"]
+    place.send(b"2")
+    assert run(["ingest", "check", source, "--sample", "1", *words]) == DONE
+    words[3] = "missing"
+    assert run(["ingest", "check", source, *words]) == FAILED
+    assert "no Kafka topic named 'missing'" in capsys.readouterr().err
 
 
 def test_a_refusal_ends_it_with_1(

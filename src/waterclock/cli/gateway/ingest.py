@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,11 @@ from waterclock.time import format_time, system_clock
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
-    from waterclock.ingest.checking import SampledMessage
     from waterclock.ingest.ingest import Ingest
     from waterclock.ingest.ingest_file import IngestFile
     from waterclock.ingest.kafka.kafka_ingest import KafkaIngest
     from waterclock.ingest.kafka.kafka_plan import KafkaPlan
+    from waterclock.ingest.mapping.mapped import SampledMessage
     from waterclock.ingest.mqtt.plan import IngestPlan
     from waterclock.ingest.progress import Tell
 
@@ -172,56 +172,78 @@ def check(
     messages: Path | None = None,
     broker_config: Path | None = None,
     mapping: MappingOptions = _NO_MAPPING,
+    kafka: KafkaOptions = _NO_KAFKA,
     common: Common = Common(),
 ) -> None:
     """Show the mapping of the next messages, and the broker's effect on an ingest; append nothing.
 
-    Exit code 1 if a message would become a dead letter.
+    With Kafka, it looks at the newest records. Exit code 1 if a message would become a dead letter.
 
     Parameters
     ----------
     source
-        mqtt://HOST[:PORT], mqtts://HOST[:PORT], or a TOML file.
+        mqtt://HOST[:PORT], mqtts://HOST[:PORT], kafka://HOST[:PORT], or a TOML file.
     sample
         How many messages to look at.
     wait
         How long to wait for them.
     messages
-        Look at the messages of this file instead, JSON lines as `mosquitto_sub -F %j` writes them.
+        MQTT: look at the messages of this file instead, JSON lines as `mosquitto_sub -F %j` writes them.
     broker_config
         Mosquitto's configuration, to report its settings that lose messages: /etc/mosquitto/mosquitto.conf.
     """
-    from itertools import islice
-
-    from waterclock.ingest.checking import BrokerCheck, check_one, read_published
-    from waterclock.ingest.mapping.format_rule import RuleSet
+    from waterclock.ingest.kafka.kafka_plan import KafkaPlan
     from waterclock.time import to_duration
 
-    if source.startswith("kafka:"):
-        raise InvalidArgumentError("check looks at messages of MQTT, got a URL of Kafka")
-    plan = _mqtt_plan(_read(source, mapping))
-    output = common.output
+    plan = _read(source, mapping, kafka).plan
+    output, seconds = common.output, to_duration(wait, "wait") / 1_000_000_000
+    if isinstance(plan, KafkaPlan):
+        if messages is not None or broker_config is not None:
+            raise InvalidArgumentError("messages and broker_config are of MQTT; leave them out")
+        sampled = _sample_of_cluster(plan, sample, seconds)
+    else:
+        sampled = _sample_of_broker(plan, sample, seconds, messages, broker_config, output)
+    bad = seen = 0
+    for each in sampled:
+        seen += 1
+        bad += each.reason is not None
+        _show(output, each)
+    output.talk(f"{counted(seen, 'message')}, {bad} of them would be dead letters")
+    if bad:
+        raise WaterclockError(f"cannot map {bad} of {seen} messages for the reasons above. Correct the mapping")
+
+
+def _sample_of_cluster(plan: KafkaPlan, sample: int, seconds: float) -> Iterator[SampledMessage]:
+    from waterclock.ingest.kafka.newest_records import newest_records
+    from waterclock.ingest.kafka.record import check_record
+
+    rules = {rule.kafka_topic: rule for rule in plan.rules}
+    for record in newest_records(plan, sample, seconds):
+        yield check_record(rules[record.topic], plan.most_payload, record, system_clock())
+
+
+def _sample_of_broker(
+    plan: IngestPlan, sample: int, seconds: float, messages: Path | None, broker_config: Path | None, output: Output
+) -> Iterator[SampledMessage]:
+    from itertools import islice
+
+    from waterclock.ingest.checking import BrokerCheck, check_published, read_published
+    from waterclock.ingest.mapping.format_rule import RuleSet
+
     rules = RuleSet(plan.rules)
     broker = None
     if messages is not None:
         published = islice(read_published(messages), sample)
     else:
         broker = BrokerCheck(plan)
-        published = broker.sample(sample, to_duration(wait, "wait") / 1_000_000_000)
-    bad = seen = 0
+        published = broker.sample(sample, seconds)
     for each in published:
-        checked = check_one(rules, plan.most_payload, each, system_clock())
-        seen += 1
-        bad += checked.reason is not None
-        _show(output, checked)
+        yield check_published(rules, plan.most_payload, each, system_clock())
     if broker is not None:
         output.talk(f"the broker is {broker.version or 'of an unknown version'}, and grants all requested options")
         if broker.dropped:
             output.talk(f"the broker dropped {counted(broker.dropped, 'message')} for its clients since it was started")
     _warn_of_broker(output, broker_config)
-    output.talk(f"{counted(seen, 'message')}, {bad} of them would be dead letters")
-    if bad:
-        raise WaterclockError(f"cannot map {bad} of {seen} messages for the reasons above. Correct the mapping")
 
 
 @app.command
@@ -347,9 +369,8 @@ def _with_database_of(read: IngestFile, common: Common) -> Common:
 
 
 def _show(output: Output, checked: SampledMessage) -> None:
-    published = checked.published
-    payload = in_a_line(published.payload[:_LONGEST_SHOWN].decode(errors="backslashreplace"))
-    raw = {"mqtt_topic": str(published.topic), "raw": payload, "retained": published.is_retained}
+    payload = in_a_line(checked.payload[:_LONGEST_SHOWN].decode(errors="backslashreplace"))
+    raw = {**checked.facts, "raw": payload}
     if checked.reason is not None:
         output.facts({**raw, "dead_letter": checked.reason})
     for message in checked.messages:

@@ -6,11 +6,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection
+
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE  # isort: skip
 from confluent_kafka.admin import AdminClient
 
 from waterclock.errors import UnavailableError, WaterclockError
 from waterclock.ingest.kafka.kafka_plan import KafkaCluster
+from waterclock.ingest.kafka.record import Record
 
 _log = logging.getLogger(__name__)
 
@@ -169,3 +172,18 @@ def text_of(error: Exception | KafkaError) -> str:
     """Return the text of an error, for people."""
     inner = error.args[0] if isinstance(error, KafkaException) else error
     return inner.str() if isinstance(inner, KafkaError) else str(inner)
+
+
+def record_from(message: Message) -> Record:
+    """Return a consumed message as a record."""
+    kind, time = message.timestamp()
+    topic: Any = message.topic()
+    partition: Any = message.partition()
+    offset: Any = message.offset()
+    key: Any = message.key()
+    value: Any = message.value()
+    headers: Any = message.headers() or ()
+    has_time = kind != TIMESTAMP_NOT_AVAILABLE
+    return Record(
+        topic, partition, offset, value, key, headers, time if has_time else None, kind == TIMESTAMP_LOG_APPEND_TIME
+    )

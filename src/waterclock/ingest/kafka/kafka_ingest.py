@@ -10,8 +10,6 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE  # isort: skip
-
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.connection import Database
@@ -27,6 +25,7 @@ from waterclock.ingest.kafka.client import (
     TopicLookup,
     is_refusal,
     open_consumer,
+    record_from,
     text_of,
 )
 from waterclock.ingest.kafka.kafka_plan import KafkaPlan
@@ -261,7 +260,7 @@ class KafkaIngest:
         offset: Any = message.offset()
         if partition is None or partition.is_lost or offset < partition.next:
             return
-        record = _record(message)
+        record = record_from(message)
         plan = self._plan
         if plan.until is not None and record.time is not None and record.time * 1_000_000 >= plan.until:
             self._partitions.end(partition)
@@ -358,17 +357,3 @@ class KafkaIngest:
 
     def _say(self, name: str, text: str, *, facts: dict[str, object] | None = None, warns: bool = False) -> None:
         self._tell(Event(name, text, facts or {}, warns))
-
-
-def _record(message: Message) -> Record:
-    kind, time = message.timestamp()
-    topic: Any = message.topic()
-    partition: Any = message.partition()
-    offset: Any = message.offset()
-    key: Any = message.key()
-    value: Any = message.value()
-    headers: Any = message.headers() or ()
-    has_time = kind != TIMESTAMP_NOT_AVAILABLE
-    return Record(
-        topic, partition, offset, value, key, headers, time if has_time else None, kind == TIMESTAMP_LOG_APPEND_TIME
-    )

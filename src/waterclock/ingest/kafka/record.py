@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.format_rule import FormatRule, JsonPaths, Published
+from waterclock.ingest.mapping.mapped import SampledMessage, check_mapping
 from waterclock.ingest.storing.dead_letters import REASON, STREAM, clean_reason
 from waterclock.message import Message
 from waterclock.time import MAX_NS
@@ -175,6 +176,17 @@ class KafkaRule:
             )
             for each in found
         ]
+
+
+def check_record(rule: KafkaRule, most_payload: int, record: Record, now: int) -> SampledMessage:
+    """Map one record, and append nothing."""
+    facts = {
+        "kafka_topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "key": None if record.key is None else record.key.decode(errors="backslashreplace"),
+    }
+    return check_mapping(facts, record.value or b"", most_payload, lambda: rule.map(record, now))
 
 
 def readable(headers: Headers) -> dict[str, str]:

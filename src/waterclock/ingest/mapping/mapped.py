@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
 
 
 class Reading(NamedTuple):
@@ -32,3 +34,37 @@ class Reading(NamedTuple):
 
 class UntimedError(InvalidArgumentError):
     """A retained message has no event time: it may be of any age, so the time of receipt cannot stand for it."""
+
+
+@dataclass(frozen=True)
+class SampledMessage:
+    """One published message, raw and mapped.
+
+    Attributes
+    ----------
+    facts
+        Its place, and how it was published.
+    payload
+        Its content.
+    messages
+        The messages of its mapping.
+    reason
+        Why it would be a dead letter; None if it would not.
+    """
+
+    facts: Mapping[str, object]
+    payload: bytes
+    messages: Sequence[Message] = ()
+    reason: str | None = None
+
+
+def check_mapping(
+    facts: Mapping[str, object], payload: bytes, most_payload: int, map_payload: Callable[[], Sequence[Message]]
+) -> SampledMessage:
+    """Map a published message, and append nothing."""
+    if len(payload) > most_payload:
+        return SampledMessage(facts, payload, (), f"payload must have at most {most_payload} bytes, got {len(payload)}")
+    try:
+        return SampledMessage(facts, payload, map_payload())
+    except InvalidArgumentError as error:
+        return SampledMessage(facts, payload, (), str(error))
