@@ -21,6 +21,7 @@ PRINTS = {
     "find_a_moment.py": ["sealed 1 ledger", "08:39 begins at 0:", "b'1795250340."],
     "order_per_customer.py": ["bob: cancel", "ada waits with ['pay', 'ship']", "ada: ship"],
     "plain_sql.py": ["received: press 17 plates", "[(1, 'press 17 plates', 1), (2, 'press 3 plates', 0)]"],
+    "queue_in_asyncio.py": ["put 2", "press-03 1782907200000000000", "acked 2 until 0:2:0"],
     "queue_in_your_transaction.py": ["rolled back", "invoice for ada: {'order': 1}"],
     "read_and_seek.py": ["read [b'0', b'1', b'2'] remaining 2", "[b'1', b'2', b'3', b'4']"],
     "retry_and_dead_letter.py": ["printed label 2 at attempt 3", "because label 3 has no address", "redriven: 1"],

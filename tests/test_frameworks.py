@@ -299,6 +299,25 @@ def test_the_page_on_fastapi_runs_as_a_project(database_url: str, driver: str, t
     }
 
 
+LIFESPAN = """
+import json
+from fastapi.testclient import TestClient
+
+with TestClient(app) as client:
+    before = client.portal.call(app.state.orders.stats).acked
+    answer = client.post("/orders", params={"press": 5}).status_code
+    while client.portal.call(app.state.orders.stats).acked == before:
+        pass
+print(json.dumps({"answer": answer}))
+"""
+
+
+@pytest.mark.one_database
+def test_a_worker_runs_in_the_lifespan_of_fastapi(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (HOW_TO / "use-from-asyncio.md").read_text(), re.DOTALL)
+    assert run(tmp_path, "\n".join([*blocks, LIFESPAN])) == {"answer": 200}
+
+
 FLASK = """
 import json, os
 import sqlalchemy as sa
