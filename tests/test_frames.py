@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterclock import InvalidArgumentError, Message, SchemaError
-from waterclock.arrow import as_message_columns, from_arrow, to_arrow
+from waterclock import Batch, InvalidArgumentError, Message, SchemaError
+from waterclock.arrow import POSITIONED_SCHEMA, as_message_columns, from_arrow, to_arrow
 from waterclock.frames import as_messages, as_payload, to_pandas, to_polars
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -199,6 +200,17 @@ def test_messages_survive_data_frames(given: list[Message]) -> None:
     columns = to_arrow(given)
     assert messages(to_pandas(columns)) == given
     assert messages(to_polars(columns)) == given
+
+
+def test_a_batch_is_columns_with_its_facts_and_a_data_frame() -> None:
+    batch = Batch("a", 1, 2, 3, "timeout", tuple(WANTED))
+    columns = batch.to_arrow()
+    assert columns.schema.equals(POSITIONED_SCHEMA)
+    [facts] = [json.loads(value) for value in columns.schema.metadata.values()]
+    assert (facts["source"], facts["start"], facts["end"], facts["reason"]) == ("a", 1, 2, "timeout")
+    frame = batch.to_pandas()
+    assert str(frame["event_time"].dtype) == "datetime64[ns, UTC]"
+    assert messages(frame) == WANTED
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

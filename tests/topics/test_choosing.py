@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
@@ -70,6 +71,16 @@ def test_data_frames_hold_what_read_arrow_yields(sqlite_topic: Topic) -> None:
     polars = sqlite_topic.read_polars(Position(1, 0, 0), limit=3)
     assert polars["source"].to_list() == ["s2"] * 3
     assert sqlite_topic.read_pandas(source="other").empty
+
+
+@pytest.mark.parametrize("by", ["event_time", "publish_time", "receive_time", "effective_time"])
+def test_data_frames_hold_a_range_of_any_time(sqlite_topic: Topic, by: str) -> None:
+    sqlite_topic.append([each.replace(publish_time=each.event_time, receive_time=each.event_time) for each in MESSAGES])
+    chosen: dict[str, Any] = {"since": 10, "until": 30, "by": by, "source": ["s1", "s2"]}
+    wanted = [message.event_time for message in sqlite_topic.read(**chosen)]
+    assert wanted == [*range(10, 24)]
+    assert sqlite_topic.read_pandas(**chosen)["event_time"].astype("int64").to_list() == wanted
+    assert sqlite_topic.read_polars(**chosen)["event_time"].cast(pl.Int64).to_list() == wanted
 
 
 @pytest.mark.parametrize("wrong", [7, ["a", 7], b"a"])
