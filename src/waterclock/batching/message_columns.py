@@ -24,7 +24,7 @@ def refuse_added(table: pa.Table, added: Iterable[str]) -> None:
 
 
 def column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """Return a column of a table, which must be there once and hold no nulls."""
+    """Return a column of a table, which must occur exactly once and hold no nulls."""
     if table.schema.names.count(name) != 1:
         raise SchemaError(f"the table must have exactly one column {name!r}, got {table.schema.names}")
     column = table.column(name)
@@ -40,7 +40,7 @@ def times_of(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
 
 
 def numbered_texts(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
-    """Return every text of a column a number."""
+    """Return a number for each text of a column."""
     column = column_of(table, name)
     if pa.types.is_null(column.type):
         column = column.cast(pa.string())
@@ -68,12 +68,12 @@ def _numbers_each_text_once(column: pa.ChunkedArray) -> bool:
 
 
 def _joined(chunks: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    # Joining a single one would copy it.
+    # Joining a single chunk would copy it.
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else pa.array([], kind)
 
 
 def with_nulls(kind: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Array:
-    """Build a column whose rows that are not valid are null."""
+    """Build a column in which invalid rows are null."""
     bits = np.packbits(valid, bitorder="little")
     nulls = len(values) - int(np.count_nonzero(valid))
     return pa.Array.from_buffers(kind, len(values), [pa.py_buffer(bits), pa.py_buffer(values)], nulls)

@@ -1,9 +1,10 @@
 """Writes many batches at once as `waterclock.Batch.to_bytes` writes each: the same bytes at a fraction of the cost.
 
 Cutting a batch of five messages out of columns and writing it through pyarrow takes 200 µs, nearly all of it for calls.
-Streams of the same columns differ in little: the facts in the schema's metadata, and the lengths, null counts and
-buffers of the record batch, which have fixed places. So pyarrow writes one stream as a template, and the numbers of
-each batch are filled in. The layout is that of Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
+Streams of the same columns differ only in a few places: the facts in the schema's metadata, and the lengths, null
+counts and buffers of the record batch, which have fixed places. So pyarrow writes one stream as a template, and the
+numbers of each batch are filled in. The layout is that of Arrow's IPC format
+(https://arrow.apache.org/docs/format/Columnar.html).
 """
 
 from __future__ import annotations

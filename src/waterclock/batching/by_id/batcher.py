@@ -30,10 +30,9 @@ class IdBatcher:
     3. received more than D after the first message of its id: rejected ``late``. Exactly D is accepted;
     4. same stream and same id as an accepted message: rejected ``duplicate``.
 
-    The ids need neither be in order nor follow each other. The result depends on the set of messages and not on the
-    order in which those received at the same time are added.
-
-    The receive clock only moves forward. A message received behind it is judged as received now.
+    The ids need not be ordered or consecutive. The result depends on the set of messages, not on the order in which
+    messages with the same receive time are added. The receive clock only moves forward. A message with an earlier
+    receive time is judged as received now.
 
     Parameters
     ----------
@@ -52,9 +51,9 @@ class IdBatcher:
 
     Notes
     -----
-    An id must not be used again: a source whose counter starts again needs another name. The batcher remembers the ids
-    that it has returned, as runs of neighbours; of more than 10,000 runs it takes those of the smallest ids for one.
-    ``missing_ids`` finds what did not come. The ``window`` of a batch is from the first to the last event time in it.
+    An id must not be reused: a source whose counter restarts needs another name. The batcher remembers the returned
+    ids, as runs of consecutive ids. If there are more than 10,000 runs, it treats those of the smallest ids as one.
+    ``missing_ids`` finds missing ids. The ``window`` of a batch reaches from its first to its last event time.
     """
 
     __slots__ = ("_ahead", "_floor", "_open", "_open_until", "_rejected", "_rule", "_source", "_streams", "_taken")
@@ -67,10 +66,10 @@ class IdBatcher:
         self._rule = IdRule(id_of, to_duration(max_delay, "max_delay"))
         self._streams = None if streams is None else frozenset(declared_streams(streams))
         self._source: str | None = None
-        self._floor = MIN_NS  # the least receive time that may still come
-        self._ahead = 0  # how far the newest arrival was received before it, ns
+        self._floor = MIN_NS  # the earliest receive time that may still come
+        self._ahead = 0  # how long before it the newest arrival was received, ns
         self._open: dict[int, dict[str, Message]] = {}  # by id, in the order in which they close
-        self._open_until: dict[int, int] = {}  # when they close, ns
+        self._open_until: dict[int, int] = {}  # their closing times, ns
         self._taken = TakenIds()
         self._rejected: list[Rejection] = []
 
@@ -80,7 +79,7 @@ class IdBatcher:
         Parameters
         ----------
         message
-            A message of this batcher's source, which is that of the first message.
+            A message of this batcher's source, which the first message sets.
         now
             The receive clock, ns: when the message was received. Default ``message.receive_time``.
 
@@ -93,7 +92,7 @@ class IdBatcher:
         ------
         InvalidArgumentError
             For a message of another source, of a stream that was not declared, without an id, and if neither ``now``
-            nor the message says when it was received. The batcher is then as it was before.
+            nor the message has a receive time. The batcher is then unchanged.
         """
         if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
             raise InvalidArgumentError(f"message must be a waterclock.Message, got {quoted(message)}")
@@ -119,7 +118,7 @@ class IdBatcher:
         return batches
 
     def advance(self, now: Time) -> list[Batch]:
-        """Move the receive clock on: a promise that nothing received at or before ``now`` comes later.
+        """Advance the receive clock: a promise that no message received at or before ``now`` comes later.
 
         Returns
         -------
@@ -132,7 +131,7 @@ class IdBatcher:
     def flush(self) -> list[Batch]:
         """Close every open batch at once, as at the end of the data; the receive clock stays.
 
-        A message that comes later with the id of a returned batch is rejected, as a duplicate or late.
+        A later message with the id of a returned batch is rejected, as a duplicate or late.
         """
         return [self._close(number, "flush") for number in list(self._open)]
 
@@ -144,7 +143,7 @@ class IdBatcher:
         Parameters
         ----------
         source
-            Whose clock; another source than this batcher's is an error. Default: this batcher's.
+            The source of the clock; any other than this batcher's is an error. Default: this batcher's.
 
         Raises
         ------
@@ -159,17 +158,17 @@ class IdBatcher:
         return batches
 
     def stats(self) -> BatcherStats:
-        """Return the state of the receive clock, and how far that is ahead of the messages."""
+        """Return the state of the receive clock, and how far it is ahead of the messages."""
         clock = None if self._floor == MIN_NS else min(self._floor, MAX_NS)
         return BatcherStats(self._source, clock, self._ahead, sum(map(len, self._open.values())), {}, {})
 
     @property
     def receive_clock(self) -> int:
-        """The least receive time that may still come, ns; before all times if nothing has come."""
+        """The earliest receive time that may still come, ns; before all times if no message has come."""
         return self._floor
 
     def is_done(self, since: int, promised: int) -> bool:  # noqa: ARG002  # that of an id is not known
-        """Return whether nothing was received after ``since``, nothing is open and no rejection waits to be taken."""
+        """Return whether no message was received after ``since``, no batch is open and no rejection is untaken."""
         return not self._open and not self._rejected and self._floor <= since
 
     @property
@@ -188,7 +187,7 @@ class IdBatcher:
         return rejected
 
     def state(self) -> bytes:
-        """Write down everything that the batcher knows, options included but for a function, for `restore`."""
+        """Encode the whole state of the batcher, including its options except a function, for `restore`."""
         return IdState(
             self._rule,
             None if self._streams is None else sorted(self._streams),
@@ -206,9 +205,9 @@ class IdBatcher:
         Parameters
         ----------
         state
-            What `state` wrote.
+            The output of `state`.
         id_of
-            The function, if it was one: the state cannot hold it.
+            The function, if there was one: the state cannot store it.
 
         Raises
         ------
@@ -227,7 +226,7 @@ class IdBatcher:
         return batcher
 
     def _check(self, message: Message, clock: int | None) -> tuple[int, int]:
-        """Return when a message was received, and its id; it changes nothing."""
+        """Return a message's receive time and id, without changing the batcher."""
         if clock is None:
             raise InvalidArgumentError(
                 f"receive_time must be set, got None in {quoted(message)}. Set it, or pass the time:"

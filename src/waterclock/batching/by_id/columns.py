@@ -17,24 +17,24 @@ _REASONS = ("late", "duplicate")
 
 
 def assign_batches_by_id(table: pa.Table, id_column: str, *, max_delay: Duration, now: Time | None = None) -> pa.Table:
-    """Find out which messages of a table are in the batches of their ids, for all its sources.
+    """Find which messages of a table are in the batches of their ids, for all its sources.
 
     The result equals that of an `IdBatcher` of each source for the same messages in order of receive time. It depends
-    on the set of rows; their order decides only which of equal ones (in source, stream, id and receive time) is the
+    on the set of rows. Their order only decides which of equal rows (in source, stream, id and receive time) is the
     duplicate.
 
     Parameters
     ----------
     table
         With columns ``source`` and ``stream`` (text, or dictionary of text), ``receive_time`` (integers, ns, or
-        timestamps with a time zone) and that of the ids, none with nulls. Other columns are kept.
+        timestamps with a time zone) and the column of the ids, none with nulls. Other columns are kept.
     id_column
-        Its name; of integers.
+        Name of the column of ids, which holds integers.
     max_delay
         As of `IdBatcher`.
     now
-        A reading of the receive clock: messages received after it, and those of batches with ``closed_at`` after it,
-        are not decided yet. Default: all are decided.
+        A reading of the receive clock. Messages received after it, and those of batches with ``closed_at`` after it,
+        are undecided. Default: all are decided.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def assign_batches_by_id(table: pa.Table, id_column: str, *, max_delay: Duration
     Raises
     ------
     SchemaError
-        For a missing column, one of another type, or one named like a column to be added.
+        For a missing column, one of another type, or one with the name of an added column.
     InvalidArgumentError
         For a column with nulls, a number that does not fit int64, and an invalid option.
     """
@@ -76,7 +76,7 @@ def _judge(
     received: npt.NDArray[np.int64],
     delay: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return of each row when the batch of its id closes, whether it is late, and whether it is a duplicate."""
+    """Return for each row when the batch of its id closes, whether it is late, and whether it is a duplicate."""
     order = np.lexsort((received, ids, sources))
     begins = _changes(sources[order], ids[order])
     first = received[order][begins]

@@ -1,4 +1,4 @@
-"""Finds the ids that did not come, and the streams that batches lack."""
+"""Finds missing ids, and the streams that batches lack."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from waterclock.errors import InvalidArgumentError
 
 
 class MissingIds(NamedTuple):
-    """Ids of a source of which messages are missing.
+    """Ids of a source with missing messages.
 
     Attributes
     ----------
     source
-        Whose they are.
+        The source.
     first, last
-        The ids, both included.
+        The first and the last id, inclusive.
     streams
-        The declared streams that sent no message; empty if no message came at all.
+        The declared streams without a message; empty if no message came at all.
     """
 
     source: str
@@ -32,16 +32,16 @@ class MissingIds(NamedTuple):
 
 
 def missing_ids(batches: Iterable[Batch], streams: Iterable[str] | None = None, step: int = 1) -> list[MissingIds]:
-    """Find the ids between the first and the last of each source that no batch has, and the streams that batches lack.
+    """Find the ids between the first and the last of each source without a batch, and the streams that batches lack.
 
     Parameters
     ----------
     batches
         Batches by id, in any order, of any sources.
     streams
-        The streams that each batch should have; default: they do not matter.
+        The streams that each batch should have. Default: not checked.
     step
-        How far apart the ids of a source are.
+        Distance of a source's consecutive ids.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The options of batching by id, and how the id of a message is read."""
+"""The options of batching by id, and the reading of a message's id."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class IdRule(NamedTuple):
 
 
 def closing_time(first: int, max_delay: int) -> int:
-    """Return when the batch closes whose first message was received then, ns; no later than the end of time."""
+    """Return when a batch closes whose first message was received at this time, ns; no later than the end of time."""
     return min(first + max_delay, MAX_NS)
 
 
@@ -40,7 +40,7 @@ def number_in(message: Message, id_of: str | Callable[[Message], int]) -> int:
     Raises
     ------
     InvalidArgumentError
-        If it has none that is an int64.
+        If it has no id that is an int64.
     """
     if callable(id_of):
         found = id_of(message)

@@ -24,20 +24,20 @@ _REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(Rejec
 
 @dataclass(slots=True)
 class IdState:
-    """Everything that an id batcher knows.
+    """The whole state of an id batcher.
 
     Attributes
     ----------
     rule, streams
         Its options.
     source
-        Whose messages it batches; None before the first.
+        The source of its messages; None before the first.
     floor
-        The least receive time that may still come, ns.
+        The earliest receive time that may still come, ns.
     open
         Id, time of closing (ns) and messages of each open batch, in order of closing.
     taken
-        The ids that have been returned.
+        The returned ids.
     rejected
         Rejections not yet taken.
     """

@@ -1,4 +1,4 @@
-"""The ids of a source that are already in batches: no id is batched twice."""
+"""The ids of a source that are already in batches, so that no id is batched twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from waterclock.batching.batch import RejectReason
 
 MOST_RUNS = 10_000
-"""Runs of neighbouring ids that are told apart. An id that is missing, or a step between ids, makes one."""
+"""Maximum number of separate runs of consecutive ids. A missing id, or a step between ids, begins one."""
 
 
 class TakenIds:
@@ -17,9 +17,9 @@ class TakenIds:
     Attributes
     ----------
     firsts, lasts
-        The first and the last id of each run of neighbours, in order.
+        The first and the last id of each run of consecutive ids, in order.
     early
-        Of the batches returned before their time: that time, ns, and their streams, by id. Until then QoS 1 may
+        For batches returned before their closing time: that time, ns, and their streams, by id. Until then QoS 1 may
         redeliver their messages.
     """
 
@@ -39,7 +39,7 @@ class TakenIds:
         return "duplicate" if clock <= until and stream in streams else "late"
 
     def add(self, number: int, until: int, streams: Iterable[str] | None, clock: int) -> None:
-        """Take in the id of a batch; if it is returned before its time (ns), with its streams."""
+        """Record the id of a batch and, if it is returned before its time (ns), its streams."""
         while self.early:
             oldest = next(iter(self.early))
             if self.early[oldest][0] >= clock:
