@@ -87,7 +87,7 @@ def batch(
     longest
         With --batch-length adaptive, the greatest length; 8s by default.
     timeout
-        By rate, how long a batch waits for missing streams; inf for any time.
+        By rate, how long a batch waits for missing streams; inf for any time, auto to follow their delays.
     into
         The message table that gets the batches, with text ids, in the topic's database.
     follow

@@ -94,7 +94,9 @@ def test_a_longer_timeout_puts_a_later_stream_into_its_own_windows() -> None:
 
 def test_a_stream_that_steadily_misses_its_windows_is_warned_about_once() -> None:
     batcher = RateAwareBatcher(clock=frozen)
-    with pytest.warns(OutsideWindowWarning, match="source 's', stream 'slow'.*longer timeout") as warned:
+    with pytest.warns(
+        OutsideWindowWarning, match="source 's', stream 'slow'.*timeout=\"auto\" or a longer timeout"
+    ) as warned:
         feed(batcher, later(1.5))
     assert len(warned) == 1
     assert set(batcher.stats().outside) == {"slow"}

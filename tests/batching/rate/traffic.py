@@ -86,7 +86,7 @@ def calls(draw: st.DrawFn, largest: int = 40) -> list[list[Message]]:
 options = st.fixed_dictionaries(
     {
         "batch_length": st.sampled_from(["1s", "500ms", "2s", "300ms", SECOND - 1]),
-        "timeout": st.sampled_from([None, None, 100_000_000, 900_000_000, float("inf")]),
+        "timeout": st.sampled_from([None, None, "auto", "auto", 100_000_000, 900_000_000, float("inf")]),
         "gated": st.sampled_from([True, True, False, ("a", "b"), ("a", "b", "c", "late")]),
     }
 )

@@ -48,6 +48,13 @@ MOST_UNMOVED = 100_000
 This bounds the buffer even if no clock shows a stall and the streams' clocks have stopped.
 """
 
+MOST_AWAITED = 2
+"""Batch lengths: a longer delay is not waited for, since the timeout is at most three."""
+
+FORGETS = 8
+"""A delay that is waited for shrinks by this part a batch if no message is as late again: an outage of one stream is
+forgotten after some 20 batches, and a delay that every third batch has is still waited for."""
+
 ABSENT = 5
 """A stream without messages in this many consecutive batches is forgotten."""
 
@@ -71,16 +78,19 @@ class RateRule(NamedTuple):
         Distance of the high-water mark from the window's start at which the window closes, ns, or infinity.
     factor
         The timeout in batch lengths, which stays when the length changes; None for no timeout.
+    auto
+        The timeout of each window follows the delays in earlier ones; that of the factor is the least.
     """
 
     batch_length: int
     timeout: int | float
     factor: Fraction | None
+    auto: bool = False
 
     @classmethod
-    def of(cls, batch_length: int, factor: Fraction | None) -> RateRule:
+    def of(cls, batch_length: int, factor: Fraction | None, *, auto: bool = False) -> RateRule:
         """Create the rule of a length (ns) and a timeout in lengths."""
-        return cls(batch_length, math.inf if factor is None else int(factor * batch_length), factor)
+        return cls(batch_length, math.inf if factor is None else int(factor * batch_length), factor, auto)
 
     @classmethod
     def checked(cls, batch_length: Duration, timeout: Duration | float | None) -> RateRule:
@@ -95,11 +105,13 @@ class RateRule(NamedTuple):
         length = _length(batch_length)
         if timeout is None:
             return cls.of(length, _DEFAULT_TIMEOUT)
+        if timeout == "auto":
+            return cls.of(length, _DEFAULT_TIMEOUT, auto=True)
         if isinstance(timeout, float):
             if timeout == math.inf:
                 return cls.of(length, None)
             raise InvalidArgumentError(
-                f"timeout must be a string such as '1.5s', an int (ns) or math.inf, got {quoted(timeout)}"
+                f"timeout must be a string such as '1.5s', an int (ns), 'auto' or math.inf, got {quoted(timeout)}"
             )
         ns = to_duration(timeout, "timeout", minimum=1)
         if ns > HORIZON * length:
@@ -111,7 +123,11 @@ class RateRule(NamedTuple):
 
     def with_length(self, batch_length: Duration) -> RateRule:
         """Change the length; the timeout stays in proportion."""
-        return RateRule.of(_length(batch_length), self.factor)
+        return RateRule.of(_length(batch_length), self.factor, auto=self.auto)
+
+    def awaiting(self, delay: int) -> RateRule:
+        """Wait so much (ns) longer than by default, up to three lengths."""
+        return self._replace(timeout=min(self.batch_length * 6 // 5 + delay, HORIZON * self.batch_length))
 
 
 class RateWindow(NamedTuple):

@@ -40,7 +40,8 @@ class RateOptions(NamedTuple):
     def facts(self) -> list[Any]:
         """Return the options in a form to compare with a checkpoint's; a function only as being one."""
         rule = RateRule.checked(self.batch_length, self.timeout)
-        ratio = None if rule.factor is None else list(rule.factor.as_integer_ratio())
+        ratio: Any = None if rule.factor is None else list(rule.factor.as_integer_ratio())
+        ratio = "auto" if rule.auto else ratio
         gated = self.gated
         chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
         return [rule.batch_length, ratio, chosen, self.forget_after]

@@ -123,6 +123,7 @@ class RateAwareColumns:
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
         self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
         self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
+        self._facts[kernel.AUTO] = rule.auto
         self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
         self._tracks[:, kernel.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)

@@ -16,7 +16,18 @@ from numba import njit, types
 
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
-from waterclock.batching.rate.rule import ABSENT, ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, MOVING, PACE, STALLED
+from waterclock.batching.rate.rule import (
+    ABSENT,
+    ERA,
+    FORGETS,
+    HORIZON,
+    MOST_AWAITED,
+    MOST_ERAS,
+    MOST_UNMOVED,
+    MOVING,
+    PACE,
+    STALLED,
+)
 from waterclock.batching.rate.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -79,8 +90,11 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     DOUBTFUL,  # 1 if it is, else 0
     TRUSTED_FROM,
     OUTNUMBERED,
+    AUTO,  # 1 if the timeout follows delays, else 0
+    SLOWEST,
+    AWAITED,
     FACTS,
-) = range(27)
+) = range(30)
 
 # Rows of other eras' traffic and of runs follow in the same array, since each further array costs time at every call.
 ELSEWHERE_FROM = FACTS
@@ -662,6 +676,13 @@ def _change_length(start: int, known: Known) -> None:
 
 
 @njit(error_model="numpy")
+def _set_timeout(facts: Ints) -> None:
+    """As `RateRule.awaiting`."""
+    if facts[AUTO]:
+        facts[TIMEOUT_NS] = min(facts[LENGTH] * 6 // 5 + facts[AWAITED], HORIZON * facts[LENGTH])
+
+
+@njit(error_model="numpy")
 def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.open`."""
     facts = known.facts
@@ -672,6 +693,7 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
         _change_length(start, known)
         steps = 0
     length = facts[LENGTH]
+    _set_timeout(facts)
     _begin_start(start, length, facts)
     facts[WINDOW_START] = start
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
@@ -766,6 +788,8 @@ def _give_out(reason: int, known: Known, out: KernelOutput) -> None:
         facts[DOUBTFUL] = 0
     facts[OUTNUMBERED] = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM]
     _write_batch(start, start + length, reason, facts, out)
+    facts[AWAITED] = max(facts[SLOWEST], facts[AWAITED] - facts[AWAITED] // FORGETS)
+    facts[SLOWEST] = 0
     _review(known)
 
 
@@ -812,6 +836,18 @@ def _place_ahead(row: int, message: int, known: Known, messages: WaitingMessages
     if not track[SATISFIED] and event_time < track[FAR_FROM]:
         track[SATISFIED] = 1
         facts[WAITING] -= 1
+
+
+@njit(error_model="numpy")
+def _note_delays(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages) -> None:
+    facts = known.facts
+    most = facts[HIGH_WATER] - MOST_AWAITED * facts[LENGTH]
+    for message in range(first, stop):
+        event_time = messages.times[message]
+        if most <= event_time < facts[HIGH_WATER] - facts[SLOWEST]:
+            track = known.tracks[rows[message]]
+            if track[TRACKED] and track[RATE]:
+                facts[SLOWEST] = facts[HIGH_WATER] - event_time
 
 
 @njit(error_model="numpy")
@@ -868,6 +904,8 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMes
         elif not _place(row, message, known, messages, out):
             continue
         newest = max(newest, event_time)
+    if facts[AUTO]:
+        _note_delays(rows, first, stop, known, messages)
     cap = facts[WINDOW_START] + HORIZON * length
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
 

@@ -96,6 +96,9 @@ class RateAwareBatcher:
         in whole seconds from 1 s to 8 s; an `AdaptiveBatchLength` has your own bounds.
     timeout
         At most three batch lengths, or ``math.inf`` for none; default 1.2. Stays in proportion to the length.
+        ``"auto"`` waits 1.2 lengths and the greatest delay of gating streams in addition, at most three lengths: how
+        far their messages come behind the high-water mark. Delays beyond two lengths do not count; those that do not
+        come again are forgotten.
     gated
         Which streams may gate: True for all, a collection of their names, or a function of the name. A function is
         called once for each name, and again after many thousands of others; if it raises, the call changes nothing.

@@ -74,6 +74,7 @@ def to_bytes(
             "doubtful": assembly.doubtful,
             "trusted_from": assembly.trusted_from,
             "outnumbered": assembly.outnumbered,
+            "delays": [assembly.slowest, assembly.awaited],
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
     return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
@@ -123,7 +124,11 @@ class RateState:
             return self._assembly(self._facts, may_gate)
 
     def _assembly(self, facts: dict[str, Any], may_gate: Callable[[str], bool]) -> Assembly:
-        assembly = Assembly(text(facts["source"]), _rule(facts["rule"]), moment(facts["start"]), may_gate)
+        slowest, awaited = each(facts["delays"], count)
+        rule = _rule(facts["rule"])
+        rule = rule.awaiting(awaited) if rule.auto else rule
+        assembly = Assembly(text(facts["source"]), rule, moment(facts["start"]), may_gate)
+        assembly.slowest, assembly.awaited = slowest, awaited
         assembly.pending = maybe(facts["pending"], _rule)
         assembly.active = _taken(self._messages, facts["active"])
         assembly.strays = count(facts["strays"])
@@ -208,13 +213,13 @@ def _taken(messages: Iterator[Message], number: object) -> list[Message]:
 
 
 def _rule_facts(rule: RateRule) -> list[Any]:
-    return [rule.batch_length, None if rule.factor is None else rule.factor.as_integer_ratio()]
+    return [rule.batch_length, None if rule.factor is None else rule.factor.as_integer_ratio(), rule.auto]
 
 
 def _rule(facts: list[Any]) -> RateRule:
-    batch_length, ratio = facts
+    batch_length, ratio, auto = facts
     factor = None if ratio is None else Fraction(*each(ratio, whole))
-    return RateRule.of(RateRule.checked(whole(batch_length), None).batch_length, factor)
+    return RateRule.of(RateRule.checked(whole(batch_length), None).batch_length, factor, auto=flag(auto))
 
 
 def _track_facts(stream: str, track: Track) -> list[Any]:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from waterclock.batching.batch import Batch, CloseReason
 from waterclock.batching.rate.by_message.stream import BEFORE_ALL, Track
 from waterclock.batching.rate.period import NEVER
-from waterclock.batching.rate.rule import ABSENT, STALLED, RateRule, RateWindow, placed
+from waterclock.batching.rate.rule import ABSENT, FORGETS, MOST_AWAITED, STALLED, RateRule, RateWindow, placed
 from waterclock.batching.rate.starts import StartRun, Starts
 from waterclock.message import Message
 
@@ -54,6 +54,9 @@ class Assembly:
         Whether the window, which is empty, must be placed again with the next messages.
     starts, setbacks
         The starts of windows, and how often one was placed before the furthest of them.
+    slowest, awaited
+        The greatest delay of a message of a gating stream that is waited for, ns, in the window in progress, and what
+        the earlier windows had, which is slowly forgotten; if the timeout follows delays.
     observers
         Called with each batch of a window.
     """
@@ -61,6 +64,7 @@ class Assembly:
     __slots__ = (
         "_may_gate",
         "active",
+        "awaited",
         "contributing",
         "doubtful",
         "gating",
@@ -74,6 +78,7 @@ class Assembly:
         "riding",
         "rule",
         "setbacks",
+        "slowest",
         "source",
         "starts",
         "strays",
@@ -106,6 +111,8 @@ class Assembly:
         self.trusted_from = NEVER
         self.outnumbered = False
         self.lost = False
+        self.slowest = 0
+        self.awaited = 0
         self.observers: tuple[Callable[[Batch], None], ...] = ()
         self._may_gate = may_gate
 
@@ -141,6 +148,8 @@ class Assembly:
                 continue
             if event_time > newest:  # noqa: PLR1730  # max() costs three times as much, for every message
                 newest = event_time
+        if self.rule.auto:
+            self._note_delays(messages)
         if newest > self.high_water:
             self.high_water = max(self.high_water, min(newest, self.window.cap))
 
@@ -256,6 +265,8 @@ class Assembly:
             self.rule, self.pending, steps = self.pending, None, 0
             for track in self.tracks.values():
                 track.regrid(start, self.rule)
+        if self.rule.auto:
+            self.rule = self.rule.awaiting(self.awaited)
         self.starts.begin(start, self.rule.batch_length)
         self._turn_to(start, steps)
 
@@ -282,6 +293,17 @@ class Assembly:
         if self.piled:
             newest = max((track.pile.newest for track in gating if track.pile), default=self.window.end)
             self._reach(newest)
+
+    def _note_delays(self, messages: list[Message]) -> None:
+        """Measure how far the gating streams' messages are behind the high-water mark at which they come."""
+        mark = self.high_water
+        most = mark - MOST_AWAITED * self.rule.batch_length
+        for message in messages:
+            event_time = message.event_time
+            if most <= event_time < mark - self.slowest:
+                track = self.track_of.get(message.stream)
+                if track is not None and track.grid is not None:
+                    self.slowest = mark - event_time
 
     def _all_tracks(self) -> list[Track]:
         return [*self.tracks.values(), self.riding]
@@ -332,6 +354,8 @@ class Assembly:
             self.doubtful, self.trusted_from = False, NEVER
         self.outnumbered = 2 * self.strays > len(self.active)
         self.active, self.strays = [], 0
+        self.awaited = max(self.slowest, self.awaited - self.awaited // FORGETS)
+        self.slowest = 0
         self._review()
         return batch
 
