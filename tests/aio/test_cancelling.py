@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 from tests.aio.conftest import Run
+from tests.work.conftest import until
 
 import waterclock
 from waterclock import UnavailableError, aio
@@ -121,3 +124,67 @@ def test_a_lease_is_not_extended_after_a_cancelled_message_could_not_be_given_ba
         assert released == [delivery.sync]
 
     run(use)
+
+
+async def _cancel_before_it_begins(database: aio.Database, call: Coroutine[Any, Any, object]) -> None:
+    """Cancel a call while it waits for the database's only thread, and then let it have the thread."""
+    go_on = threading.Event()
+    database.threads.submit(lambda: go_on.wait(60))
+    task = asyncio.ensure_future(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    go_on.set()
+
+
+def test_a_message_is_acked_though_the_end_of_its_block_is_cancelled(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        await orders.put("one")
+        [delivery] = await orders.receive()
+        await delivery.__aenter__()
+        await _cancel_before_it_begins(database, delivery.__aexit__(None, None, None))
+        assert (await orders.stats()).acked == 1
+
+    run(use, threads=1)
+
+
+def test_messages_are_given_back_though_closing_their_subscription_is_cancelled(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        await orders.put_many([{"payload": str(number)} for number in range(10)])
+        deliveries = orders.subscribe()
+        first = await anext(deliveries)
+        await _cancel_before_it_begins(database, deliveries.close())
+        await first.ack()
+        assert (await orders.stats()).in_flight == 0
+
+    run(use, threads=1)
+
+
+def test_a_producer_appends_what_it_has_though_the_end_of_its_block_is_cancelled(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        topic = await database.create_topic("telemetry")
+        producer = await topic.producer("gateway", linger="1h")
+        await producer.send(waterclock.Message("press", "load", 1))
+        await _cancel_before_it_begins(database, producer.__aexit__(None, None, None))
+        assert (await topic.head).entry == 1
+
+    run(use, threads=1)
+
+
+def test_a_reading_position_and_a_producer_are_closed_if_opening_them_is_cancelled(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        topic = await database.create_topic("telemetry")
+        for open_one in (lambda: topic.subscribe("billing"), lambda: topic.producer("gateway")):
+            task = asyncio.ensure_future(open_one())
+            await asyncio.sleep(0)
+            until(lambda: database.threads._unfinished == 0)  # the call is over, and the loop has not learnt of it
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async with await topic.subscribe("billing") as again:
+            assert await again.read(1) == []
+        assert not [one for one in threading.enumerate() if "producer" in one.name]
+
+    run(use, threads=1)

@@ -43,7 +43,13 @@ class Facade(Generic[_Sync]):
     def __repr__(self) -> str:
         return f"<aio {self.sync!r}>"
 
-    async def call(self, method: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _R:
+    async def call(
+        self,
+        method: Callable[..., _R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        undo: Callable[[_R], object] | None = None,
+    ) -> _R:
         """Call a method with its object, in a thread; with ``connection=`` in the caller's transaction, in the loop.
 
         Raises
@@ -53,7 +59,7 @@ class Facade(Generic[_Sync]):
         """
         connection = kwargs.get("connection")
         if connection is None:
-            return await self.threads.call(partial(method, self.sync, *args, **kwargs))
+            return await self.threads.call(partial(method, self.sync, *args, **kwargs), undo)
         run_sync = getattr(connection, "run_sync", None)
         if run_sync is None or isinstance(connection, type):
             kind = connection if isinstance(connection, type) else type(connection)
@@ -89,9 +95,15 @@ class Awaited(Generic[_P, _R]):
 class AwaitedAs(Generic[_P, _R, _S]):
     """A method that is awaited, and whose result is wrapped in an asynchronous object."""
 
-    def __init__(self, method: Callable[Concatenate[Any, _P], _R], wrap: Callable[[Any, _R], _S]) -> None:
+    def __init__(
+        self,
+        method: Callable[Concatenate[Any, _P], _R],
+        wrap: Callable[[Any, _R], _S],
+        undo: Callable[[_R], object] | None = None,
+    ) -> None:
         self._method = method
         self._wrap = wrap
+        self._undo = undo
         update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
 
     @overload
@@ -104,7 +116,7 @@ class AwaitedAs(Generic[_P, _R, _S]):
             return self
 
         async def awaited(*args: _P.args, **kwargs: _P.kwargs) -> _S:
-            return self._wrap(facade, await facade.call(self._method, args, kwargs))
+            return self._wrap(facade, await facade.call(self._method, args, kwargs, self._undo))
 
         return update_wrapper(awaited, self._method)
 

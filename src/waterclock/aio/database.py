@@ -55,7 +55,7 @@ class Database(Facade[SyncDatabase]):
 
     async def close(self) -> None:
         """Wait for the calls under way, and close the connections."""
-        await asyncio.to_thread(self._close)
+        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._close)))  # also if this is cancelled
 
     def _close(self) -> None:
         self.waiting.close()

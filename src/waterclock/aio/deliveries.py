@@ -60,9 +60,9 @@ class Delivery(Facade[SyncDelivery]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, asyncio.CancelledError):
-            await self.threads.call(self._give_back)
+            await self.threads.call(self._give_back, is_owed=True)
         else:
-            await self.threads.call(partial(self.sync.__exit__, kind, error, trace))
+            await self.threads.call(partial(self.sync.__exit__, kind, error, trace), is_owed=True)
 
     def _give_back(self) -> None:
         try:
@@ -147,7 +147,7 @@ class Deliveries:
         self._ending.set()
         sync, self._sync = self._sync, None
         if sync is not None:
-            await self.threads.call(partial(self._close, sync))
+            await self.threads.call(partial(self._close, sync), is_owed=True)
 
     def _close(self, sync: SyncSubscription) -> None:
         sync.stop()

@@ -120,11 +120,13 @@ class CallThreads:
         self._unfinished = 0
         self._is_closed = False
 
-    async def call(self, function: Callable[[], _R], undo: Callable[[_R], object] | None = None) -> _R:
+    async def call(
+        self, function: Callable[[], _R], undo: Callable[[_R], object] | None = None, *, is_owed: bool = False
+    ) -> _R:
         """Run a function in a thread, and return its result.
 
-        If the caller is cancelled, a call that has not begun is not made. One that has begun goes on to its end, since
-        a statement cannot be taken back, and ``undo`` gets its result.
+        If the caller is cancelled, a call that has not begun is not made, unless ``is_owed``. One that has begun goes
+        on to its end, since a statement cannot be taken back, and ``undo`` gets its result.
 
         Raises
         ------
@@ -139,6 +141,8 @@ class CallThreads:
         try:
             await woken
         except asyncio.CancelledError:
+            if is_owed:
+                raise
             with self._lock:
                 call.is_left = True
                 is_over = call.is_over

@@ -31,7 +31,7 @@ class Producer(Facade[SyncProducer]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.threads.call(self.sync.close, is_owed=True)
 
 
 class Subscription(Facade[SyncSubscription]):
@@ -52,7 +52,7 @@ class Subscription(Facade[SyncSubscription]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.threads.call(self.sync.close, is_owed=True)
 
 
 def _subscribed(topic: Topic, subscription: SyncSubscription) -> Subscription:
@@ -85,9 +85,9 @@ class Topic(Facade[SyncTopic]):
     plan = Awaited(SyncTopic.plan)
     ledgers = Awaited(SyncTopic.ledgers)
     files = Awaited(SyncTopic.files)
-    subscribe = AwaitedAs(SyncTopic.subscribe, _subscribed)
+    subscribe = AwaitedAs(SyncTopic.subscribe, _subscribed, SyncSubscription.close)
     subscriptions = Awaited(SyncTopic.subscriptions)
-    producer = AwaitedAs(SyncTopic.producer, _produced)
+    producer = AwaitedAs(SyncTopic.producer, _produced, SyncProducer.close)
     unsubscribe = Awaited(SyncTopic.unsubscribe)
     alter = Awaited(SyncTopic.alter)
     rename = Awaited(SyncTopic.rename)
