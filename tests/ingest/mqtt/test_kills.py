@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.services import Service
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError
 from waterclock.ingest.mqtt.connection import Connection
+from waterclock.ingest.recording import read_recording
 from waterclock.topics.writing.appending import JointAppend
 
 VERSIONS = ("5", "3.1.1")
@@ -88,6 +90,31 @@ def test_a_broker_that_restarts_during_an_append_sends_nothing_twice(
         publisher.publish(place.topic(), b"last")
         until(lambda: b"last" in payloads(database))
         assert own.counts.received == 1  # all the others were acked, on the connection that delivered them
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize(("count", "restarts"), [(1_000, 1), pytest.param(250_000, 5, marks=pytest.mark.slow)])
+def test_a_broker_that_is_restarted_under_load_loses_nothing_that_it_acked(
+    database: Database, place: Place, publisher: Publisher, mosquitto_server: Service, count: int, restarts: int
+) -> None:
+    recorded = read_recording()["payload"].to_pylist()[: count + 1]
+    sent = [b"%d %s" % (number, recorded[number % len(recorded)]) for number in range(count)]
+    at_once = 500  # of which the broker may have to queue all, and its limit is 1,000
+    with running(database, place.plan()) as own:
+        due = {count * (restart + 1) // (restarts + 1) // at_once * at_once for restart in range(restarts)}
+        for first in range(0, count, at_once):
+            restarting = threading.Thread(target=mosquitto_server.restart)
+            if first in due:
+                restarting.start()
+            publisher.publish(place.topic(), *sent[first : first + at_once])
+            if first in due:
+                restarting.join()
+            until(lambda: own.counts.appended >= first + at_once)  # noqa: B023  # at once
+        until(lambda: database.topic("telemetry").index(database.topic("telemetry").head) >= count)
+    stored = Counter(payloads(database))
+    assert stored.keys() == set(sent)
+    # The publisher sends what it saw no ack for again: at most the 20 that it has in flight, at each restart.
+    assert stored.total() - count <= 20 * restarts
 
 
 @pytest.mark.one_database
