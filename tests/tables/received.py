@@ -1,4 +1,4 @@
-"""What a table gives to a consumer."""
+"""The messages that a table hands to a consumer."""
 
 from __future__ import annotations
 

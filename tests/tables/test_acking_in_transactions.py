@@ -119,7 +119,7 @@ def test_an_ack_in_a_transaction_skips_nothing_that_was_put_after_it_began_to_re
     assert (stats.acked, stats.in_flight) == (1, 1)
 
 
-def test_an_ack_of_a_savepoint_that_was_undone_is_none(orders: MessageTable, database: Database) -> None:
+def test_an_ack_in_a_rolled_back_savepoint_does_not_count(orders: MessageTable, database: Database) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
     with database.backend.engine.begin() as connection:

@@ -74,7 +74,7 @@ def test_rows_that_plain_sql_left_open_are_delivered(database: Database) -> None
     assert (delivery.payload, delivery.epoch, delivery.time_created) == ("no time_next", 1, 1)
 
 
-def test_an_adopted_table_does_what_one_of_ours_does(database: Database, clock: MovableClock) -> None:
+def test_an_adopted_table_works_like_a_created_one(database: Database, clock: MovableClock) -> None:
     make_documents(database)
     insert(database, 41, "old")
     table = database.create_table("orders", payload="text", jitter=0, adopt=True, groups="sequenced", batch_size=100)
@@ -319,7 +319,7 @@ def test_sqlite_does_not_copy_what_a_copy_would_lose(sqlite_url: str, more: str 
             database.create_table("orders", payload="text", adopt=True)
 
 
-def test_an_adopted_table_with_an_integer_epoch_counts_as_far_as_it_goes(
+def test_an_adopted_table_with_an_integer_epoch_counts_up_to_its_maximum(
     database: Database, clock: MovableClock
 ) -> None:
     narrow = DOCUMENTS.replace("epoch bigint", "epoch integer")

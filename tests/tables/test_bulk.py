@@ -65,7 +65,7 @@ def test_many_deliveries_of_several_claims_are_held_together_and_what_is_lost_is
 
 
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
-def test_of_a_group_that_is_given_back_the_first_one_waits_and_those_behind_it_were_not_sent(
+def test_in_a_returned_group_the_first_message_backs_off_and_later_ones_count_as_unsent(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, clock: MovableClock, groups: str
 ) -> None:
     monkeypatch.setattr(retrying, "_CHUNK", 500)
@@ -163,7 +163,7 @@ def test_messages_that_are_named_are_sent_now_for_any_reason_of_their_delay(
     assert sorted(payloads(orders)) == ["a", "b", "c"]
 
 
-def test_deliveries_ever_are_counted_when_their_messages_are_gone_too(
+def test_total_deliveries_include_those_of_deleted_messages(
     make_table: MakeTable, database: Database, clock: MovableClock
 ) -> None:
     table = make_table(purge_after="1h", max_attempts=3)
@@ -242,7 +242,7 @@ def test_a_message_that_cannot_be_read_backs_off_and_the_others_continue(
     assert table.explain(2).state == "dead"
 
 
-def test_a_text_that_is_none_backs_off(orders: MessageTable, database: Database) -> None:
+def test_invalid_text_backs_off(orders: MessageTable, database: Database) -> None:
     if database.backend.dialect.name == "sqlite":  # the others do not take it
         orders.put_many([{"payload": "a"}, {"payload": "b"}])
         with database.backend.engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Messages that are cancelled: what waits is dropped at once, and a consumer sees it of what it has."""
+"""Cancelled messages: waiting ones are dropped at once, and consumers of leased ones are notified."""
 
 from __future__ import annotations
 

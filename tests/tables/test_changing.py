@@ -38,7 +38,7 @@ def test_changed_options_are_used_by_those_who_have_the_table_open(orders: Messa
 
 
 @pytest.mark.one_database
-def test_an_option_cannot_be_changed_to_what_cannot_be_meant(orders: MessageTable) -> None:
+def test_an_option_cannot_be_changed_to_an_invalid_value(orders: MessageTable) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^max_backoff must be at least .*, got '1s'"):
         orders.alter(max_backoff="1s")
     assert orders.options.max_backoff is None
@@ -98,7 +98,7 @@ def test_a_waiting_subscriber_notices_that_its_table_was_dropped(connect: Callab
         dropper.join()
 
 
-def test_a_table_that_is_dropped_and_made_again_is_served_on(
+def test_a_subscriber_continues_with_a_table_that_was_dropped_and_recreated(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(groups="sequenced")
@@ -109,7 +109,7 @@ def test_a_table_that_is_dropped_and_made_again_is_served_on(
     assert payloads(table) == ["b"]
 
 
-def test_a_table_that_is_made_again_with_other_options_is_served_by_them(
+def test_a_table_recreated_with_other_options_uses_them(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table(payload="json")

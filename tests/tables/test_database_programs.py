@@ -66,7 +66,7 @@ def test_the_documents_update_acks(orders: MessageTable, shell: Shell) -> None:
     assert orders.stats().acked == 2
 
 
-def test_an_ack_that_is_rolled_back_is_none(orders: MessageTable, shell: Shell, clock: MovableClock) -> None:
+def test_an_ack_that_is_rolled_back_does_not_count(orders: MessageTable, shell: Shell, clock: MovableClock) -> None:
     orders.put("a")
     shell("begin; update orders set time_acked = 1, time_next = null where id in (1) and time_acked is null; rollback;")
     assert payloads(orders) == ["a"]

@@ -171,7 +171,7 @@ def test_a_consumer_that_may_delete_later_purges_without_a_restart(
         assert roles.orders.stats().acked == 0
 
 
-def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Roles) -> None:
+def test_a_consumer_that_may_not_write_its_heartbeat_works_uncounted(roles: Roles) -> None:
     with roles.owner.backend.engine.begin() as connection:
         connection.exec_driver_sql("REVOKE INSERT, UPDATE, DELETE ON waterclock_heartbeats FROM consumer")
     roles.orders.put("a")
@@ -181,7 +181,7 @@ def test_a_consumer_that_may_not_say_that_it_is_there_works_uncounted(roles: Rol
     assert roles.orders.stats().acked == 1
 
 
-def test_a_consumer_that_may_say_later_that_it_is_there_counts_without_a_restart(roles: Roles) -> None:
+def test_a_consumer_that_may_write_its_heartbeat_later_counts_without_a_restart(roles: Roles) -> None:
     rights = "INSERT, UPDATE, DELETE ON waterclock_heartbeats {} consumer"
     with roles.owner.backend.engine.begin() as connection:
         connection.exec_driver_sql(f"REVOKE {rights.format('FROM')}")

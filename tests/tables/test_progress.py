@@ -1,4 +1,4 @@
-"""What a handler saves of its progress is there for the next attempt."""
+"""Progress that a handler saves is available to the next attempt."""
 
 from __future__ import annotations
 

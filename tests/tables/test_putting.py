@@ -123,9 +123,7 @@ def test_further_columns_are_put_and_delivered(make_table: Callable[..., Message
         {"payload": "a", "priority": 2**31},
     ],
 )
-def test_a_message_that_cannot_be_meant_is_refused_by_the_arguments_name(
-    orders: MessageTable, message: dict[str, Any]
-) -> None:
+def test_an_invalid_message_is_refused_by_the_arguments_name(orders: MessageTable, message: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"^{list(message)[-1]} must be "):
         orders.put_many([{"payload": "good"}, message])
     assert payloads(orders) == []
@@ -155,7 +153,7 @@ def test_a_delayed_message_is_due_so_long_after_it_was_put(
 
 
 @pytest.mark.parametrize("delay", [-1, "soon", 1.5, "-5s", object()])
-def test_a_delay_that_cannot_be_meant_is_refused(orders: MessageTable, delay: Any) -> None:
+def test_an_invalid_delay_is_refused(orders: MessageTable, delay: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="delay"):
         orders.put("tea", delay=delay)
 

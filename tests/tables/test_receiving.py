@@ -81,7 +81,7 @@ def test_two_consumers_never_get_the_same_message(orders: MessageTable) -> None:
     assert {delivery.id for delivery in first} | {delivery.id for delivery in second} == set(range(1, 11))
 
 
-def test_receive_returns_at_once_where_nothing_is_due_and_it_may_not_wait(orders: MessageTable) -> None:
+def test_receive_without_wait_returns_at_once_if_nothing_is_due(orders: MessageTable) -> None:
     assert orders.receive() == []
 
 

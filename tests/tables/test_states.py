@@ -122,7 +122,7 @@ def test_long_random_walks_stay_on_the_table(on_sqlite: Walks, policy: str) -> N
 
 
 @pytest.mark.parametrize(("steps", "states"), _STEPS, ids=["messages", "groups"])
-def test_every_state_is_come_to_and_left(steps: Sequence[Step[Any]], states: set[str]) -> None:
+def test_every_state_is_entered_and_left(steps: Sequence[Step[Any]], states: set[str]) -> None:
     assert {step.target for step in steps} == states == {step.source for step in steps}
     pairs = [(step.source, step.target) for step in steps]
     assert len(pairs) == len(set(pairs))

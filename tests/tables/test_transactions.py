@@ -55,7 +55,9 @@ def test_an_ack_in_the_callers_transaction_counts_after_the_commit(
 
 
 @ways
-def test_an_ack_that_is_rolled_back_is_none(orders: MessageTable, database: Database, open_transaction: Open) -> None:
+def test_an_ack_that_is_rolled_back_does_not_count(
+    orders: MessageTable, database: Database, open_transaction: Open
+) -> None:
     orders.put("a")
     [delivery] = orders.receive()
     caller = open_transaction(database)

@@ -1,4 +1,4 @@
-"""What databases do to those who do not know it."""
+"""Behaviour of databases that surprises their users."""
 
 from __future__ import annotations
 

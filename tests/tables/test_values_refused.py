@@ -1,4 +1,4 @@
-"""Values that not every database keeps: each database refuses them alike, before it is asked."""
+"""Values that not every database stores: they are refused for all databases, before a statement is sent."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_json_is_refused_where_a_text_or_a_number_in_it_is(value: Any) -> None:
 
 @pytest.mark.one_database
 @pytest.mark.parametrize("group", [NUL, HALF, 7])
-def test_groups_that_can_be_none_are_refused_wherever_they_are_named(
+def test_invalid_groups_are_refused_wherever_they_are_named(
     make_table: Callable[..., MessageTable], group: Any
 ) -> None:
     groups = make_table(groups="sequenced").groups

@@ -1,4 +1,4 @@
-"""What is due and not to be had is asked for again and again, but not without a pause."""
+"""Messages that are due but locked are claimed again and again, with pauses."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_change_ends_the_pause_after_claims_without_success(
 
 
 @each_policy
-def test_a_wait_ends_with_a_claim_where_something_may_be_due_and_else_not(
+def test_a_wait_ends_with_a_claim_only_if_something_may_be_due(
     make_table: Callable[..., MessageTable], clock: MovableClock, groups: str | None
 ) -> None:
     table = make_table(groups=groups)

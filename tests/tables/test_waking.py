@@ -347,7 +347,7 @@ def wait_once(deliveries: TableSubscription) -> None:
     assert deliveries.wait()
 
 
-def test_a_consumer_that_waits_for_long_asks_the_server_for_nothing_but_whether_it_is_there(
+def test_a_consumer_that_waits_for_long_only_checks_that_the_server_answers(
     postgresql_table: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = postgresql_table._context

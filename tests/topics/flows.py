@@ -1,4 +1,4 @@
-"""What tests of topics have in common: messages made of bare times, files that count how they are read, lost files."""
+"""Shared by tests of topics: messages with given times, files that count their reads, lost files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of others, as they come: what their times mean, and which columns are refused by name."""
+"""Tables from other libraries: the meaning of their times, and the columns that are refused by name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_timestamps_land_at_their_moment(sqlite_topic: Topic, unit: str, factor:
         (pa.array([True, False]), "bool"),
     ],
 )
-def test_times_that_name_no_moment_are_refused_by_name(
+def test_times_without_a_defined_moment_are_refused_by_name(
     sqlite_topic: Topic, name: str, values: pa.Array, kind: str
 ) -> None:
     with pytest.raises(SchemaError, match=f"column '{name}' must be int64 .* time zone, got {kind}"):

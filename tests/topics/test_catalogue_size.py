@@ -1,4 +1,4 @@
-"""Large catalogues: what is asked of a whole topic reads its row and the ends of indexes, and walks no ledgers."""
+"""Large catalogues: queries about a whole topic read its row and the ends of indexes, and walk no ledgers."""
 
 from __future__ import annotations
 

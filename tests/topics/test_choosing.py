@@ -1,4 +1,4 @@
-"""Reading chosen sources and streams gives what reading everything and filtering gives, from any store of messages."""
+"""Reading chosen sources and streams returns the same as reading everything and filtering, from any store."""
 
 from __future__ import annotations
 

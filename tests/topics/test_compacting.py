@@ -1,4 +1,4 @@
-"""Small files become one, and nothing else changes: not a position, not an answer, not what a reader gets."""
+"""Small files become one, and nothing else changes: no position, no answer, no message of a reader."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_an_interrupted_compaction_leaves_no_file(
     assert waiting(sealed) == 0
 
 
-def test_of_two_compactions_at_once_one_gives_way(
+def test_one_of_two_concurrent_compactions_gives_way(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = answers(sealed)
@@ -249,7 +249,7 @@ def test_ledgers_that_retention_deletes_meanwhile_are_not_brought_back(
     assert sealed.compact() == 2
 
 
-def test_a_file_that_reads_back_differently_is_not_taken(sealed: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_reads_back_differently_is_rejected(sealed: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answers(sealed)
 
     def measured(*_: object) -> object:

@@ -1,4 +1,4 @@
-"""What a table says, as one number: the same however it lies in memory, another where one value differs."""
+"""The contents of a table as one number: independent of its layout in memory, different if one value differs."""
 
 from __future__ import annotations
 

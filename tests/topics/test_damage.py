@@ -1,4 +1,4 @@
-"""A bit that has flipped is found before anything is made of it, in any place and by any reader."""
+"""A flipped bit is found before the data is used, in any place and by any reader."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def sealed(
 
 
 @pytest.mark.parametrize(("read", "flips"), [(by_position, FLIPS), (by_slices, FLIPS // 3)])
-def test_when_any_bit_of_a_file_flips_it_is_read_as_it_was_or_not_at_all(
+def test_a_flipped_bit_of_a_file_never_changes_what_is_read(
     sealed: Topic, read: Callable[[Topic], list[Message]], flips: int
 ) -> None:
     whole = read(sealed)
@@ -204,7 +204,9 @@ def test_a_row_group_is_one_request_even_if_it_is_checked(sqlite_topic: Topic, t
     assert len(files.reads) == 1
 
 
-def test_of_two_footers_one_is_enough(make_sqlite_topic: MakeTopic, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_intact_copy_of_the_footer_is_enough(
+    make_sqlite_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = make_sqlite_topic()
     append_ledgers(topic, FLOW)
     topic.seal()
@@ -257,7 +259,7 @@ def test_a_file_that_was_cut_short_is_damaged_and_one_that_is_gone_is_lost(make_
             read(topic)
 
 
-def test_find_says_where_it_is_damaged(make_sqlite_topic: MakeTopic) -> None:
+def test_find_names_the_place_of_damage(make_sqlite_topic: MakeTopic) -> None:
     topic = make_sqlite_topic()
     append_ledgers(topic, FLOW)
     write(topic, sa.update(entries).where(entries.c.ledger == 1, entries.c.entry == 1).values(data=b"WCA1 and so on"))
@@ -339,7 +341,7 @@ def damaged(make_sqlite_topic: MakeTopic, request: pytest.FixtureRequest) -> tup
     return topic, {4, 5, 6, 7}, "ledger"
 
 
-def test_readers_stop_at_damage_or_skip_it_and_say_how_much_that_is(
+def test_readers_stop_at_damage_or_skip_it_and_report_how_much(
     damaged: tuple[Topic, set[int], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, gone, name = damaged
@@ -382,7 +384,9 @@ def test_a_subscription_returns_messages_before_damage_and_then_raises(damaged: 
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 1000])
-def test_a_subscription_that_skips_damage_still_counts_right(damaged: tuple[Topic, set[int], str], limit: int) -> None:
+def test_a_subscription_that_skips_damage_still_counts_correctly(
+    damaged: tuple[Topic, set[int], str], limit: int
+) -> None:
     topic, gone, _ = damaged
     left = [time for time in range(15) if time not in gone]
     with topic.subscribe("lenient", on_damage="skip") as subscription:
@@ -456,7 +460,7 @@ def test_on_damage_has_two_values(sqlite_topic: Topic, on_damage: Any) -> None:
 # Upkeep
 
 
-def test_sealing_continues_with_the_others_and_says_which_was_left(
+def test_sealing_continues_with_the_others_and_names_the_skipped_one(
     sqlite_topic: Topic, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = sqlite_topic

@@ -1,4 +1,4 @@
-"""Entries: the same messages come back in any form, and bytes that were not written so are damage."""
+"""Entries: the same messages come back in any form, and any other bytes are damage."""
 
 from __future__ import annotations
 

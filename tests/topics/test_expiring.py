@@ -33,9 +33,7 @@ def test_strictly_older_messages_expire_and_those_exactly_as_old_do_not(
     assert times(subscription.read()) == [30]
 
 
-def test_all_that_is_expired_is_passed_in_one_call_up_to_the_end_and_not_past_it(
-    clocked_topic: Topic, clock: MovableClock
-) -> None:
+def test_one_call_skips_all_expired_messages_up_to_the_end(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, [[[1], [2]], [[3]], [[4], [5]]])
     subscription = clocked_topic.subscribe("s")
     clock.now = 10 * DAY
@@ -45,7 +43,7 @@ def test_all_that_is_expired_is_passed_in_one_call_up_to_the_end_and_not_past_it
     assert times(subscription.read()) == [clock.now]
 
 
-def test_expiry_goes_never_backwards(clocked_topic: Topic, clock: MovableClock) -> None:
+def test_expiry_never_moves_backwards(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, [[[10, 20, 30, 40]]])
     subscription = clocked_topic.subscribe("s", start=Position(0, 0, 3))
     clock.now = 125
@@ -85,7 +83,7 @@ def test_expired_messages_behind_a_fresh_one_that_was_read_are_passed_too(
     assert rest.expire(100).position == clocked_topic.head
 
 
-def test_expiry_passes_lost_files_that_are_expired_and_stops_at_those_of_which_it_cannot_be_known(
+def test_expiry_skips_expired_lost_files_and_stops_at_lost_files_of_unknown_age(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:
     append_ledgers(clocked_topic, [[[10 * i], [10 * i + 5]] for i in range(10)])
@@ -108,7 +106,7 @@ def test_expiry_passes_lost_files_that_are_expired_and_stops_at_those_of_which_i
         assert subscription.expire(100).position == expected
 
 
-def test_expiring_a_topic_moves_every_subscription_and_deletes_the_ledgers_of_which_nothing_is_left(
+def test_expiring_a_topic_moves_every_subscription_and_deletes_wholly_expired_ledgers(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:
     append_ledgers(clocked_topic, [[[10, 11]], [[20, 21]], [[30, 31]]])

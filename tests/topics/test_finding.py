@@ -158,7 +158,7 @@ def test_by_must_name_a_time(sqlite_topic: Topic) -> None:
         sqlite_topic.find(1, by="ingest_time")
 
 
-def test_how_long_ago_is_counted_back_from_the_databases_clock(clocked_topic: Topic, clock: MovableClock) -> None:
+def test_a_duration_counts_back_from_the_databases_clock(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, [[[1_000_000_000, 2_000_000_000, 3_000_000_000]]])
     clock.now = 4_000_000_000
     assert clocked_topic.find("2s").position == Position(0, 0, 1)
@@ -324,7 +324,7 @@ def test_newest_costs_two_queries_and_one_ranged_read(sqlite_topic: Topic, tmp_p
     assert (len(counted.selects), len(files.reads)) == (2, 1)
 
 
-def test_newest_is_among_the_messages_that_are_left(topic: Topic) -> None:
+def test_newest_is_among_the_remaining_messages(topic: Topic) -> None:
     append_ledgers(topic, [[[900]], [[5, 30]], [[20, 25]], [[4]]])
     topic.seal()
     topic.truncate(Position(1, 0, 0))

@@ -1,4 +1,4 @@
-"""Who is frozen with the lock of a topic holds up the others for a bounded time only."""
+"""A writer that is frozen while it holds a topic's lock delays the others only for a bounded time."""
 
 from __future__ import annotations
 

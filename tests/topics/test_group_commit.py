@@ -279,7 +279,7 @@ def test_a_leader_that_is_interrupted_loses_and_duplicates_nothing_of_the_others
         assert waiting[number].result() == Appended(Position(0, stored.index(number), 0), 1)
 
 
-def test_an_append_that_is_interrupted_in_line_leaves_it_and_is_not_written(gate: Gate, sqlite_topic: Topic) -> None:
+def test_an_append_interrupted_in_the_queue_leaves_it_and_is_not_written(gate: Gate, sqlite_topic: Topic) -> None:
     first = gate.append(0)
     until(lambda: gate.groups)  # else the append below may join its group, and wait for the gate
     handled = threading.Event()
@@ -326,7 +326,7 @@ def finish(group: Sequence[WaitingAppend]) -> None:
         each.finish()
 
 
-def test_one_that_is_interrupted_just_as_it_gets_the_lead_hands_it_on() -> None:
+def test_an_append_interrupted_as_it_becomes_leader_hands_the_lead_on() -> None:
     line = Line[WaitingAppend]()
     busy, free = threading.Event(), threading.Event()
 

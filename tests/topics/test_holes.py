@@ -1,4 +1,4 @@
-"""What is missing and was not deleted on purpose is named by every operation that meets it."""
+"""Every operation names the data that is missing without a deliberate deletion."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_missing_ledgers_are_named_with_their_messages(six: Topic, caplog: pytes
 @pytest.mark.parametrize(
     ("missing", "name"), [((0,), "ledger 0 is"), ((0, 1), "ledgers 0 to 1 are"), ((4,), "ledger 4 is")]
 )
-def test_a_hole_at_the_beginning_or_before_the_open_ledger_is_one_too(
+def test_a_gap_at_the_beginning_or_before_the_open_ledger_is_reported(
     six: Topic, missing: tuple[int, ...], name: str
 ) -> None:
     lose_ledgers(six, *missing)
@@ -269,7 +269,7 @@ def test_warnings_name_the_topic_and_come_once(six: Topic, caplog: pytest.LogCap
     assert "telemetry" in warnings[0].message
 
 
-def test_looking_up_leaves_out_what_may_be_passed_over(six: Topic) -> None:
+def test_looking_up_leaves_out_messages_whose_errors_may_be_skipped(six: Topic) -> None:
     six.truncate(Position(1, 0, 0))
     lose_ledgers(six, 2)
     write(six, sa.delete(entries).where(entries.c.ledger == 2))
@@ -287,7 +287,7 @@ def test_looking_up_leaves_out_what_may_be_passed_over(six: Topic) -> None:
     assert found["publish_time"].to_pylist() == [54, None, 58]
 
 
-def test_of_a_deleted_ledger_nothing_is_looked_for_entry_by_entry(make_sqlite_topic: MakeTopic) -> None:
+def test_a_deleted_ledger_is_not_searched_entry_by_entry(make_sqlite_topic: MakeTopic) -> None:
     topic = make_sqlite_topic()
     append_ledgers(topic, [[[n] for n in range(50)], [[50]]])
     topic.truncate(Position(1, 0, 0))

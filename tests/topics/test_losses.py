@@ -1,4 +1,4 @@
-"""What is recorded as lost is passed over without an error, and all that follows keeps its number."""
+"""Messages recorded as lost are skipped without an error, and all later ones keep their numbers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_any_losses_are_skipped(make_sqlite_topic: MakeTopic, data: st.DataObjec
     check(topic, placed, {place for _, place in placed if place[:2] in first or place.ledger in whole})
 
 
-def test_a_ledger_of_which_all_is_lost_has_no_file_and_expires_with_the_others(sqlite_topic: Topic) -> None:
+def test_a_wholly_lost_ledger_has_no_file_and_expires_with_the_others(sqlite_topic: Topic) -> None:
     topic = sqlite_topic
     placed = append_ledgers(topic, FLOW)
     assert lose_entries(topic, 1, 0, 1, 2) == 5
@@ -174,7 +174,7 @@ def test_a_ledger_of_which_all_is_lost_has_no_file_and_expires_with_the_others(s
     assert topic.truncate(Position(2, 0, 0)) == 2
 
 
-def test_a_reader_to_whom_only_losses_are_left_stands_behind_them_for_good(sqlite_topic: Topic) -> None:
+def test_a_reader_with_only_lost_messages_left_moves_past_them_for_good(sqlite_topic: Topic) -> None:
     topic = sqlite_topic
     append_ledgers(topic, [[[0], [1, 2]], [[3]]])
     with topic.subscribe("reader") as subscription:

@@ -73,7 +73,7 @@ def test_a_producer_without_gaps_is_known_whole_however_long_it_runs() -> None:
     assert numbering.find_repeat(ProducerAppend("p", 1, 9, None, 0), "t") == Repeat(None)
 
 
-def test_of_too_many_ranges_the_oldest_are_unknown_and_a_repeat_of_those_is_an_error() -> None:
+def test_the_oldest_of_too_many_ranges_are_forgotten_and_repeating_them_is_an_error() -> None:
     numbering = Numbering(0)
     for number in range(10, 10 * RANGES + 30, 10):
         numbering = appended(numbering, number, number)
@@ -92,7 +92,7 @@ def test_a_row_of_a_producer_that_has_appended_nothing_is_read() -> None:
 @pytest.mark.parametrize(
     ("sequence", "messages"), [(-1, 1), (2**63, 1), (2**63 - 1, 2), (True, 1), (1.0, 1), ("1", 1), (None, 1)]
 )
-def test_a_number_that_cannot_be_meant_is_refused_by_name(sequence: object, messages: int) -> None:
+def test_an_invalid_number_is_refused_by_name(sequence: object, messages: int) -> None:
     with pytest.raises(InvalidArgumentError, match="sequence must"):
         check_sequence(sequence, messages)
     assert check_sequence(2**63 - 2, 2) == 2**63 - 2

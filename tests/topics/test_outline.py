@@ -32,7 +32,7 @@ def test_a_range_of_time_takes_the_ledgers_in_which_its_times_are_found(topic: T
     assert [block[0] for block in outlined(topic, 100, 200)] == [7]
 
 
-def test_of_many_ledgers_samples_stand_for_those_after_them(topic: Topic) -> None:
+def test_samples_of_many_ledgers_represent_those_after_them(topic: Topic) -> None:
     append_ledgers(topic, [[[10 * n, 10 * n + 9]] for n in range(11)])
     found = outlined(topic, most=4)
     assert [block[:5] for block in found] == [

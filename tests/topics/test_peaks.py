@@ -173,7 +173,7 @@ def test_running_maxima_are_right_after_any_trimming(
         topic.remove()
 
 
-def test_a_topic_of_which_nothing_is_left_starts_again(topic: Topic) -> None:
+def test_a_topic_without_remaining_messages_starts_again(topic: Topic) -> None:
     with_a_wild_ledger(topic)
     topic.truncate(topic.head)
     assert peaks_of(topic) == [(None,) * 4]

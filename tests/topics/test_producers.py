@@ -36,7 +36,7 @@ def test_a_repeat_is_recognised_after_its_ledger_was_sealed(topic: Topic) -> Non
     assert topic.append(published([1, 2]), producer="p", sequence=0) == Appended(Position(0, 0, 0), 2, duplicate=True)
 
 
-def test_producers_number_their_messages_each_for_itself(topic: Topic) -> None:
+def test_each_producer_numbers_its_own_messages(topic: Topic) -> None:
     topic.append(published([1]), producer="p", sequence=0)
     assert topic.append(published([2]), producer="q", sequence=0).duplicate is False
     assert topic.append(published([3])).duplicate is False
@@ -113,9 +113,7 @@ def test_messages_that_a_producer_repeats_after_a_restart_must_have_been_stored(
 
 
 @pytest.mark.parametrize("arguments", [{"sequence": -1}, {"sequence": 2**63}, {"sequence": "1"}, {"epoch": "x"}])
-def test_a_number_or_epoch_that_cannot_be_meant_is_refused_by_name(
-    sqlite_topic: Topic, arguments: dict[str, Any]
-) -> None:
+def test_an_invalid_number_or_epoch_is_refused_by_name(sqlite_topic: Topic, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):
         sqlite_topic.append(published([1]), **{"producer": "p", "sequence": 0, **arguments})
 
@@ -142,7 +140,7 @@ def test_a_producer_with_a_lower_epoch_is_fenced(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"producer": "p"}, {"sequence": 3}])
-def test_producer_and_sequence_only_go_together(sqlite_topic: Topic, arguments: dict[str, Any]) -> None:
+def test_producer_and_sequence_must_be_passed_together(sqlite_topic: Topic, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="together"):
         sqlite_topic.append(published([1]), **arguments)
 
@@ -173,7 +171,7 @@ def test_a_message_waits_no_longer_than_it_may_linger(sqlite_topic: Topic) -> No
         assert times(sqlite_topic) == [1]
 
 
-def test_a_restarted_producer_continues_where_the_last_one_got_and_skips_what_is_stored(topic: Topic) -> None:
+def test_a_restarted_producer_continues_after_the_last_stored_message_and_skips_stored_ones(topic: Topic) -> None:
     flow = published(range(10))
     with topic.producer("p") as first:
         for number, message in enumerate(flow[:6]):

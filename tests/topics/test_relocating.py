@@ -49,7 +49,7 @@ def sealed(clocked_topic: Topic) -> Topic:
     return clocked_topic
 
 
-def test_a_store_that_was_renamed_is_pointed_to_and_its_other_topics_move_along(sealed: Topic, tmp_path: Path) -> None:
+def test_a_renamed_store_is_recorded_and_its_other_topics_move_along(sealed: Topic, tmp_path: Path) -> None:
     backend = sealed.storage.backend
     other = Topic.create(
         backend, str(tmp_path / "ledgers"), "other", TopicOptions.check(roll_after=None, roll_size=1, retention=None)
@@ -71,7 +71,7 @@ def test_a_store_that_was_renamed_is_pointed_to_and_its_other_topics_move_along(
 
 
 @pytest.mark.parametrize("fault", ["missing", "short"])
-def test_a_store_that_lacks_a_file_is_not_pointed_to(sealed: Topic, tmp_path: Path, fault: str) -> None:
+def test_a_store_that_lacks_a_file_is_not_recorded(sealed: Topic, tmp_path: Path, fault: str) -> None:
     (tmp_path / "ledgers").rename(tmp_path / "new")
     path = tmp_path / "new" / ledger_path(sealed, 1).relative_to(tmp_path / "ledgers")
     if fault == "missing":
@@ -367,7 +367,7 @@ def test_a_topic_that_moves_back_at_once_keeps_its_files(sealed: Topic, tmp_path
     assert ledger_files_in(tmp_path / "new") == set()
 
 
-def test_a_copy_that_reads_back_differently_is_not_taken(
+def test_a_copy_that_reads_back_differently_is_rejected(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = relocating._digest

@@ -260,7 +260,7 @@ def test_an_error_while_writing_is_not_hidden_by_a_close_that_fails(tmp_path: Pa
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_file_that_reads_back_differently_is_not_taken(
+def test_a_file_that_reads_back_differently_is_rejected(
     sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload = os.urandom(1000)  # does not compress, so that its bytes stand in the file as they are

@@ -1,4 +1,4 @@
-"""Selecting by time yields what a look at every message would, at the ends of time too."""
+"""Selecting by time yields the same as a check of every message, also at the first and last time."""
 
 from __future__ import annotations
 

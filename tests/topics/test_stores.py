@@ -206,7 +206,7 @@ def test_concurrent_creators_of_a_store_agree_on_one_identity(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "store").iterdir()] == [MARKER]
 
 
-def test_a_maker_on_an_object_store_takes_the_marker_that_is_there_in_the_end(tmp_path: Path) -> None:
+def test_a_creator_on_an_object_store_adopts_the_final_marker(tmp_path: Path) -> None:
     class Race(CountingFiles):
         def open_output_stream(self, path: str, metadata: object) -> Any:
             stream = super().open_output_stream(path, metadata)

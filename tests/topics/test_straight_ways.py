@@ -1,4 +1,4 @@
-"""The way of an append is straight: how many functions, in how many files of ours, it passes."""
+"""An append takes a short path: the number of our functions and files that it passes."""
 
 from __future__ import annotations
 

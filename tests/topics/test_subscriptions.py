@@ -185,7 +185,7 @@ def test_subscriptions_are_listed_and_removed(topic: Topic) -> None:
         reader.read()
 
 
-def test_arguments_that_cannot_be_meant_are_refused(sqlite_topic: Topic) -> None:
+def test_invalid_arguments_are_refused(sqlite_topic: Topic) -> None:
     with pytest.raises(InvalidArgumentError, match="name"):
         sqlite_topic.subscribe("")
     with pytest.raises(InvalidArgumentError, match="start"):
@@ -194,7 +194,7 @@ def test_arguments_that_cannot_be_meant_are_refused(sqlite_topic: Topic) -> None
         sqlite_topic.subscribe("s").read(limit=0)
 
 
-def test_a_subscription_behind_a_deleted_part_continues_with_the_first_message_that_is_left(topic: Topic) -> None:
+def test_a_subscription_behind_a_deleted_part_continues_with_the_first_remaining_message(topic: Topic) -> None:
     append_ledgers(topic, FLOW)
     reader: Subscription = topic.subscribe("billing")
     assert topic.truncate(3) == 0

@@ -18,7 +18,7 @@ from waterclock.topics.catalogue.creating import topic_names
 from waterclock.topics.topic import Topic
 
 
-def test_a_topic_that_exists_is_opened_or_refused_as_asked(make_topic: MakeTopic) -> None:
+def test_an_existing_topic_is_opened_or_refused_as_requested(make_topic: MakeTopic) -> None:
     made = make_topic("telemetry")
     with pytest.raises(AlreadyExistsError, match="'telemetry'"):
         make_topic("telemetry")
@@ -73,7 +73,7 @@ def test_a_name_that_looks_like_another_is_refused(make_sqlite_topic: MakeTopic,
     ("option", "value"),
     [("roll_size", 0), ("roll_size", 1.5), ("roll_size", True), ("roll_after", "0s"), ("retention", "-1s")],
 )
-def test_options_that_cannot_be_meant_are_refused(make_sqlite_topic: MakeTopic, option: str, value: object) -> None:
+def test_invalid_options_are_refused(make_sqlite_topic: MakeTopic, option: str, value: object) -> None:
     with pytest.raises(InvalidArgumentError, match=option):
         make_sqlite_topic(**{option: value})
 
@@ -95,7 +95,7 @@ def test_two_topics_do_not_see_each_other(make_topic: MakeTopic) -> None:
     assert first.find(3).found is False
 
 
-def test_altered_options_are_in_force_and_the_others_stay(clocked_topic: Topic, clock: MovableClock) -> None:
+def test_altered_options_take_effect_and_the_others_stay(clocked_topic: Topic, clock: MovableClock) -> None:
     topic = clocked_topic
     topic.append(published([1]))
     topic.alter(roll_size=1, retention="1h", on_ahead="keep")

@@ -1,4 +1,4 @@
-"""Which files a range takes whole: no row of such a file is to be left out."""
+"""The files that a range covers completely: no row of such a file may be outside the range."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_file_of_which_a_ledger_is_deleted_or_lost_is_not(topic: Topic) -> Non
     assert whole(topic) == [[5]]
 
 
-def test_nothing_is_whole_where_nothing_is_sealed(tmp_path: Path) -> None:
+def test_no_file_is_whole_without_sealed_ledgers(tmp_path: Path) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
         topic = database.create_topic("t")
         assert whole(topic) == []

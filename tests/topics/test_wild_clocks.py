@@ -212,7 +212,7 @@ def test_a_topic_without_a_limit_takes_any_publish_time(clocked_topic: Topic) ->
     assert clocked_topic.info.max_ahead is None
 
 
-def test_the_limit_holds_to_the_end_of_time() -> None:
+def test_the_limit_applies_up_to_the_largest_time() -> None:
     limit = AheadLimit("t", 2**63 - 1, "reject")
     times = ClockTimes(pa.array([2**63 - 1, None], pa.int64()), pa.array([None, None], pa.int64()))
     assert limit.rejected(times, lambda: 2**62) == ()

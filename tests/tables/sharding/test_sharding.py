@@ -312,7 +312,7 @@ def test_operations_that_need_one_database_are_refused_with_the_reason(keyspace:
     assert keyspace.topics() == []
 
 
-def test_nothing_is_put_where_one_message_cannot_be_meant(orders: ShardedTable) -> None:
+def test_nothing_is_put_if_one_message_is_invalid(orders: ShardedTable) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=r"^priority"):
         orders.put_many([*({"payload": "a"} for _ in range(20)), {"payload": "b", "priority": "high"}])
     assert orders.stats().ready == 0
@@ -391,7 +391,7 @@ def test_a_shard_that_another_thread_found_away_is_back_when_it_delivers(
     assert "shard -80 is available again" in caplog.text
 
 
-def test_a_put_over_shards_of_which_one_is_away_says_which_messages_are_in(
+def test_a_put_with_an_unavailable_shard_reports_which_messages_were_written(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for shard in servers.keyspace.shards:

@@ -31,7 +31,7 @@ def parameters(kind: type, name: str) -> set[str]:
     return set(inspect.signature(getattr(kind, name)).parameters) - {"self"}
 
 
-def test_it_has_all_that_a_table_in_one_database_has() -> None:
+def test_it_has_everything_that_a_table_in_one_database_has() -> None:
     assert names(MessageTable) - names(ShardedTable) == OF_ONE_DATABASE
     for name in sorted(names(MessageTable) & names(ShardedTable) - {"open"}):
         if callable(getattr(MessageTable, name)):
