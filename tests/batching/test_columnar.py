@@ -283,7 +283,7 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
         ({"now": 1.5}, "now must be .*, got 1.5"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_named(options: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_option_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidArgumentError, match=complaint):
         assign_batches(one_row(), **LENGTHS | options)
 

@@ -310,7 +310,7 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
         ({"streams": 3}, "streams must be a list of names or None, got 3"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_named_with_its_value(options: dict[str, Any], complaint: str) -> None:
+def test_an_invalid_option_is_named_with_its_value(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidArgumentError, match=complaint):
         batcher(**options)
 

@@ -57,7 +57,7 @@ def values(connection: sa.Connection) -> list[int]:
         ("sqlite:///x.db?jurnal=wal", "no option named 'jurnal'"),
     ],
 )
-def test_a_url_that_cannot_be_meant_is_refused(url: str, word: str) -> None:
+def test_an_invalid_url_is_refused(url: str, word: str) -> None:
     with pytest.raises(InvalidArgumentError, match=word):
         Backend(url)
 

@@ -90,7 +90,7 @@ def test_buckets_spread_evenly_over_the_partitions_that_spark_puts_them_into(spa
 
 
 @pytest.mark.parametrize("count", [0, -1, MOST_BUCKETS + 1, 2.0, True, "8", None])
-def test_a_number_of_buckets_that_cannot_be_meant_is_refused(count: object):
+def test_an_invalid_number_of_buckets_is_refused(count: object):
     with pytest.raises(InvalidArgumentError, match=f"buckets must be an integer from 1 to {MOST_BUCKETS}"):
         checked_buckets(count)  # pyright: ignore[reportArgumentType]
 

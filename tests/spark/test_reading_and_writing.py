@@ -245,7 +245,7 @@ def test_a_source_of_any_name_has_ids_and_a_group_that_fit(spark: SparkSession, 
         ({"startingTimestamp": "2026-07-01T12:00:00"}, "startingTimestamp must be ISO 8601 with an offset"),
     ],
 )
-def test_a_read_that_cannot_be_meant_is_refused_on_the_driver(
+def test_an_invalid_read_is_refused_on_the_driver(
     spark: SparkSession, database: wc.Database, options: dict[str, str], says: str
 ) -> None:
     with pytest.raises(PySparkException, match=r"waterclock\.errors") as refused:
@@ -262,7 +262,7 @@ def test_a_read_that_cannot_be_meant_is_refused_on_the_driver(
         ({"topic": "telemetry", "tabel": "x"}, "no option named 'tabel'"),
     ],
 )
-def test_a_write_that_cannot_be_meant_is_refused_on_the_driver(
+def test_an_invalid_write_is_refused_on_the_driver(
     spark: SparkSession, database: wc.Database, options: dict[str, str], says: str
 ) -> None:
     rows = read(spark, database, columns="source,stream,event_time")

@@ -426,7 +426,7 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
         ({"by": "offset_time"}, "by must be one of .* got 'offset_time'"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(given: dict[str, str], says: str) -> None:
+def test_invalid_options_are_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=says):
         TopicReadOptions.checked({"url": "sqlite:///f.db", "topic": "t", **given})
 

@@ -129,7 +129,7 @@ def test_a_subscriber_can_limit_itself(orders: MessageTable) -> None:
 
 @pytest.mark.one_database
 @pytest.mark.parametrize("rate", [0, -1, True, "5", float("nan"), float("inf"), 1e-7])
-def test_a_rate_that_cannot_be_meant_is_refused(make_table: MakeTable, rate: object) -> None:
+def test_an_invalid_rate_is_refused(make_table: MakeTable, rate: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^rate_limit must be a number of messages per second"):
         make_table(rate_limit=rate)
     table = make_table()

@@ -51,9 +51,7 @@ def test_options_are_as_passed_or_as_documented(database: Database) -> None:
         ("columns", {"colour": "rainbow"}),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused_by_name(
-    make_table: Callable[..., MessageTable], option: str, value: Any
-) -> None:
+def test_an_invalid_option_is_refused_by_name(make_table: Callable[..., MessageTable], option: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"^{option}.*{value if isinstance(value, str) else ''}"):
         make_table(**{option: value})
 

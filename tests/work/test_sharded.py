@@ -146,7 +146,7 @@ def test_processes_handle_messages_of_all_shards(keyspace: ShardedDatabase, tmp_
     assert len(list(tmp_path.glob("ended-*"))) == 1
 
 
-def test_a_part_that_cannot_be_meant_is_refused(orders: ShardedTable, database: Database) -> None:
+def test_an_invalid_part_is_refused(orders: ShardedTable, database: Database) -> None:
     alone: MessageTable = database.create_table("alone")
     for table in (orders, alone):
         for part in ({"shard": "40-80"}, {"key_range": "40-80"}):

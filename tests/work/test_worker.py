@@ -447,9 +447,7 @@ def test_a_table_that_is_dropped_ends_the_worker_with_an_error(make_table: MakeT
     ],
 )
 @pytest.mark.one_database
-def test_an_argument_that_cannot_be_meant_is_refused(
-    orders: MessageTable, arguments: dict[str, Any], error: str
-) -> None:
+def test_an_invalid_argument_is_refused(orders: MessageTable, arguments: dict[str, Any], error: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=error):
         wc.Worker(orders, **arguments)
 

@@ -1,4 +1,4 @@
-"""Draws batches of any number of messages over event time, from counts, for pages that zoom.
+"""Draws batches over event time from counts, for pages that zoom and for any number of messages.
 
 `waterclock.figures.timeline` draws batches that are in memory. This module draws counts from a server: a lane of dots
 if they fit, otherwise of bars, with shaded windows, and rejected messages distinguished by colour and shape.

@@ -223,7 +223,7 @@ def test_a_new_length_measures_every_stream_again(length: str) -> None:
     )
 
 
-def test_a_new_length_in_columns_that_cannot_be_meant_is_refused() -> None:
+def test_an_invalid_new_length_in_columns_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"batch_length must .*, got 0"):
         RateAwareColumns(["det"]).set_batch_length(0)
 

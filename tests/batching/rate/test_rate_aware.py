@@ -38,12 +38,12 @@ from waterclock.message import Message
         ({"gated": ["det", None]}, "gated must hold names of streams, got None"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused_with_its_value(options: dict[str, Any], said: str) -> None:
+def test_an_invalid_option_is_refused_with_its_value(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said):
         RateAwareBatcher(**options)
 
 
-def test_a_new_batch_length_that_cannot_be_meant_is_refused() -> None:
+def test_an_invalid_new_batch_length_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"batch_length must .*, got 0"):
         RateAwareBatcher().set_batch_length(0)
 

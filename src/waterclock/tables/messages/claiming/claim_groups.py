@@ -1,6 +1,6 @@
 """Claiming messages of a table with groups: each group goes to one consumer, its first messages first.
 
-Shared by both policies; `claim_sequenced` and `claim_exclusive` are the claims.
+Shared by the claims of both policies, `claim_sequenced` and `claim_exclusive`.
 """
 
 from __future__ import annotations
