@@ -1,4 +1,4 @@
-"""Calling a synchronous object from a loop.
+"""Calling a synchronous object from an event loop.
 
 The asynchronous classes hold one of the synchronous ones and describe their methods by these descriptors, which take
 names, parameters and types from it.

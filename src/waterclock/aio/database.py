@@ -1,4 +1,4 @@
-"""Opening a database for a loop."""
+"""Opening a database for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliveries of message tables, and subscriptions to them, for a loop."""
+"""Deliveries of message tables, and subscriptions to them, for asyncio."""
 
 from __future__ import annotations
 

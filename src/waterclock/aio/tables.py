@@ -1,4 +1,4 @@
-"""Message tables, their groups and schedules, for a loop."""
+"""Message tables, their groups and schedules, for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics and their subscriptions, for a loop."""
+"""Topics and their subscriptions, for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates how the clock of each stream differs from the receive clock, and how late and disordered it arrives."""
+"""Estimates how each stream's clock differs from the receive clock, and the delay and disorder of its messages."""
 
 from __future__ import annotations
 

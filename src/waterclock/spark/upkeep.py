@@ -1,7 +1,7 @@
-"""Upkeep as Spark jobs: one process handles ledgers, files or tables one after another, but many tasks do so at once.
+"""Upkeep as Spark jobs: tasks handle ledgers, files or tables in parallel, which one process would handle in turn.
 
 Each task works as the library does in one process, with the same owners, leases and verification. So a task that is
-killed or runs twice loses nothing and doubles nothing; the next call finishes its work.
+killed or runs twice neither loses nor duplicates data; the next call finishes its work.
 """
 
 from __future__ import annotations

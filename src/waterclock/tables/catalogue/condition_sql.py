@@ -1,4 +1,4 @@
-"""Translate SQL conditions to SQLAlchemy expressions: values bound, columns known, types that agree."""
+"""Translate SQL conditions to SQLAlchemy expressions with bound values; reject unknown columns and mismatched types."""
 
 from __future__ import annotations
 

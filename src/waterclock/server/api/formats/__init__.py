@@ -1,1 +1,1 @@
-"""The formats of requests and answers: bodies in JSON and Arrow, payloads, and the shapes of objects."""
+"""The formats of requests and responses: bodies in JSON and Arrow, payloads, and the shapes of objects."""

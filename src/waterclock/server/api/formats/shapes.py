@@ -1,4 +1,4 @@
-"""Answers as JSON: times are ISO 8601 in UTC with nanoseconds, durations texts such as ``30s``, ids texts."""
+"""Responses as JSON: times are ISO 8601 in UTC with nanoseconds; durations, such as ``30s``, and ids are strings."""
 
 from __future__ import annotations
 

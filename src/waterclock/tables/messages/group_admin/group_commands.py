@@ -1,4 +1,4 @@
-"""Commands of operators on groups. Messages in flight are left alone unless forced."""
+"""Operators' commands for groups, which leave messages in flight alone unless forced."""
 
 from __future__ import annotations
 
