@@ -44,6 +44,8 @@ def is_migrated() -> bool:
 def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url: str) -> None:
     backend = Backend(database_url, create=True)
     left_out = {"waterclock_migrations"}
+    if backend.engine.dialect.name != "postgresql":
+        left_out.add("waterclock_groups_key_idx")  # the others have a primary key
     if backend.engine.dialect.name in ("mysql", "mariadb"):
         left_out.add("waterclock_groups_blocked_idx")  # a partial index, which MariaDB does not have
     with backend.engine.connect() as connection:

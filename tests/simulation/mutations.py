@@ -241,7 +241,7 @@ MUTATIONS = {
         Mutation("claims_lock_no_group", "two_claim", _unlocked(_FREE_GROUPS, skips=True)),
         Mutation("claims_wait_for_groups", "a_caller_keeps_a_group", _waiting(_FREE_GROUPS)),
         Mutation("owners_wait_for_groups", "a_caller_keeps_an_owned_group", _waiting(_FREE_GROUPS)),
-        Mutation("routing_waits_for_rows", "a_caller_acks_what_is_new", _waiting(rf"{_OF_ROWS}.*routed = 0")),
+        Mutation("routing_waits_for_rows", "a_caller_acks_what_is_new", _waiting(rf"{_OF_ROWS}.*routed (= 0|!= 1)")),
         Mutation("routing_locks_no_group", "a_hot_group", replaced=((routing, "locking_free", _of_names),)),
         Mutation("keys_are_not_locked", "one_key", _unlocked("FROM waterclock_unique_keys", skips=False)),
         Mutation("keys_that_are_locked_are_skipped", "one_key", _skipping("FROM waterclock_unique_keys")),

@@ -121,6 +121,9 @@ class Stage:
         self.kind = (
             "sqlite" if url.startswith("sqlite") else "postgresql" if url.startswith("postgresql") else "mariadb"
         )
+        if self.kind == "postgresql":  # which has no key of groups: so a group that is added twice is noticed
+            with self.database.backend.engine.begin() as connection:
+                connection.exec_driver_sql("CREATE UNIQUE INDEX one_row ON waterclock_groups (table_id, group_id)")
         self.waits = waits_of(self.database.backend.engine)
         self._open.callback(self.waits.close)
 

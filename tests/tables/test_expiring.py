@@ -180,7 +180,7 @@ def test_an_expired_head_never_blocks_its_group(
     assert sorted(payloads(table)) == ["behind a", "behind c"]
     table.reschedule([2], soon(clock, "1d"))
     clock.move("2h")
-    assert payloads(table)[-1] == "behind b"
+    assert "behind b" in payloads(table)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -320,14 +320,15 @@ def test_a_value_that_the_database_cannot_compute_with_ends_no_subscription(
     database: Database, make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = make_table(groups="sequenced")
-    orders.put_many([{"payload": "x", "group": "g"} for _ in range(3)])
-    run(database, "ALTER TABLE orders DROP CONSTRAINT orders_position_check")
-    run(database, "UPDATE orders SET position = -9223372036854775808 WHERE id = 3")
+    orders.put("x", group="g")
+    orders.groups.pause("g")
+    orders.groups.resume("g")
+    run(database, "UPDATE waterclock_groups SET tail = 9223372036854775807")
+    orders.put("y", group="g")
     with orders.subscribe(consumer="press") as deliveries:
         monkeypatch.setattr(deliveries._stop, "wait", lambda _: False)
         assert deliveries.take(1) == []
         assert "out of range" in (orders.stats().failure or "")
-        run(database, "UPDATE orders SET position = NULL, routed = 0 WHERE id = 3")
-        run(database, "DELETE FROM waterclock_groups")
+        run(database, "UPDATE waterclock_groups SET tail = 1")
         assert len(deliveries.take(1)) == 1
         assert orders.stats().failing == 0

@@ -22,6 +22,12 @@ message_tables = sa.Table(
     sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
     sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
     sa.Column("time_created", BigInt, nullable=False, doc="When the table was created, ns."),
+    sa.Column(
+        "bounds",
+        LongText,
+        doc="Lower bounds of searches in a table with groups, as JSON: the seq from which messages may have to be"
+        " routed, and by priority the time from which groups may be due; NULL: at the first one.",
+    ),
     sqlite_autoincrement=True,  # by its id an open table notices that it was dropped and created again
 )
 """One row for each message table. The messages are in the SQL table of that name."""
@@ -49,6 +55,10 @@ def _has_partial_indexes(*_: object, dialect: sa.Dialect, **__: object) -> bool:
     return dialect.name in ("postgresql", "sqlite")
 
 
+def _is_not_postgresql(*_: object, dialect: sa.Dialect, **__: object) -> bool:
+    return dialect.name != "postgresql"
+
+
 def _index_of(name: str, where: str, *columns: str) -> sa.Index:
     """Create an index of some groups; of all on MariaDB, which has no partial indexes."""
     some = sa.text(where)
@@ -58,8 +68,8 @@ def _index_of(name: str, where: str, *columns: str) -> sa.Index:
 groups = sa.Table(
     "waterclock_groups",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("group_id", Name, primary_key=True, doc="The group; empty for messages that name none."),
+    sa.Column("table_id", BigInt, nullable=False, autoincrement=False, doc="The message table."),
+    sa.Column("group_id", Name, nullable=False, doc="The group; empty for messages that name none."),
     sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: none."),
     sa.Column(
         "next_position",
@@ -105,6 +115,13 @@ groups = sa.Table(
         server_default="0",
         doc="`seq` of the message that began the group, also once that is acked: groups due together go in this order.",
     ),
+    # No unique index on PostgreSQL. Each claim and each ack writes a new version of a row, and to enter it into a
+    # unique index the server reads all earlier versions of the key: thousands, while a transaction holds an old
+    # snapshot. Whoever adds a group holds the turn to route, and checks first whether it exists.
+    sa.PrimaryKeyConstraint("table_id", "group_id").ddl_if(callable_=_is_not_postgresql),
+    # By an expression: a planner without statistics may think any index with the table's id as good as that of the
+    # groups that are due, and would scan all groups of the table.
+    sa.Index("waterclock_groups_key_idx", sa.text("(table_id + 0)"), "group_id").ddl_if(dialect="postgresql"),
     # Partial indexes: a planner that believes the catalogue empty, as it was when analyzed, thinks any index with the
     # table's id as good as the key, and would scan all groups for one. Groups that are due together are ordered by
     # their beginning: their messages are stored together, unlike those of neighbours by name.

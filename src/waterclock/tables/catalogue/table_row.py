@@ -26,6 +26,7 @@ from waterclock.database.schema.upkeep_catalogue import forget_upkeep
 from waterclock.errors import NotFoundError, RefusedError
 from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.totals import drop_totals
+from waterclock.tables.model.claims.claim import Reached
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import ACKED_DAY, reflect_rows
 
@@ -64,13 +65,22 @@ def load(backend: Backend, name: str) -> TableContext:
 
 def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext | None:
     """Load a message table's row and its columns, without its dead-letter table; None if missing."""
-    row = connection.execute(sa.select(message_tables).where(message_tables.c.name == name)).first()
+    found = sa.select(message_tables, backend.now_sql().label("now")).where(message_tables.c.name == name)
+    row = connection.execute(found).first()
     if row is None:
         return None
     options = TableOptions.from_json(name, row.options)
     rows = reflect_rows(connection, name, options)
     return TableContext(
-        backend, row.table_id, name, options, rows, table_dialect(backend), row.revision, row.paused_until
+        backend,
+        row.table_id,
+        name,
+        options,
+        rows,
+        table_dialect(backend),
+        row.revision,
+        row.paused_until,
+        reached=Reached(row.bounds, row.now),
     )
 
 

@@ -28,6 +28,7 @@ def index_unacked(
     *,
     grouped: bool,
     free: bool,
+    new: sa.ColumnElement[int] | None = None,
 ) -> None:
     """Create the indexes for claims.
 
@@ -39,6 +40,8 @@ def index_unacked(
         The condition of unacked messages; None if the others are stored elsewhere.
     grouped, free
         As in `TableDialect.create`.
+    new
+        The order of the messages that must be routed; None: by seq.
     """
     # Always a partial index: a planner that believes the table empty, as it was when analyzed, thinks any index with
     # seq as good as the key, and would scan it to find a message by its seq.
@@ -47,7 +50,7 @@ def index_unacked(
         _make(connection, rows, "next", due, some)
     else:
         _make(connection, rows, "group", (rows.c.group_id, rows.c.position), which)
-        _make(connection, rows, "unrouted", (rows.c.seq,), rows.c.routed == 0)
+        _make(connection, rows, "unrouted", (rows.c.seq if new is None else new,), rows.c.routed != 1)
     if free:
         _make(connection, rows, "free", due, some & rows.c.group_id.is_(None))
 

@@ -38,6 +38,10 @@ def pieces(items: Sequence[_T], size: int | None = None) -> Iterator[Sequence[_T
         yield items[start : start + size]
 
 
+CHANGED_PLACES = 2**62
+"""The first place of messages that plain SQL changed after they were routed, behind every bound."""
+
+
 class TableDialect(ABC):
     one_writer: bool
     """Whether a writing transaction excludes all others."""
@@ -121,9 +125,33 @@ class TableDialect(ABC):
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows of the catalogue whose keys are missing."""
 
+    changed = 0
+    """The value of ``routed`` of a message that was routed, and that plain SQL changed since."""
+
+    def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+        """Return the condition that a message has no position yet, or that plain SQL changed it."""
+        # Written out, because the database uses a partial index only if it can see that the condition implies the
+        # index's.
+        return rows.c.routed != sa.literal_column("1")
+
+    def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the order of the index of messages that must be routed: by seq."""
+        return rows.c.seq
+
+    is_bounded = False
+    """Whether searches for new messages begin at a bound; otherwise at the first one."""
+
+    def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
+        """Return the oldest transaction in progress, and if ``marks`` the id of this one."""
+        raise NotImplementedError
+
     def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return the smaller of two values, which must not be NULL."""
         return sa.func.least(one, another, type_=sa.BigInteger)
+
+    def larger(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return the larger of two values, which must not be NULL."""
+        return sa.func.greatest(one, another, type_=sa.BigInteger)
 
     @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
@@ -167,6 +195,20 @@ class TableDialect(ABC):
         """
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
+
+    def of_table(self, column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
+        """Return the condition that a row belongs to a table, for rows searched by key or read in key order."""
+        return column == value
+
+    def look_up(
+        self,
+        found: sa.Select[*tuple[Any, ...]],
+        value: int,
+        columns: tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]],
+        name: Any,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Return ``found`` for the one row whose key is ``value`` and ``name``, in these columns; for a subquery."""
+        return found.where(columns[0] == value, columns[1] == name)
 
     def key_is(self, key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
         """Compare a row's key with a computed value, so that any plan looks the row up."""
@@ -230,7 +272,7 @@ class TableDialect(ABC):
         """Return the condition that a row's key is ``value`` and one of the rows of ``name``, as `any_key`."""
         raise NotImplementedError
 
-    def value_of(self, name: sa.Column[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
+    def value_of(self, name: sa.ColumnElement[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
         """Look up the value that a row of ``values`` has for its ``name``; fast for many rows, too."""
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import OrderError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
-from waterclock.tables.groups.routing import group_of, is_unrouted
+from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.tables.model.claims.leased import Acked, Leased
 from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
@@ -91,7 +91,7 @@ def ack_rows(
         As in `ack_leased`.
     """
     ours = [row for row in found if row.ack_held_at is None]
-    new = [row for row in ours if row.position is None and row.routed == 0]
+    new = [row for row in ours if row.position is None and row.routed != 1]
     passing = _passing(context, connection, new, [row.seq for row in ours]) if new else {}
     if context.options.ack_order == "strict":
         for name, (seq, blocking) in passing.items():
@@ -294,7 +294,7 @@ def _acking(context: TableContext, *, by_claim: bool) -> sa.Update:
 @built_once(maxsize=256)
 def _leaving(context: TableContext) -> sa.Update:
     rows = context.rows
-    return sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(routed=0)
+    return sa.update(rows).where(context.sql.any_of(rows.c.seq, "seqs")).values(routed=context.sql.changed)
 
 
 @built_once(maxsize=256)
@@ -328,7 +328,7 @@ def _blocking_new(context: TableContext) -> sa.Select[Any]:
     return (
         sa.select(rows.c.id)
         .where(
-            is_unrouted(rows),
+            context.sql.is_unrouted(rows),
             rows.c.seq < sa.bindparam("before", type_=sa.BigInteger),
             group_of(rows) == sa.bindparam("of"),
             rows.c.position.is_(None),

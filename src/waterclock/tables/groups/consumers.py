@@ -14,7 +14,6 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.group_state import (
-    UNASSIGNED,
     Out,
     belongs_to,
     epoch_begun,
@@ -23,6 +22,7 @@ from waterclock.tables.groups.group_state import (
     settle,
     these_groups,
 )
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 
 _RELEASED_AT_ONCE = 1000
 
@@ -186,6 +186,7 @@ def share_sql(
     something = (
         sa.select(groups.c.priority)
         .where(its, groups.c.assigned == consumers.c.name, groups.c.ready_at.is_not(None))
+        .order_by(groups.c.priority)  # as the index of those has it, else a planner goes through all groups
         .limit(sa.literal_column("1"))
         .correlate(consumers)
         .scalar_subquery()
@@ -207,6 +208,7 @@ def share_sql(
     found = (
         sa.select(groups.c.ready_at)
         .where(its, groups.c.assigned == sa.literal_column("''"), groups.c.ready_at.is_not(None))
+        .order_by(groups.c.priority)
         .limit(sa.func.least(most * (waiting + 1), _COUNTED_AT_MOST))
         .subquery()
     )
@@ -319,6 +321,7 @@ def _idle_beside() -> sa.Select[Any, Any]:
             groups.c.assigned == consumers.c.name,
             groups.c.ready_at.is_not(None),
         )
+        .order_by(groups.c.priority)
         .limit(1)
         .correlate(consumers)
         .scalar_subquery()
@@ -339,6 +342,7 @@ def _due_for_any() -> sa.Select[Any]:
         .where(
             groups.c.table_id == sa.bindparam("table"), groups.c.assigned == UNASSIGNED, groups.c.ready_at.is_not(None)
         )
+        .order_by(groups.c.priority)
         .limit(sa.bindparam("enough", type_=sa.Integer))
         .subquery()
     )

@@ -14,14 +14,13 @@ from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import uncounted_sql
+from waterclock.tables.model.schema import FURTHEST
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""
 """The group of messages without one."""
-
-UNASSIGNED = ""
-"""The value of ``assigned`` for a group that any consumer may have."""
 
 
 def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
@@ -136,7 +135,14 @@ def _locked(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return context.sql.lock_keys(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
 
 
-def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable[str], *, may_end: bool = True) -> None:
+def settle(
+    context: TableContext,
+    connection: SqlConnection,
+    group_ids: Iterable[str],
+    *,
+    may_end: bool = True,
+    from_first: bool = False,
+) -> None:
     """Update groups after their messages changed: the first ones, and when they may be handed out.
 
     The row of a group without messages is deleted unless it has an owner, a pause or a pin. The caller has locked the
@@ -146,6 +152,8 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
     ----------
     may_end
         False if the caller knows that messages remain.
+    from_first
+        Whether to read all messages of the groups, because their rows may be wrong.
     """
     names = sorted(set(group_ids))
     for some in pieces(names, NAMED_AT_ONCE):
@@ -154,7 +162,10 @@ def settle(context: TableContext, connection: SqlConnection, group_ids: Iterable
             _ack_held_back(context, connection, chosen["groups"])
         drained = [_drained(context)] if context.options.groups == "exclusive" else []
         ended = [_ended(context)] if may_end else []
-        execute_later(connection, *[(statement, chosen) for statement in (_note(context), *drained, *ended)])
+        execute_later(
+            connection,
+            *[(statement, chosen) for statement in (_note(context, from_first=from_first), *drained, *ended)],
+        )
 
 
 def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | sa.Delete]:
@@ -204,7 +215,7 @@ def run_both(
 
 @built_once(maxsize=256)
 def _empty(context: TableContext) -> sa.Delete:
-    first = first_of(context, context.rows.c.position, context.rows.c.position.is_not(None))
+    first = first_of(context, context.rows.c.position)
     return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
 
 
@@ -223,7 +234,8 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
     str | None
         The last group that was checked; None after the last one.
     """
-    never_due = (groups.c.table_id == context.table_id) & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
+    its = context.sql.of_table(groups.c.table_id, context.table_id)
+    never_due = its & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
     chosen = sa.select(groups.c.group_id).where(never_due).order_by(groups.c.group_id).limit(NAMED_AT_ONCE)
     if after is not None:
         chosen = chosen.where(groups.c.group_id > after)
@@ -234,17 +246,35 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
     return names[-1]
 
 
-def first_of(context: TableContext, value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-    """Return the first unacked message of a group, in a statement about `groups`."""
+def first_of(
+    context: TableContext, value: Any, *conditions: sa.ColumnElement[bool], from_first: bool = False
+) -> sa.ScalarSelect[Any]:
+    """Return the first unacked message of a group that has a position, in a statement about `groups`.
+
+    Parameters
+    ----------
+    from_first
+        Whether to search from the very first position instead of from the group's head.
+    """
     rows = context.rows
+    begins = rows.c.position.is_not(None) if from_first else _not_passed(rows)
     return (
         sa.select(value)
-        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), *conditions)
+        .where(rows.c.group_id == groups.c.group_id, begins, rows.c.time_acked.is_(None), *conditions)
         .order_by(rows.c.position)
         .limit(1)
         .correlate(groups)
         .scalar_subquery()
     )
+
+
+def _not_passed(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a message is not before the head of its group, or the tail if there is no head.
+
+    New messages go behind the tail. So no scan meets the index entries of acked messages, which a server keeps for as
+    long as a transaction holds an old snapshot.
+    """
+    return rows.c.position >= sa.func.coalesce(groups.c.head, groups.c.tail)
 
 
 def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
@@ -254,17 +284,23 @@ def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 @built_once(maxsize=256)
-def _note(context: TableContext, name: str = "groups") -> sa.Update:
-    return sa.update(groups).where(these_groups(context, name)).values(_noted(context))
+def _note(context: TableContext, name: str = "groups", *, from_first: bool = False) -> sa.Update:
+    return sa.update(groups).where(these_groups(context, name)).values(_noted(context, from_first=from_first))
 
 
 def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that settling would change when and to which consumer a group goes."""
-    noted = _noted(context)
+    noted = _noted(context, from_first=True)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
-    wrong = [groups.c[name].is_distinct_from(noted[name]) for name in deciding]
-    lost = first_of(context, context.rows.c.seq, has_lost_its_place(context))
-    wrong += [_has_held_first(context), lost.is_not(None)]
+    known: dict[str, Any] = {name: groups.c[name] for name in deciding}
+    now = context.backend.now_sql()
+    known["ready_at"] = sa.case((groups.c.ready_at < now, now), else_=groups.c.ready_at)
+    wrong = [known[name].is_distinct_from(noted[name]) for name in deciding]
+    rows = context.rows
+    lost = sa.exists().where(
+        rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), has_lost_its_place(context)
+    )
+    wrong += [_has_held_first(context), lost]
     return sa.or_(*wrong, groups.c.head.is_(None) & sa.and_(*_needless()))
 
 
@@ -273,61 +309,69 @@ def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
     return context.rows.c.position.is_(None) & (context.rows.c.routed == sa.literal_column("1"))
 
 
-def _noted(context: TableContext) -> dict[str, Any]:
-    """Return the values of a group's row that depend on its messages."""
+def _noted(context: TableContext, *, from_first: bool) -> dict[str, Any]:
+    """Return the values of a group's row that depend on its messages; ``from_first`` as in `first_of`."""
     rows = context.rows
-    waiting = (rows.c.position.is_not(None), rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
+
+    def first(value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+        return first_of(context, value, *conditions, from_first=from_first)
+
+    waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
     last = (
         sa.select(rows.c.position)
-        .where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), rows.c.position.is_not(None))
+        .where(
+            rows.c.group_id == groups.c.group_id,
+            rows.c.position.is_not(None) if from_first else _not_passed(rows),
+            rows.c.time_acked.is_(None),
+        )
         .order_by(rows.c.position.desc())
         .limit(1)
         .correlate(groups)
         .scalar_subquery()
     )
-    routed = rows.c.position.is_not(None)
-    head = first_of(context, rows.c.position, routed)
+    head = first(rows.c.position)
     values: dict[str, Any] = {
         "head": head,
         "tail": sa.func.coalesce(last, groups.c.tail),
-        "priority": sa.func.coalesce(first_of(context, rows.c.priority, routed), groups.c.priority),
+        "priority": sa.func.coalesce(first(rows.c.priority), groups.c.priority),
     }
     if context.options.groups == "exclusive":
-        values["next_position"] = first_of(context, rows.c.position, *waiting)
+        values["next_position"] = first(rows.c.position, *waiting)
         values["idle_since"] = sa.case(
             (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
         )
-        lapse = first_of(context, sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()), routed)
+        lapse = first(sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()))
         next_due = sa.case((groups.c.drain_to.is_not(None), sa.null()), else_=_due(context, is_exhausted_sql(context)))
-        due = first_of(context, next_due, *waiting)
+        due = first(next_due, *waiting)
         never = sa.literal(MAX_NS, sa.BigInteger)
         earliest = context.sql.smaller(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
-        values["ready_at"] = sa.func.nullif(earliest, never)
+        values["ready_at"] = sa.func.nullif(context.sql.larger(earliest, context.backend.now_sql()), never)
     else:
         values["next_position"] = head
         over = rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
-        values["ready_at"] = first_of(context, _due(context, is_exhausted_sql(context) & over), routed)
+        values["ready_at"] = first(_due(context, is_exhausted_sql(context) & over))
     return values
 
 
 def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
-    """Return when a message is due or expires: then the next claim removes it."""
+    """Return when a message is due or expires: then the next claim removes it.
+
+    Not before now: groups that are due are ordered by when they became due, so claims can skip past times
+    (`GroupBounds`).
+    """
     rows, paused_until = context.rows, groups.c.paused_until
     expires = sa.case((rows.c.claim_id.is_(None) | never, sa.func.coalesce(rows.c.expires_at, MAX_NS)), else_=MAX_NS)
     due = context.sql.smaller(sa.case((never, MAX_NS), else_=sa.func.coalesce(rows.c.time_next, 0)), expires)
+    due = context.sql.larger(due, context.backend.now_sql())
     return sa.case((never & rows.c.expires_at.is_(None), sa.null()), (paused_until > due, paused_until), else_=due)
 
 
 def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that an earlier message of the group is not acked."""
     rows = context.rows
-    head = (
-        sa.select(groups.c.head)
-        .where(groups.c.table_id == context.table_id, groups.c.group_id == rows.c.group_id)
-        .correlate(rows)
-        .scalar_subquery()
-    )
-    return rows.c.position > head
+    key = groups.c.table_id, groups.c.group_id
+    head = context.sql.look_up(sa.select(groups.c.head), context.table_id, key, rows.c.group_id)
+    return rows.c.position > head.correlate(rows).scalar_subquery()
 
 
 def epoch_begun(context: TableContext) -> sa.ColumnElement[int]:
@@ -349,9 +393,8 @@ def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
 
 @built_once(maxsize=256)
 def _drained(context: TableContext, name: str = "groups") -> sa.Update:
-    rows = context.rows
     out = has_something_out(context)
-    due = first_of(context, _due(context, is_exhausted_sql(context)), rows.c.position.is_not(None))
+    due = first_of(context, _due(context, is_exhausted_sql(context)))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
     heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
     return (
@@ -377,7 +420,8 @@ def _ack_held_back(context: TableContext, connection: SqlConnection, names: list
     A later check of the groups, or the next claim, continues there.
     """
     for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
-        values = {"of": row.group_id, "until": MAX_NS if row.until is None else row.until}
+        since = -FURTHEST if row.head is None else row.head
+        values = {"of": row.group_id, "since": since, "until": MAX_NS if row.until is None else row.until}
         found = connection.execute(_held_and_locked(context), values).all()
         ours = {one.seq for one in found if one.ours}
         locked = min((one.position for one in found if one.seq not in ours), default=MAX_NS)
@@ -387,16 +431,16 @@ def _ack_held_back(context: TableContext, connection: SqlConnection, names: list
 
 
 @built_once(maxsize=256)
-def _first_without_ack(context: TableContext) -> sa.Select[Any, Any]:
+def _first_without_ack(context: TableContext) -> sa.Select[Any, Any, Any]:
     rows = context.rows
-    unacked = first_of(context, rows.c.position, rows.c.position.is_not(None), rows.c.ack_held_at.is_(None))
-    return sa.select(groups.c.group_id, unacked.label("until")).where(these_groups(context), _has_held_first(context))
+    unacked = first_of(context, rows.c.position, rows.c.ack_held_at.is_(None))
+    columns = groups.c.group_id, groups.c.head, unacked.label("until")
+    return sa.select(*columns).where(these_groups(context), _has_held_first(context))
 
 
 def _has_held_first(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a group's first message has an ack that nothing holds back any more."""
-    rows = context.rows
-    return first_of(context, rows.c.ack_held_at, rows.c.position.is_not(None)).is_not(None)
+    return first_of(context, context.rows.c.ack_held_at).is_not(None)
 
 
 @built_once(maxsize=256)
@@ -404,6 +448,7 @@ def _held_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.
     def held(rows: sa.FromClause) -> sa.Select[Any, Any]:
         return sa.select(rows.c.seq, rows.c.position).where(
             rows.c.group_id == sa.bindparam("of"),
+            rows.c.position >= sa.bindparam("since", type_=sa.BigInteger),
             rows.c.position < sa.bindparam("until", type_=sa.BigInteger),
             rows.c.time_acked.is_(None),
             rows.c.ack_held_at.is_not(None),

@@ -14,9 +14,10 @@ from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import rate_free_at
 from waterclock.tables.groups.consumers import living_consumers
-from waterclock.tables.groups.group_state import UNASSIGNED, UNGROUPED, lock_free_groups, lock_out, these_groups
-from waterclock.tables.groups.routing import group_of, is_unrouted
-from waterclock.tables.model.schema import CANCELLED
+from waterclock.tables.groups.group_state import UNGROUPED, lock_free_groups, lock_out, these_groups
+from waterclock.tables.groups.routing import group_of
+from waterclock.tables.model.claims.bounds import UNASSIGNED
+from waterclock.tables.model.schema import CANCELLED, not_acked
 from waterclock.tables.model.states import (
     GROUPS,
     HOLDS,
@@ -132,9 +133,11 @@ def first_names(context: TableContext, connection: sa.Connection, limit: int) ->
     """Return the names of the first groups in the database's order."""
     rows = context.rows
     # Routed messages have their group in the catalogue, too.
-    routed = sa.select(groups.c.group_id.label("name")).where(groups.c.table_id == context.table_id)
+    routed = sa.select(groups.c.group_id.label("name")).where(context.sql.of_table(groups.c.table_id, context.table_id))
     name = group_of(rows)
-    new = sa.select(name.label("name")).distinct().where(is_unrouted(rows), rows.c.time_acked.is_(None))
+    # With their order, and not by the index of groups, so that the index of these is taken.
+    unrouted = context.sql.is_unrouted(rows), context.sql.routing_place(rows) > 0
+    new = sa.select(name.label("name")).distinct().where(*unrouted, not_acked(rows))
     if context.options.ungrouped == "free":
         new = new.where(name != UNGROUPED)
     first = [each.order_by("name").limit(limit).subquery() for each in (routed, new)]
@@ -149,7 +152,7 @@ def list_groups(
     rows = context.rows
     now = context.backend.now(connection)
     chosen: dict[str, Any] = {} if names is None else {"groups": list(names)}
-    which = groups.c.table_id == context.table_id if names is None else these_groups(context)
+    which = context.sql.of_table(groups.c.table_id, context.table_id) if names is None else these_groups(context)
     counts = {row.group: row for row in connection.execute(_counts(context, names), {"now": now, **chosen})}
     found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which), chosen)}
 

@@ -21,6 +21,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT
 from waterclock.tables.groups.group_state import UNGROUPED, locking_free, settle, settling_kept, these_groups
+from waterclock.tables.model.claims.claim import FIRST_SEQ, LAST_SEQ
 from waterclock.tables.model.schema import not_acked
 
 _ROUTED_AT_ONCE = 50_000
@@ -28,7 +29,9 @@ _AT_ONCE = 2_000
 """How many messages are routed without a round trip in between; it bounds the number of group names kept."""
 
 _LOWEST = -(2**31)
-_FIRST_SEQ, _LAST_SEQ = -(2**63), 2**63 - 1  # plain SQL may set any
+_LAST_START = 2**60
+"""The last position at which a group begins; plain SQL may set any seq, and positions must not overflow."""
+
 _YES = sa.literal_column("1")
 
 _Row = sa.Row[*tuple[Any, ...]]
@@ -56,14 +59,14 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
     """
     if not list(connection.execute(_turn(), {"table": context.table_id})):
         return False
-    start = _FIRST_SEQ
+    start = context.reached.routed.value
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:
         window = _look(context, connection, start)
         routed = _route_window(context, connection, window, passed)
         if len(window) < _ROUTED_AT_ONCE or routed:
             return len(window) == _ROUTED_AT_ONCE
-        start = min(window[-1].seq + 1, _LAST_SEQ)
+        start = min(max(row.place for row in window) + 1, LAST_SEQ)
 
 
 def route_these(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
@@ -75,8 +78,9 @@ def unrouted_groups(context: TableContext, connection: SqlConnection) -> list[st
     """Return the groups with new messages, the one with the oldest first."""
     rows = context.rows
     group = group_of(rows)
-    named = sa.select(group).where(is_unrouted(rows)).group_by(group).order_by(sa.func.min(rows.c.seq))
-    return list(connection.scalars(named))
+    unrouted = unrouted_from(context, rows, "start")
+    named = sa.select(group).where(unrouted).group_by(group).order_by(sa.func.min(rows.c.seq))
+    return list(connection.scalars(named, {"start": FIRST_SEQ}))
 
 
 def _route_window(context: TableContext, connection: SqlConnection, window: Sequence[_Row], passed: set[str]) -> bool:
@@ -133,10 +137,10 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
     Parameters
     ----------
     first
-        The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed. There is no lower bound,
-        because a smaller number may be committed later, and is then routed first.
+        The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed, from the bound on, because
+        a smaller number may be committed later, and is then routed first.
     """
-    window = {"upto": min(first - 1 + _AT_ONCE, _LAST_SEQ)}
+    window = {"start": context.reached.routed.value, "upto": min(first - 1 + _AT_ONCE, LAST_SEQ)}
     table = {"table": context.table_id}
     return [
         (_keeping_turn(context), table),
@@ -150,8 +154,10 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
 
 def is_much_new(context: TableContext, first: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     """Return whether there are new messages behind those that `routing_at_once` would route."""
-    behind = sa.func.least(first, _LAST_SEQ - _AT_ONCE) + _AT_ONCE
-    return sa.exists().where(is_unrouted(context.rows), context.rows.c.seq >= behind)
+    behind = sa.func.least(first, LAST_SEQ - _AT_ONCE) + _AT_ONCE
+    rows, place = context.rows, context.sql.routing_place(context.rows)
+    # Not those that plain SQL changed, which may have any seq.
+    return sa.exists().where(context.sql.is_unrouted(rows), place >= behind, rows.c.seq >= behind)
 
 
 @built_once(maxsize=256)
@@ -165,22 +171,21 @@ def _adding_kept(context: TableContext) -> sa.Select[Any]:
     """Add missing groups, and keep the names of all groups with new messages. Does nothing without the turn."""
     has_turn = sa.exists(sa.select(sa.literal_column("1")).select_from(context.sql.kept()))
     named = _named(context).where(has_turn).cte("named")
-    # A separate condition would become a join that reads all groups for each name.
-    is_known = sa.exists().where(groups.c.table_id == context.table_id, groups.c.group_id == named.c.group)
-    known = sa.func.coalesce(is_known, sa.false())
+    key = groups.c.table_id, groups.c.group_id
+    is_known = context.sql.look_up(sa.select(_YES).select_from(groups), context.table_id, key, named.c.group)
     missing = (
         sa.select(
             sa.literal(context.table_id, sa.BigInteger),
             named.c.group,
-            sa.literal(0),
+            sa.func.least(sa.func.greatest(named.c.first, 1), _LAST_START) - 1,
             sa.literal(_LOWEST),
             named.c.first,
         )
-        .where(named.c.fresh == 1, ~known)
+        .where(named.c.fresh == 1, is_known.scalar_subquery().is_(None))
         .order_by(named.c.first)
     )
     columns = ("table_id", "group_id", "tail", "priority", "first_seq")
-    added = postgresql.insert(groups).from_select(columns, missing, include_defaults=False).on_conflict_do_nothing()
+    added = postgresql.insert(groups).from_select(columns, missing, include_defaults=False)
     names = sa.select(named.c.group.label("name"), named.c.group.label("nth")).subquery("names")
     return context.sql.keep(names, sa.true()).add_cte(added.cte("added"))
 
@@ -197,14 +202,13 @@ def group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
     return sa.func.coalesce(rows.c.group_id, UNGROUPED, type_=rows.c.group_id.type)
 
 
-def is_unrouted(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message has no position yet, or that plain SQL changed it."""
-    # Written out, because the database uses a partial index only if it can see that the condition implies the index's.
-    return rows.c.routed == sa.literal_column("0")
+def unrouted_from(context: TableContext, rows: sa.FromClause, name: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a message must be routed and its place is at least the one bound as ``name``."""
+    return context.sql.is_unrouted(rows) & (context.sql.routing_place(rows) >= sa.bindparam(name, type_=sa.BigInteger))
 
 
-def _in_window(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    return is_unrouted(rows) & (rows.c.seq <= sa.bindparam("upto", type_=sa.BigInteger))
+def _in_window(context: TableContext, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    return unrouted_from(context, rows, "start") & (rows.c.seq <= sa.bindparam("upto", type_=sa.BigInteger))
 
 
 def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -215,7 +219,7 @@ def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 @built_once(maxsize=256)
 def _any_unrouted(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
-    return sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+    return sa.select(rows.c.seq).where(context.sql.is_unrouted(rows)).order_by(context.sql.routing_place(rows)).limit(1)
 
 
 @built_once(maxsize=1)
@@ -227,10 +231,10 @@ def _turn() -> sa.Select[Any]:
 @built_once(maxsize=256)
 def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
     """Select the next new messages, and lock those that no other transaction has locked."""
-    seen = _next_new(context.rows.alias("seen")).subquery("seen")
+    seen = _next_new(context, context.rows.alias("seen")).subquery("seen")
     if context.sql.one_writer:
         return sa.select(seen, _YES.label("ours"))
-    locked = _next_new(context.rows).with_for_update(skip_locked=True).subquery("locked")
+    locked = _next_new(context, context.rows).with_for_update(skip_locked=True).subquery("locked")
     # Joined here, not in SQL: without statistics, a planner would read all of one side for each row of the other.
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
@@ -247,13 +251,20 @@ def _look(context: TableContext, connection: SqlConnection, start: int) -> list[
     return sorted(found, key=attrgetter("seq"))
 
 
-def _next_new(rows: sa.FromClause) -> sa.Select[Any, Any, Any, Any]:
+def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
+    place = context.sql.routing_place(rows)
     is_acked = rows.c.time_acked.is_not(None)
     is_new = rows.c.position.is_(None) & ~is_acked
     return (
-        sa.select(rows.c.seq, group_of(rows).label("group"), is_new.label("is_new"), is_acked.label("is_acked"))
-        .where(is_unrouted(rows), rows.c.seq >= sa.bindparam("start", type_=sa.BigInteger))
-        .order_by(rows.c.seq)
+        sa.select(
+            rows.c.seq,
+            group_of(rows).label("group"),
+            is_new.label("is_new"),
+            is_acked.label("is_acked"),
+            place.label("place"),
+        )
+        .where(unrouted_from(context, rows, "start"))
+        .order_by(place)
         .limit(_ROUTED_AT_ONCE)
     )
 
@@ -267,8 +278,11 @@ def _add_groups(
     known = set(connection.scalars(_known(context), {"groups": names}))
     missing = sorted(firsts.keys() - known, key=firsts.__getitem__)
     if missing:
-        fixed = {"table_id": context.table_id, "tail": 0, "priority": _LOWEST}
-        connection.execute(_adding, [{**fixed, "group_id": name, "first_seq": firsts[name]} for name in missing])
+        # Positions begin at the first seq: behind all index entries of an earlier group of that name.
+        fixed = {"table_id": context.table_id, "priority": _LOWEST}
+        new = [(name, firsts[name], min(max(firsts[name], 1), _LAST_START) - 1) for name in missing]
+        its = [{**fixed, "group_id": name, "first_seq": first, "tail": tail} for name, first, tail in new]
+        connection.execute(_adding, its)
     return known.union(missing)
 
 
@@ -323,7 +337,7 @@ def _named(context: TableContext) -> sa.Select[Any, Any, Any]:
     fresh = sa.func.max(sa.case((_is_new(rows), 1), else_=0))
     first = sa.func.min(rows.c.seq)
     named = sa.select(group.label("group"), fresh.label("fresh"), first.label("first"))
-    return named.where(_in_window(rows)).group_by(group)
+    return named.where(_in_window(context, rows)).group_by(group)
 
 
 @built_once(maxsize=256)
@@ -332,12 +346,10 @@ def _place_kept(context: TableContext) -> sa.Update:
     rows, seen = context.rows, context.rows.alias("seen")
     new = _new_of_kept(context, seen).subquery("new")
     ours = _new_of_kept(context, rows).with_for_update(skip_locked=True).cte("ours")
-    # Looked up row by row: a planner may read all groups for each message.
-    tail = (
-        sa.select(groups.c.tail)
-        .where(groups.c.table_id == context.table_id, groups.c.group_id == new.c.group)
-        .scalar_subquery()
+    kept = (
+        sa.select(groups.c.group_id.label("name"), groups.c.tail).where(these_groups(context, KEPT)).subquery("tails")
     )
+    tail = context.sql.value_of(new.c.group, kept, kept.c.tail)
     nth = sa.func.row_number().over(partition_by=new.c.group, order_by=new.c.seq)
     # As a value, which is hashed: for a join, a planner may read all of them for each message.
     is_ours = sa.func.bool_and(new.c.seq.in_(sa.select(ours.c.seq))).over(partition_by=new.c.group, order_by=new.c.seq)
@@ -354,7 +366,7 @@ def _place_kept(context: TableContext) -> sa.Update:
 def _new_of_kept(context: TableContext, rows: sa.FromClause) -> sa.Select[Any, Any]:
     group = group_of(rows)
     ours = context.sql.computed_any_of(group, KEPT)
-    return sa.select(rows.c.seq, group.label("group")).where(_in_window(rows), _is_new(rows), ours)
+    return sa.select(rows.c.seq, group.label("group")).where(_in_window(context, rows), _is_new(rows), ours)
 
 
 @built_once(maxsize=256)
@@ -363,5 +375,10 @@ def _mark_kept(context: TableContext) -> sa.Update:
     rows, seen = context.rows, context.rows.alias("seen")
     changed = sa.or_(seen.c.position.is_not(None), seen.c.time_acked.is_not(None))
     ours = context.sql.computed_any_of(group_of(seen), KEPT)
-    free = sa.select(seen.c.seq).where(_in_window(seen), changed, ours).with_for_update(skip_locked=True).cte("free")
+    free = (
+        sa.select(seen.c.seq)
+        .where(_in_window(context, seen), changed, ours)
+        .with_for_update(skip_locked=True)
+        .cte("free")
+    )
     return sa.update(rows).where(context.sql.key_is(rows.c.seq, free.c.seq)).values(routed=_YES)

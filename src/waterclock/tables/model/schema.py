@@ -202,7 +202,8 @@ def message_rows(
             sa.SmallInteger,
             nullable=False,
             server_default="0",
-            doc="1 once a consumer has given it its place in its group, else 0.",
+            doc="1 once a consumer has assigned its place in its group, 0 before. After a change by plain SQL 0 again,"
+            " 2 on PostgreSQL.",
         ),
         sa.Column(
             "ack_held_at",

@@ -97,6 +97,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             sa.Sequence(f"{rows.name}_id_seq").create(connection)
         super().create(connection, rows, id_type, grouped=grouped, free=free)
 
+    def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+        """Return it in a form that the index of all messages answers in order of seq."""
+        return rows.c.routed == sa.literal_column("0")
+
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
         del id_type  # shown by the columns

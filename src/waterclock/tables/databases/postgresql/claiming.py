@@ -20,7 +20,7 @@ from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 from waterclock.tables.model.timing.backoff import Backoff
 
 # As text, because PostgreSQL parses the number before its sign, and its absolute value exceeds bigint.
-_FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
+FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
 _LOOKED_AT = 128
 """Messages that a step over many priorities skips: reading them costs as much as one lookup of a level."""
 
@@ -138,7 +138,7 @@ def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
     given = given.render_derived("given")
     levels = sa.select(
         sa.cast(sa.literal_column(str(ABOVE_EVERY_PRIORITY)), sa.BigInteger).label("priority"),
-        _FROM_THE_FIRST.label("low"),
+        FROM_THE_FIRST.label("low"),
     ).cte("levels", recursive=True)
     known = (
         sa.select(given.c.priority, given.c.low)
@@ -167,7 +167,7 @@ def _levels(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.CTE:
     step = (
         sa.select(
             sa.func.coalesce(between.c.priority, known.c.priority),
-            sa.case((between.c.priority.is_(None), known.c.low), else_=_FROM_THE_FIRST),
+            sa.case((between.c.priority.is_(None), known.c.low), else_=FROM_THE_FIRST),
         )
         .select_from(levels.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
         .where(sa.or_(between.c.priority.is_not(None), known.c.priority.is_not(None)))

@@ -100,7 +100,7 @@ class PostgresqlDays:
             "ALTER TABLE %(undated)s REPLICA IDENTITY FULL",
             "ALTER TABLE %(open)s ADD PRIMARY KEY (seq), ADD UNIQUE (id)",
             "CREATE INDEX ON %(acked)s (id)",
-            *(["CREATE INDEX ON %(acked)s (seq) WHERE routed = 0"] if grouped else []),
+            *(["CREATE INDEX ON %(acked)s (seq) WHERE routed <> 1"] if grouped else []),
             *_ONCE,
         ):
             connection.execute(DDL(statement, context=parts))

@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
+from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.driver_fast_path import Direct
 from waterclock.database.engines.postgresql import is_pooled
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
@@ -27,7 +29,7 @@ from waterclock.tables.databases.postgresql.claiming import claim_statement, key
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
-from waterclock.tables.databases.table_dialect import KEPT, TableDialect
+from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, TableDialect
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
@@ -40,6 +42,7 @@ _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"
     " WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped"
 ).columns(sa.column("attname", sa.Text))
+_ONE = sa.literal_column("1")
 _NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
 # The conditions keep our own statements from calling the functions: they name every column, and change the claim.
 _TRIGGERS = (
@@ -62,7 +65,7 @@ _GROUP_TRIGGERS = (
     """
     CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
-        NEW.routed := 0;
+        NEW.routed := %(changed)s;
         IF NEW.group_id IS DISTINCT FROM OLD.group_id OR OLD.time_acked IS NOT NULL THEN
             NEW.position := NULL;
         END IF;
@@ -76,7 +79,17 @@ _GROUP_TRIGGERS = (
         AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
     )
     EXECUTE FUNCTION %(moved)s()""",
+    # A transaction has an id before it draws the seq of a message: `PostgresqlTables.seen_by`.
+    """
+    CREATE FUNCTION %(numbered)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM txid_current();
+        RETURN NULL;
+    END $$""",
+    """
+    CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
 )
+_CHANGED = 2
 
 
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
@@ -97,18 +110,29 @@ def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
     return values.table_valued(sa.column("value", column.type)).render_derived("wanted")
 
 
+def _look_up(
+    found: sa.Select[*tuple[Any, ...]],
+    value: int,
+    columns: tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]],
+    name: Any,
+) -> sa.Select[*tuple[Any, ...]]:
+    its = _of_table(columns[0], value), columns[1].between(name, name)
+    return found.where(*its).order_by(columns[1].desc()).limit(_ONE)
+
+
+def _of_table(column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
+    table = getattr(column, "table", None)
+    is_of_groups = (table.element if isinstance(table, sa.Alias) else table) is groups
+    return (column + sa.literal_column("0") if is_of_groups else column) == value
+
+
 def _has_key(
     table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], wanted: sa.FromClause
 ) -> sa.ColumnElement[bool]:
     """Return the condition that a row's key is ``value`` and an element of the column ``value`` of ``wanted``."""
     keyed = table.alias("keyed")
-    one = (
-        sa.select(sa.literal_column("keyed.ctid").label("place"))
-        .select_from(keyed)
-        .where(keyed.c[columns[0].name] == value, keyed.c[columns[1].name] == wanted.c.value)
-        .offset(sa.literal_column("0"))  # prevents a join
-        .lateral("one")
-    )
+    place = sa.select(sa.literal_column("keyed.ctid").label("place")).select_from(keyed)
+    one = _look_up(place, value, (keyed.c[columns[0].name], keyed.c[columns[1].name]), wanted.c.value).lateral("one")
     places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
     at = sa.literal_column(f"{table.name}.ctid")
     return at == sa.any_(sa.func.array(places.scalar_subquery()))
@@ -132,6 +156,8 @@ class PostgresqlTables(TableDialect):
     reads_old = False
     unacked_apart = True
     at_once = True
+    changed = _CHANGED
+    is_bounded = True
     clock = _NOW
 
     @property
@@ -168,7 +194,7 @@ class PostgresqlTables(TableDialect):
         """Drop the SQL table and the functions of its triggers."""
         super().drop(connection, rows)
         quote = connection.dialect.identifier_preparer.quote
-        for verb in ("due", "moved", "wake", "once"):
+        for verb in ("due", "moved", "numbered", "wake", "once"):
             context = {"function": quote(f"{rows.name}_{verb}")}
             connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
 
@@ -200,6 +226,20 @@ class PostgresqlTables(TableDialect):
         """Insert rows of the catalogue whose keys are missing."""
         connection.execute(postgresql.insert(table).on_conflict_do_nothing(), list(rows))
 
+    def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the place of a message: changed ones are last, so that a search from a bound finds them."""
+        return _routing_place(rows)
+
+    def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
+        """Return the oldest transaction that was in progress, and if ``marks`` the id of this transaction.
+
+        Messages put by transactions that begin later have greater seqs than those that exist, because a transaction
+        has an id before it draws a seq.
+        """
+        oldest = sa.func.txid_snapshot_xmin(sa.func.txid_current_snapshot())
+        mark = sa.case((marks, sa.type_coerce(sa.func.txid_current(), sa.BigInteger)))
+        return sa.type_coerce(oldest, sa.BigInteger), mark
+
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Return the condition that ``column`` is in the array bound as ``name``: one parameter of any length."""
         listed = Bigints() if isinstance(column.type, sa.BigInteger) else sa.ARRAY(column.type)
@@ -224,6 +264,25 @@ class PostgresqlTables(TableDialect):
         """
         return _has_key(table, value, columns, _listed(columns[1], name))
 
+    def of_table(self, column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
+        """Return the condition in the form of the index of keys."""
+        return _of_table(column, value)
+
+    def look_up(
+        self,
+        found: sa.Select[*tuple[Any, ...]],
+        value: int,
+        columns: tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]],
+        name: Any,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Search from the end with the newest version of the row.
+
+        The index keeps an entry of each earlier version for as long as a transaction holds an old snapshot. Versions of
+        one key are ordered by their positions in the table, and while none may be removed, new ones come last. The
+        planner reads backwards for an order, which a range has and an equality does not. The limit prevents a join.
+        """
+        return _look_up(found, value, columns, name)
+
     def lock_keys(
         self,
         table: sa.Table,
@@ -239,12 +298,8 @@ class PostgresqlTables(TableDialect):
         15.15, 16.11 and 17.7 PostgreSQL then omits it.
         """
         wanted = _listed(columns[1], name)
-        one = (
-            sa.select(table)
-            .where(columns[0] == value, columns[1] == wanted.c.value)
-            .with_for_update(skip_locked=skip_locked)  # also prevents a join
-            .lateral("one")
-        )
+        newest = _look_up(sa.select(table), value, columns, wanted.c.value)
+        one = newest.with_for_update(skip_locked=skip_locked).lateral("one")
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
 
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -264,7 +319,7 @@ class PostgresqlTables(TableDialect):
         """Return the condition that a row's key is ``value`` and one of the rows of ``name``, as `any_key`."""
         return _has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
 
-    def value_of(self, name: sa.Column[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
+    def value_of(self, name: sa.ColumnElement[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
         """Look the value up in a JSON object: a planner may join by scanning one side for each row of the other."""
         each = sa.select(sa.func.jsonb_object_agg(values.c.name, column)).scalar_subquery()
         return sa.cast(each.op("->>", return_type=sa.Text())(name), sa.BigInteger)
@@ -356,7 +411,15 @@ def _index_unacked(
 ) -> None:
     # With seq; otherwise messages that were put together, and so are due together, would be sorted at each claim.
     due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
-    index_unacked(connection, rows, due, which, grouped=grouped, free=free)
+    index_unacked(connection, rows, due, which, grouped=grouped, free=free, new=Grouping(_routing_place(rows)))
+
+
+def _routing_place(rows: sa.FromClause) -> sa.ColumnElement[int]:
+    is_changed = rows.c.routed == sa.literal_column(str(_CHANGED))
+    # Half of it, because plain SQL may set any seq.
+    seq = sa.func.greatest(rows.c.seq, sa.literal_column("0"), type_=sa.BigInteger)
+    behind = seq // sa.literal_column("2", sa.BigInteger) + sa.literal_column(str(CHANGED_PLACES))
+    return sa.case((is_changed, behind), else_=rows.c.seq)
 
 
 def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
@@ -366,6 +429,8 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
         "table": quote(rows.name),
         "due": quote(f"{rows.name}_due"),
         "moved": quote(f"{rows.name}_moved"),
+        "changed": str(_CHANGED),
+        "numbered": quote(f"{rows.name}_numbered"),
         "wake": quote(f"{rows.name}_wake"),
         "wake_earlier": quote(f"{rows.name}_wake_earlier"),
         "name": f"'{rows.name}'",  # has only letters, digits and underscores

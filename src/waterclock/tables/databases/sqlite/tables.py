@@ -212,6 +212,10 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         """Return the smaller of two values, which must not be NULL."""
         return sa.func.min(one, another, type_=sa.BigInteger)
 
+    def larger(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return the larger of two values, which must not be NULL."""
+        return sa.func.max(one, another, type_=sa.BigInteger)
+
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Return the condition that ``column`` is in the JSON array bound as ``name``: one parameter of any length."""
         listed = sa.func.json_each(sa.bindparam(name, type_=JsonList())).table_valued("value")

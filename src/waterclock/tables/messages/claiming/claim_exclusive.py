@@ -12,16 +12,9 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.group_state import (
-    UNASSIGNED,
-    first_of,
-    is_behind,
-    is_out,
-    lock_out,
-    settle,
-    these_groups,
-)
+from waterclock.tables.groups.group_state import first_of, is_behind, is_out, lock_out, settle, these_groups
 from waterclock.tables.messages.claiming.claim_groups import GroupClaim, leave_out
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import uncounted_sql
 

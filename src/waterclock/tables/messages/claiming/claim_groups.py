@@ -19,7 +19,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
-from waterclock.tables.groups.group_state import UNASSIGNED, epoch_begun, is_assigned, lock_out, these_groups
+from waterclock.tables.groups.group_state import epoch_begun, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.claiming.group_levels import (
     FREE_COLUMNS,
@@ -32,6 +32,7 @@ from waterclock.tables.messages.claiming.group_levels import (
 )
 from waterclock.tables.messages.finishing.dead_letters import bury, exhausted_reason, may_bury
 from waterclock.tables.messages.finishing.expiring import expire, expire_first
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql, before_claim
 from waterclock.tables.model.schema import not_acked

@@ -21,11 +21,13 @@ from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, columns_read
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.group_state import UNASSIGNED, first_of, is_assigned, is_out, settling_kept
+from waterclock.tables.groups.group_state import first_of, is_assigned, is_out, settling_kept
 from waterclock.tables.groups.routing import is_much_new, routing_at_once
+from waterclock.tables.messages.claiming.bounded_levels import firsts_of, highest_of, low_of, values_of
 from waterclock.tables.messages.claiming.claim_groups import count_of
-from waterclock.tables.messages.claiming.group_levels import FREE_COLUMNS, looking
+from waterclock.tables.messages.claiming.group_levels import FREE_COLUMNS, looking, note_look
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import not_acked
@@ -170,7 +172,17 @@ def _ask(
     count = count_of(left, asking.per_group)
     anyhow = asking.known or asking.new is not None
     me, session = wanted.consumer or UNASSIGNED, context.backend.session
-    look = {"below": asking.below, "after": asking.after, "me": me, "unassigned": UNASSIGNED}
+    reached = context.reached
+    new = reached.routed.begin() if asking.after is None else None
+    due = reached.groups.begin(me)
+    look: dict[str, Any] = {
+        "below": asking.below,
+        "me": me,
+        "unassigned": UNASSIGNED,
+        "start": asking.after if new is None else new.low,
+        "marks": reached.routed.needs_mark or reached.groups.needs_mark(me),
+        **values_of(due),
+    }
     look |= {"count": count, "most": left, "anyhow": anyhow}
     swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
     give = {"most": left, "swing": swing, "by": wanted.claim_id, "who": wanted.consumer}
@@ -200,6 +212,9 @@ def _ask(
         return found
     seen, given = found[len(before) : len(before) + 2]
     [top, *_] = rows = seen.all()
+    if new is not None:
+        note_look(context, top, new)
+    reached.groups.note(due, top)
     free = [row for row in rows if row.group_id is not None]
     in_order = sorted(given, key=lambda row: (row[-2], row.position))
     return _RoundTrip(top, free, count, in_order, top.first_new is not None and not anyhow)
@@ -220,7 +235,8 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
     me = sa.bindparam("me", type_=groups.c.assigned.type)
     owns = context.options.groups == "exclusive"
     may = consumers.may_claim(context, me) if owns else sa.true()
-    top = looking(context, all_rows=all_rows).add_columns(may.label("may_claim")).cte("top")
+    free, own = firsts_of(context, "unassigned", "lows"), firsts_of(context, "me", "own_lows")
+    top = looking(context, all_rows=all_rows, firsts=(free, own)).add_columns(may.label("may_claim")).cte("top")
     level = sa.select(sa.func.greatest(top.c.of_unassigned, top.c.of_mine)).scalar_subquery()
     count, most = (sa.bindparam(name, type_=sa.BigInteger) for name in ("count", "most"))
     unowned = sa.literal_column("''")
@@ -228,7 +244,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
         top.c.may_claim & (top.c.first_new.is_(None) | sa.bindparam("anyhow", type_=sa.Boolean))
     ).scalar_subquery()
 
-    def locked(who: sa.ColumnElement[str], limit: sa.ColumnElement[int]) -> sa.CTE:
+    def locked(who: sa.ColumnElement[str], firsts: sa.CTE, limit: sa.ColumnElement[int]) -> sa.CTE:
         return (
             sa.select(*FREE_COLUMNS, groups.c.ready_at, groups.c.first_seq)
             .where(
@@ -236,6 +252,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
                 groups.c.assigned == who,
                 groups.c.priority == level,
                 groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
+                groups.c.ready_at >= sa.select(low_of(firsts, level)).scalar_subquery(),
                 is_known,
             )
             .order_by(groups.c.ready_at, groups.c.first_seq)
@@ -243,13 +260,13 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
             .with_for_update(skip_locked=True)
         ).cte()
 
-    mine = locked(me, sa.case((me == UNASSIGNED, 0), else_=count))
+    mine = locked(me, own, sa.case((me == UNASSIGNED, 0), else_=count))
     room = count - sa.select(sa.func.count()).select_from(mine).scalar_subquery()
     if owns:
         whole, taken = (sa.bindparam(name, type_=sa.BigInteger) for name in ("limit", "taken"))
         share = consumers.share_sql(context, me, whole, taken).scalar_subquery()
         room = sa.func.greatest(0, sa.func.least(room, share))
-    others = locked(unowned, room)
+    others = locked(unowned, free, room)
     both = sa.union_all(
         sa.select(mine, sa.false().label("is_for_any")), sa.select(others, sa.true().label("is_for_any"))
     ).subquery("both")
@@ -265,13 +282,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
     chosen = ranked.c.before < most
     names = sa.select(ranked.c.group_id.label("name"), ranked.c.nth, chosen.label("is_chosen")).subquery("names")
     below = [
-        sa.exists().where(
-            groups.c.table_id == context.table_id,
-            groups.c.assigned == who,
-            groups.c.ready_at.is_not(None),
-            groups.c.priority < level,
-        )
-        for who in (unowned, me)
+        highest_of(context, who, firsts, level).is_not(None) for who, firsts in (("unassigned", free), ("me", own))
     ]
     # Checked only if there may be more: for a while the index holds new groups below all others.
     all_locked = sa.select(sa.func.count() < count).select_from(ranked).scalar_subquery()
@@ -378,11 +389,7 @@ def _follows(context: TableContext, ours: sa.FromClause) -> sa.ColumnElement[boo
 def _first_of_group(context: TableContext, kept: sa.FromClause, now: sa.ColumnElement[int]) -> sa.FromClause:
     """Look up a group's first unclaimed message, and the end of the last lease of the others."""
     rows = context.rows
-    may = [
-        groups.c.table_id == context.table_id,
-        groups.c.group_id == kept.c.name,
-        sa.func.coalesce(groups.c.paused_until, 0) <= now,
-    ]
+    may = [sa.func.coalesce(groups.c.paused_until, 0) <= now]
     until: sa.ColumnElement[int] = sa.cast(sa.null(), sa.BigInteger)
     if context.options.groups == "exclusive":
         until = (
@@ -398,9 +405,10 @@ def _first_of_group(context: TableContext, kept: sa.FromClause, now: sa.ColumnEl
         )
         lapse = first_of(context, rows.c.time_next, rows.c.position == groups.c.head, rows.c.claim_id.is_not(None))
         may += [groups.c.drain_to.is_(None), sa.func.coalesce(lapse, MAX_NS) > now]
-    # The offset, here and below, prevents a join.
-    its = sa.select(groups.c.next_position, until.label("until")).where(*may).offset(sa.literal_column("0"))
-    return its.lateral("its")
+    its = sa.select(groups.c.next_position, until.label("until")).where(*may)
+    return context.sql.look_up(its, context.table_id, (groups.c.table_id, groups.c.group_id), kept.c.name).lateral(
+        "its"
+    )
 
 
 def _noting(context: TableContext, ends: sa.CTE) -> dict[str, sa.Update]:

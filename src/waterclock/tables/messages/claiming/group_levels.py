@@ -13,9 +13,12 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
+from waterclock.tables.databases.table_dialect import CHANGED_PLACES
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.group_state import UNASSIGNED
-from waterclock.tables.groups.routing import is_unrouted
+from waterclock.tables.groups.routing import unrouted_from
+from waterclock.tables.messages.claiming.bounded_levels import highest_of, times_of
+from waterclock.tables.model.claims.bounds import UNASSIGNED, BoundedSearch, Snapshot
+from waterclock.tables.model.claims.claim import FIRST_SEQ
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 
@@ -70,10 +73,16 @@ def look(
     count
         How many groups to lock, if nothing is unrouted and it saves a round trip; None: none.
     """
-    values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED, "after": after}
-    statement = looking(context, all_rows=after is None)
+    values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED}
+    search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
+    values["start"] = search.low if search is not None else FIRST_SEQ if after is None else after
+    if search is not None:
+        values["marks"] = False  # the transaction may have begun before
+    statement = _looking(context, all_rows=after is None)
     if count is None or after is None or not context.sql.locks_in_parts:
         [found] = connection.execute(statement, values)
+        if search is not None:
+            note_look(context, found, search)
         newest = found.newest if after is None else after
         return Look(found.now, found.first_new is not None, found.of_unassigned, found.of_mine, newest)
     rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
@@ -116,7 +125,7 @@ def next_group_due(
     It stops at the first message that may be due already.
     """
     me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
-    its = {"me": me, "unassigned": UNASSIGNED}
+    its = {"me": me, "unassigned": UNASSIGNED, "start": context.reached.routed.value}
     [top] = connection.execute(_next_group_due(context, limited=limited), its)
     earliest: int | None = None
     for due in _due_times(context, connection, me, top, full=limited and not top.has_room):
@@ -205,8 +214,21 @@ def at_level() -> tuple[sa.ColumnElement[bool], ...]:
 
 
 @built_once(maxsize=256)
-def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
-    """Return the statement of `look`."""
+def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+    return looking(context, all_rows=all_rows)
+
+
+def looking(
+    context: TableContext, *, all_rows: bool, firsts: tuple[sa.CTE, sa.CTE] | None = None
+) -> sa.Select[*tuple[Any, ...]]:
+    """Return the statement of `look`.
+
+    Parameters
+    ----------
+    firsts
+        The first due groups of each known priority, unassigned and the consumer's own: levels are searched from the
+        bounds on, and the statement returns what these need to advance.
+    """
 
     def greatest(who: str) -> sa.ScalarSelect[Any]:
         return (
@@ -224,21 +246,44 @@ def looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, .
 
     rows = context.rows
     # In index order; otherwise a planner scans the table if few of its messages are unrouted.
-    unrouted = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+    is_new = unrouted_from(context, rows, "start")
+    place = context.sql.routing_place(rows)
+    new = sa.select(rows.c.seq, place.label("place")).where(is_new).order_by(place).limit(1).cte("new")
     # Not as a maximum, for which a planner that believes the table empty would scan it.
     last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     if context.sql.unacked_apart and rows.info.get(PARTITIONED):
         last = last.where(not_acked(rows))  # otherwise each day of acked messages is scanned
     newest = last.scalar_subquery()
-    if not all_rows:
-        unrouted = unrouted.where(rows.c.seq > sa.bindparam("after", type_=sa.BigInteger))
-    return sa.select(
-        context.backend.now_sql().label("now"),
-        unrouted.scalar_subquery().label("first_new"),
-        greatest("unassigned").label("of_unassigned"),
-        greatest("me").label("of_mine"),
-        *([newest.label("newest")] if all_rows else []),
+    found = sa.select(context.backend.now_sql().label("now"), sa.select(new.c.seq).scalar_subquery().label("first_new"))
+    if all_rows:
+        first_place = sa.select(new.c.place).scalar_subquery()
+        found = found.add_columns(newest.label("newest"), first_place.label("first_place"))
+    if (all_rows or firsts is not None) and context.sql.is_bounded:
+        found = found.add_columns(*_seen_by(context))
+    if firsts is None:
+        return found.add_columns(greatest("unassigned").label("of_unassigned"), greatest("me").label("of_mine"))
+    below = sa.bindparam("below", type_=sa.BigInteger)
+    free, own = firsts
+    return found.add_columns(
+        highest_of(context, "unassigned", free, below).label("of_unassigned"),
+        highest_of(context, "me", own, below).label("of_mine"),
+        times_of(free).label("firsts"),
+        times_of(own).label("own_firsts"),
     )
+
+
+def _seen_by(context: TableContext) -> list[sa.Label[int]]:
+    oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+    return [oldest.label("oldest"), mark.label("mark")]
+
+
+def note_look(context: TableContext, found: Any, search: BoundedSearch) -> None:
+    """Note the result of a search for new messages."""
+    # Not beyond the last message. Without one, all were purged that made the bound advance.
+    end = min(CHANGED_PLACES, search.known if found.newest is None else max(search.known, found.newest + 1))
+    if found.first_place is not None:
+        end = min(end, found.first_place)
+    context.reached.routed.found_nothing(search, end, Snapshot(found.now, found.oldest, found.mark))
 
 
 @built_once(maxsize=256)
@@ -291,8 +336,8 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
     return sa.select(
         context.backend.now_sql().label("now"),
         sa.select(rows.c.seq)
-        .where(is_unrouted(rows))
-        .order_by(rows.c.seq)
+        .where(unrouted_from(context, rows, "start"))
+        .order_by(context.sql.routing_place(rows))
         .limit(1)
         .scalar_subquery()
         .label("first_new"),

@@ -26,7 +26,8 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.group_state import UNASSIGNED, belongs_to
+from waterclock.tables.groups.group_state import belongs_to
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Unanswered, Wanted
 from waterclock.tables.model.claims.epochs import before_claim
 

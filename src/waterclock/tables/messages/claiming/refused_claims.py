@@ -24,10 +24,11 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.group_state import UNASSIGNED, lock_free_groups, settle
+from waterclock.tables.groups.group_state import lock_free_groups, settle
 from waterclock.tables.groups.routing import route_these, unrouted_groups
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.rows.refused_rows import pass_by_refused
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.narrowing import REST
 from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR
@@ -317,7 +318,7 @@ def _postponing(context: TableContext, names: Sequence[str]) -> tuple[sa.Update,
     # A change of the group, or a check that finds a contradiction with its messages, makes it due earlier. Groups
     # become due one by one at random times, so that an accepted one does not always follow refused ones.
     now, wait = context.backend.now_sql(), sa.bindparam("wait", type_=sa.BigInteger)
-    its = (groups.c.table_id == context.table_id) & (groups.c.group_id == sa.bindparam("name"))
+    its = context.sql.of_table(groups.c.table_id, context.table_id) & (groups.c.group_id == sa.bindparam("name"))
     statement = sa.update(groups).where(its, groups.c.ready_at <= now).values(ready_at=now + wait)
     if len(names) == 1:
         return statement, [{"name": names[0], "wait": PASSED_BY_FOR}]

@@ -115,7 +115,7 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
             found = connection.execute(_expired(context), {**after, "count": AT_ONCE}).all()
         if not found or (context.options.on_expired == "dead_letter" and not may_bury(context)):
             break
-        if context.options.groups and any(row.routed == 0 for row in found):
+        if context.options.groups and any(row.routed != 1 for row in found):
             context.backend.transact(lambda own: route(context, own), indexed=True)
         done, refusal, *_ = pass_by_refused([row.seq for row in found], lambda part: _expire_part(context, part))
         removed, refused = removed + done, refusal or refused
@@ -140,7 +140,7 @@ def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequen
         names.update(lock_free_groups(context, connection, connection.scalars(placed, {"seqs": list(seqs)})))
     locked = connection.execute(_locking(context), {"seqs": list(seqs)}).all()
     if context.options.groups:
-        locked = [row for row in locked if row.group_id in names or (row.group_id is None and row.routed)]
+        locked = [row for row in locked if row.group_id in names or (row.group_id is None and row.routed == 1)]
     return expire(context, connection, [row.seq for row in locked]) if locked else 0
 
 

@@ -13,8 +13,9 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.acking import release_behind
-from waterclock.tables.groups.group_state import UNASSIGNED, lock_groups, settle
+from waterclock.tables.groups.group_state import lock_groups, settle
 from waterclock.tables.groups.routing import route
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import times_sent_sql
 from waterclock.tables.model.schema import ack_values, not_acked, reason_to_keep
 
@@ -264,5 +265,5 @@ def _hand_to(context: TableContext, connection: sa.Connection, group_id: str, co
 
 
 def _set(context: TableContext, connection: sa.Connection, group_id: str, **values: Any) -> None:
-    one = (groups.c.table_id == context.table_id) & (groups.c.group_id == group_id)
+    one = context.sql.of_table(groups.c.table_id, context.table_id) & (groups.c.group_id == group_id)
     connection.execute(sa.update(groups).where(one).values(values))

@@ -10,7 +10,7 @@ from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
-from waterclock.tables.groups.group_state import UNASSIGNED, settle
+from waterclock.tables.groups.group_state import settle
 from waterclock.tables.messages.group_admin.group_commands import (
     GroupChange,
     choose,
@@ -18,6 +18,7 @@ from waterclock.tables.messages.group_admin.group_commands import (
     in_parts,
     sent_before,
 )
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
 _KEPT = (
@@ -165,7 +166,7 @@ def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool
         for part, column in ((at_once, "assigned"), (later, "drain_to")):
             if part:
                 connection.execute(
-                    _assigning(column),
+                    _assigning(context, column),
                     [{"table": context.table_id, "of": group_id, "to": to} for group_id, to in sorted(part.items())],
                 )
         settle(context, connection, moves)
@@ -199,10 +200,10 @@ def plan_moves(owned: Sequence[tuple[str, str]], limits: dict[str, int | None]) 
         moves[group_id] = poorest
 
 
-def _assigning(column: str) -> sa.Update:
+def _assigning(context: TableContext, column: str) -> sa.Update:
     return (
         sa.update(groups)
-        .where(groups.c.table_id == sa.bindparam("table"), groups.c.group_id == sa.bindparam("of"))
+        .where(context.sql.of_table(groups.c.table_id, sa.bindparam("table")), groups.c.group_id == sa.bindparam("of"))
         .where(groups.c.assigned != UNASSIGNED)
         .values({column: sa.bindparam("to")})
     )

@@ -18,7 +18,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups.blocking import places_of
 from waterclock.tables.groups.group_state import UNGROUPED
-from waterclock.tables.groups.routing import group_of, is_unrouted
+from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.schema import is_expired, is_waiting, user_column_names
 from waterclock.tables.model.values.reading import Unreadable, unreadable
 
@@ -159,8 +159,8 @@ class _Peek:
 
     @cached_property
     def _has_new(self) -> bool:
-        rows = self._context.rows
-        new = sa.select(rows.c.seq).where(is_unrouted(rows)).order_by(rows.c.seq).limit(1)
+        rows, sql = self._context.rows, self._context.sql
+        new = sa.select(rows.c.seq).where(sql.is_unrouted(rows)).order_by(sql.routing_place(rows)).limit(1)
         return self._connection.execute(new).first() is not None
 
     def _in_turn(self) -> Iterator[tuple[str, int | None]]:
@@ -215,11 +215,16 @@ def _candidates(context: TableContext) -> sa.CompoundSelect[Any, Any, Any, Any, 
     alone = sa.null().cast(rows.c.seq.type).label("alone")
     known = sa.select(
         groups.c.group_id.label("name"), groups.c.priority, groups.c.ready_at, groups.c.first_seq, alone
-    ).where(groups.c.table_id == context.table_id, groups.c.head.is_not(None))
+    ).where(context.sql.of_table(groups.c.table_id, context.table_id), groups.c.head.is_not(None))
     name = group_of(rows)
-    is_new = is_unrouted(rows) & is_waiting(rows) & rows.c.position.is_(None)
+    is_new = (
+        context.sql.is_unrouted(rows)
+        & (context.sql.routing_place(rows) > 0)
+        & is_waiting(rows)
+        & rows.c.position.is_(None)
+    )
     is_known = sa.exists().where(
-        groups.c.table_id == context.table_id, groups.c.group_id == name, groups.c.head.is_not(None)
+        context.sql.of_table(groups.c.table_id, context.table_id), groups.c.group_id == name, groups.c.head.is_not(None)
     )
     is_free = _is_free(context) if context.options.ungrouped == "free" else sa.false()
     first = sa.select(sa.func.min(rows.c.seq).label("seq")).where(is_new, ~is_known, ~is_free).group_by(name).subquery()

@@ -17,8 +17,9 @@ import sqlalchemy as sa
 from waterclock._support import moments
 from waterclock._support.quoting import in_a_line, said_of
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import groups, heartbeats
+from waterclock.database.schema.table_catalogue import groups, heartbeats, message_tables
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
 from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
@@ -52,6 +53,8 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         return False
     began = moments.monotonic_ns()
     try:
+        if context.reached.saved.is_due():
+            _save_bounds(context)
         last, found, processes = _look(context, sweeps.after)
         healed = context.backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
     except BaseException as error:
@@ -63,6 +66,28 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         return False
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
     return bool(healed)
+
+
+def _save_bounds(context: TableContext) -> None:
+    """Write the bounds of searches, so that a new process begins with them."""
+    reached = context.reached
+    text = reached.saved.changed(reached.routed, reached.groups.of_unassigned())
+    if text is None:
+        return
+    try:
+        context.backend.transact(lambda own: own.execute(_saving(), {"table": context.table_id, "text": text}))
+    except (RefusedError, UnavailableError) as error:
+        _log.info("cannot save where searches in %r begin: %s", context.name, in_a_line(said_of(error)))
+    else:
+        reached.saved.written(text)
+
+
+@built_once(maxsize=1)
+def _saving() -> sa.Update:
+    # Waits for no other process that routes or saves.
+    table = message_tables.c.table_id
+    free = sa.select(table).where(table == sa.bindparam("table")).with_for_update(skip_locked=True)
+    return sa.update(message_tables).where(table.in_(free)).values(bounds=sa.bindparam("text"))
 
 
 def heal_all(context: TableContext) -> int:
@@ -106,7 +131,7 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     strays = list(connection.scalars(_strays(context), {"groups": wrong}))
     if strays:
         connection.execute(_routing_anew(context), {"seqs": strays})
-    settle(context, connection, wrong)
+    settle(context, connection, wrong, from_first=True)
     _log.info("repaired %d groups of %r that contradicted their messages", len(wrong), context.name)
     return len(wrong)
 
@@ -123,7 +148,7 @@ def _look(context: TableContext, after: str | None) -> tuple[str | None, list[st
 
 
 def _behind(context: TableContext, *, begins: bool) -> sa.ColumnElement[bool]:
-    its = groups.c.table_id == context.table_id
+    its = context.sql.of_table(groups.c.table_id, context.table_id)
     return its if begins else its & (groups.c.group_id > sa.bindparam("after", type_=groups.c.group_id.type))
 
 
@@ -170,7 +195,7 @@ def _strays(context: TableContext) -> sa.Select[Any]:
 
 @built_once(maxsize=256)
 def _routing_anew(context: TableContext) -> sa.Update:
-    new: dict[str, Any] = {"routed": 0}
+    new: dict[str, Any] = {"routed": context.sql.changed}
     if context.options.ack_order != "hold":
         new["ack_held_at"] = None
     return sa.update(context.rows).where(context.unacked()).values(new)

@@ -9,7 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock._support import moments
+from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound, SavedBounds
 from waterclock.tables.model.timing.backoff import Backoff
+
+FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1
+"""Plain SQL may set any seq."""
 
 LOOK_BACK_EVERY = 1.0
 """Seconds after which a claim searches again from the first message."""
@@ -123,21 +127,32 @@ class Reached:
     per_group
         How many messages a group had, or might have had, in the last claim, from which the next one computes how many
         groups to lock.
+    routed
+        The bound below which no message must be routed.
+    groups
+        The bounds of when groups are due.
+    saved
+        The bounds as the database has them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: str | None = None, now: int = 0) -> None:
         self.per_group = 1
+        self.saved = SavedBounds(bounds)
+        routed, due, checked = self.saved.read(now)
+        self.routed = ProvenBound(FIRST_SEQ, routed, checked)
+        self.groups = GroupBounds()
+        self.groups.start(due, checked)
         self._seen: tuple[int, float] | None = None
 
     def now(self) -> int | None:
-        """Return the seq; None once it is too old."""
+        """Return the seq at which a search for new messages may begin; None once it is too old."""
         seen = self._seen
         return None if seen is None or moments.monotonic() - seen[1] >= LOOK_BACK_EVERY else seen[0]
 
     def note(self, seq: int) -> None:
         """Note that no message up to ``seq`` must be routed."""
-        self._seen = (seq, moments.monotonic())
+        self._seen = (min(seq + 1, LAST_SEQ), moments.monotonic())
 
     def forget(self) -> None:
-        """Start at the first message again."""
+        """Start at the bound again."""
         self._seen = None

@@ -1,0 +1,269 @@
+"""Lower bounds of the searches of claims, so that no search walks over index entries of finished work.
+
+A server keeps the index entries of rows that are gone for as long as a transaction holds a snapshot that shows them: a
+report, a forgotten session. A bound is exact: it only advances to the end of a search that found nothing once all
+transactions have ended that were in progress then, because they may commit something below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from waterclock._support import moments
+from waterclock.time import MIN_NS
+
+UNASSIGNED = ""
+"""The value of ``assigned`` for a group that any consumer may have."""
+
+LOOK_BACK_AT_LEAST = 30.0
+"""Seconds after which a search begins at the lowest key, in case a server's clock or a sequence was set back."""
+
+LOOK_BACK_SHARE = 20
+"""After a slow search from the lowest key, the next one comes no sooner than after so many times as long."""
+
+DISTRUST_FOR = 600.0
+"""Seconds without a bound after a search found something below it: plain SQL sets keys that no trigger sees."""
+
+MOST_PRIORITIES = 4
+"""Priorities that have bounds: each one is searched separately, so many would cost more than they save."""
+
+CLOCK_STEP = 100_000_000
+"""How far a bound of times stays behind the clock, ns: a corrected clock goes back by less."""
+
+SAVE_EVERY = 10.0
+"""Seconds between two writes of the bounds to the database, from which a new process reads them."""
+
+SAVED_FOR = 600_000_000_000
+"""How long ago, ns, a search from the lowest key must have confirmed bounds that a new process reads. Otherwise
+processes that each live for a few seconds would never find a message below them."""
+
+
+MOST_OWNERS = 100
+"""Consumers of exclusive groups in a process that have bounds: a process may use any number of names."""
+
+_ORDER = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedSearch:
+    """The start of a search.
+
+    Attributes
+    ----------
+    low
+        The key.
+    known
+        The bound at that time.
+    began
+        When it began, monotonic.
+    order
+        A number that is greater than those of all that this process noted before.
+    """
+
+    low: int
+    known: int
+    began: float
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a search saw.
+
+    Attributes
+    ----------
+    now
+        The database's time, ns.
+    oldest
+        All transactions with a lower id had ended.
+    mark
+        The id of the search's transaction; None: unknown.
+    """
+
+    now: int
+    oldest: int
+    mark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """The end of a search, when it was noted, and the id of a transaction that began later."""
+
+    end: int
+    order: int
+    mark: int | None = None
+
+
+class ProvenBound:
+    """A key below which nothing is found, even after later commits. Thread-safe.
+
+    It advances in three searches. The first one ends at a key without finding anything. The transaction of the second
+    one gets an id, and those that were in progress during the first search have lower ones. The third one begins once
+    these have ended, so it sees their messages: if it finds nothing either, the bound is the key. The id of the first
+    search's own transaction would not do, because that may have got it before it searched.
+
+    Attributes
+    ----------
+    lowest
+        The lowest key.
+    value
+        The bound.
+    checked
+        When a search from the lowest key was last made, by the database's clock, ns.
+    """
+
+    def __init__(self, lowest: int, value: int | None = None, checked: int = 0) -> None:
+        self.lowest = lowest
+        self.value = lowest if value is None else value
+        self.checked = checked
+        self._candidate: _Candidate | None = None
+        self._looked_back = moments.monotonic()
+        self._every = LOOK_BACK_AT_LEAST
+        self._distrusted_until: float | None = None
+
+    def begin(self) -> BoundedSearch:
+        """Begin a search, before its transaction."""
+        now, known = moments.monotonic(), self.value
+        low = known
+        if now - self._looked_back >= self._every:
+            low, self._looked_back = self.lowest, now  # in one thread only
+        return BoundedSearch(low, known, now, next(_ORDER))
+
+    @property
+    def needs_mark(self) -> bool:
+        """Whether the next search should learn the `Snapshot.mark`."""
+        candidate = self._candidate
+        return candidate is not None and candidate.mark is None and candidate.end > self.value
+
+    def reset(self) -> None:
+        """Begin at the lowest key again, because keys may lie below the bound."""
+        self.value, self._candidate = self.lowest, None
+
+    def found_nothing(self, search: BoundedSearch, end: int, snapshot: Snapshot) -> None:
+        """Note that a search found nothing before ``end``."""
+        if search.low > self.value:
+            return  # another search has found something below since
+        if search.low == self.lowest:
+            self._looked_back, self.checked = moments.monotonic(), snapshot.now
+            self._every = max(LOOK_BACK_AT_LEAST, LOOK_BACK_SHARE * (self._looked_back - search.began))
+            if end < search.known:
+                self._distrusted_until = self._looked_back + DISTRUST_FOR
+        if self._distrusted_until is not None:
+            if moments.monotonic() < self._distrusted_until:
+                self.reset()
+                return
+            self._distrusted_until = None
+        candidate = self._candidate
+        if candidate is not None and candidate.mark is not None:
+            if snapshot.oldest < candidate.mark:
+                return
+            self.value = max(self.value, min(candidate.end, end))
+        elif candidate is not None and snapshot.mark is not None and search.order > candidate.order:
+            self._candidate = replace(candidate, mark=snapshot.mark)
+            return
+        self._candidate = _Candidate(end, next(_ORDER))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSearch:
+    """The starts of a search for due groups: for each priority, from the highest, unassigned and a consumer's own."""
+
+    consumer: str
+    priorities: list[int]
+    unassigned: list[BoundedSearch]
+    own: list[BoundedSearch]
+
+
+class GroupBounds:
+    """Bounds of the times at which groups are due, for each priority and each owner: none, or the consumer."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[tuple[str, int], ProvenBound] = {}
+
+    def begin(self, me: str) -> GroupSearch:
+        """Begin a search of the priorities that are known, before its transaction."""
+        bounds = self._bounds
+        known = sorted({priority for _, priority in bounds}, reverse=True)
+        never = ProvenBound(MIN_NS)
+        unassigned, own = ([bounds.get((who, one), never).begin() for one in known] for who in (UNASSIGNED, me))
+        return GroupSearch(me, known, unassigned, own)
+
+    def needs_mark(self, me: str) -> bool:
+        """Return whether the next search should learn the `Snapshot.mark`."""
+        return any(bound.needs_mark for (who, _), bound in self._bounds.items() if who in (UNASSIGNED, me))
+
+    def note(self, search: GroupSearch, found: Any) -> None:
+        """Note the result of a search: the first time for each known priority, and the highest priority."""
+        snapshot = Snapshot(found.now, found.oldest, found.mark)
+        for who, searches, firsts, level in (
+            (UNASSIGNED, search.unassigned, found.firsts or [], found.of_unassigned),
+            (search.consumer, search.own, found.own_firsts or [], found.of_mine),
+        ):
+            if level is not None and (who, level) not in self._bounds:
+                self._add(who, level)
+            for priority, one, first in zip(search.priorities, searches, firsts, strict=True):
+                end = found.now if first is None else first
+                self._found_nothing((who, priority), one, min(end, found.now - CLOCK_STEP), snapshot)
+
+    def of_unassigned(self) -> dict[int, ProvenBound]:
+        """Return the bounds of unassigned groups by priority."""
+        return {priority: bound for (who, priority), bound in self._bounds.items() if who == UNASSIGNED}
+
+    def start(self, values: dict[int, int], checked: int) -> None:
+        """Begin with another process's bounds of unassigned groups, and when it confirmed them."""
+        bounds = {priority: ProvenBound(MIN_NS, value, checked) for priority, value in values.items()}
+        self._bounds |= {(UNASSIGNED, priority): bound for priority, bound in bounds.items()}
+
+    def _add(self, who: str, priority: int) -> None:
+        owners, priorities = ({one[place] for one in self._bounds} for place in (0, 1))
+        if len(priorities | {priority}) > MOST_PRIORITIES or len(owners | {who}) > MOST_OWNERS:
+            self._bounds = {}
+        else:
+            self._bounds = {**self._bounds, (who, priority): ProvenBound(MIN_NS)}
+
+    def _found_nothing(self, key: tuple[str, int], search: BoundedSearch, end: int, snapshot: Snapshot) -> None:
+        bound = self._bounds.get(key)
+        if bound is None:
+            return
+        if end + CLOCK_STEP < search.known:  # the server's clock was set back
+            bound.reset()
+        else:
+            bound.found_nothing(search, end, snapshot)
+
+
+class SavedBounds:
+    """The bounds of one table as the database has them."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+        self._looked_at = moments.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether they may be written again."""
+        return moments.monotonic() - self._looked_at >= SAVE_EVERY
+
+    def changed(self, routed: ProvenBound, due: dict[int, ProvenBound]) -> str | None:
+        """Return the text to write; None if the database has it."""
+        self._looked_at = moments.monotonic()
+        used = {priority: bound for priority, bound in sorted(due.items()) if bound.value != bound.lowest}
+        values: dict[str, Any] = {"due": [(priority, bound.value) for priority, bound in used.items()]} if used else {}
+        if routed.value != routed.lowest:
+            values["routed"] = routed.value
+        if values:
+            values["checked"] = min(bound.checked for bound in (*used.values(), routed) if bound.value != bound.lowest)
+        text = json.dumps(values)
+        return None if text == (self._text or "{}") else text
+
+    def written(self, text: str) -> None:
+        self._text = text
+
+    def read(self, now: int) -> tuple[int | None, dict[int, int], int]:
+        """Return the bound of routing, those of due groups by priority, and when they were confirmed."""
+        values = json.loads(self._text or "{}")
+        checked = values.get("checked", 0)
+        if not 0 <= now - checked <= SAVED_FOR:
+            return None, {}, 0
+        return values.get("routed"), dict(values.get("due", [])), checked
