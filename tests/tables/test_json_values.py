@@ -161,7 +161,7 @@ def test_a_column_of_jsonb_refuses_what_it_would_change(database: Database, valu
         run(database, f"ALTER TABLE orders ALTER COLUMN {name} TYPE jsonb USING {name}::jsonb")
     table = database.table("orders")
     for message in ({"payload": value}, {"payload": 1, "extra": value}, {"payload": 1, "declared": value}):
-        with pytest.raises(InvalidArgumentError, match=r" must be JSON that a JSONB column keeps, got the float "):
+        with pytest.raises(InvalidArgumentError, match=r" must not contain the float "):
             table.put_many([message])
 
 

@@ -59,7 +59,7 @@ class StateForm(NamedTuple):
         columns = batches_from_ipc(unframed(self.form, data, self.name))
         facts = (columns[0].schema.metadata or {}).get(self.key)
         if facts is None:
-            raise DamagedError(f"{self.name} is corrupt: its {len(data)} bytes lack their metadata")
+            raise DamagedError(f"{self.name} is corrupt: the Arrow schema in its {len(data)} bytes has no metadata")
         for run in columns:
             check_messages(run)
         return facts, pa.Table.from_batches(columns)

@@ -79,7 +79,9 @@ class IdState:
             refuse_version(facts["version"], _VERSION)
             header = maybe(facts["header"], text)
         if (header is None) == (id_of is None):
-            needed = "a function, as the batcher had" if id_of is None else f"None: the batcher reads header {header!r}"
+            needed = (
+                "the function of the saved batcher" if id_of is None else f"None, as header {header!r} holds the ids"
+            )
             raise InvalidArgumentError(f"id_of must be {needed}, got {id_of!r}")
         with read_as(_FORM.name):
             return _from_facts(facts, header or id_of, list(from_arrow(columns)))  # pyright: ignore[reportArgumentType]  # either is None

@@ -208,7 +208,7 @@ def put(
         Unit of at and expires_at in a line if they are integers, since 1970.
     """
     if (payload is None) == (jsonl is None):
-        raise InvalidArgumentError("the message must be either the argument payload or the option --jsonl")
+        raise InvalidArgumentError("exactly one of payload and --jsonl must be set")
     with common.connect() as database:
         table = database.table(name)
         if expires is not None and to_time(expires, "expires") <= database.backend.now():

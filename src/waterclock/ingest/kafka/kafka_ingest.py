@@ -218,7 +218,10 @@ class KafkaIngest:
             if self._plan.cluster.group is None:
                 partitions.wish((name, number) for number in topic.partitions)
         if is_first and not usable:
-            raise ClusterRefusedError(f"cluster {self._plan.cluster.servers} lets this client read none of the topics")
+            raise ClusterRefusedError(
+                f"cannot read any of the topics from cluster {self._plan.cluster.servers}. Grant this client READ and"
+                " DESCRIBE on them"
+            )
         if self._plan.cluster.group is not None and usable != self._subscribed:
             self._subscribed = usable
             consumer.subscribe(usable, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
@@ -345,7 +348,7 @@ class KafkaIngest:
             return
         text = f"another process has taken {taken[0].name}"
         if self._plan.cluster.group is None:
-            raise PartitionTakenError(f"cannot append: {text}. Stop one of them, or give both the same group")
+            raise PartitionTakenError(f"cannot append: {text}. Stop one of the two, or run both in the same group")
         self._say("revoked", text, warns=True)
         self._partitions.drop([partition.place for partition in taken])
 

@@ -207,8 +207,8 @@ class FileIngest:
         for file in self._files.values():
             if file.has_half_line and not self._wishes_stop:
                 text = (
-                    f"{file.path}: its last line has no line end and may be half written. It is left for the next run;"
-                    " --complete takes it"
+                    f"{file.path}: its last line has no newline and may be incomplete. It waits for the newline;"
+                    " --complete appends it now"
                 )
                 self._tell(Event("half_line", text, {"path": file.path}, is_warning=True))
         if self._unreadable:

@@ -134,8 +134,8 @@ class PartitionRow:
             row = connection.execute(_READ, _values(self.key)).one_or_none()
         if row is None or row.owner_epoch != self.owner_epoch:
             raise PartitionTakenError(
-                f"cannot append partition {self.key.partition}: another process has taken it. Stop one of them, or"
-                " give both the same group"
+                f"cannot append from partition {self.key.partition}: another process has taken it over. Stop one of the"
+                " two, or run both in the same group"
             )
         return row.offset
 

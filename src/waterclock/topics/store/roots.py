@@ -209,8 +209,8 @@ def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415  # its users have it, others do not need it
     except ImportError:
         raise InvalidArgumentError(
-            f"ledgers must name a filesystem that pyarrow knows, got {without_secrets(root)!r}. fsspec and its"
-            f" library for {scheme} may add it"
+            f"ledgers must name a filesystem that pyarrow knows, got {without_secrets(root)!r}. For others,"
+            f" install fsspec and its library for {scheme}"
         ) from None
     try:
         filesystem, base = url_to_fs(root)

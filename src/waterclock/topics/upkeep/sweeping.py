@@ -120,7 +120,9 @@ def _store_left(storage: Storage, identity: str) -> LedgerFiles:
             return recorded_store(identity, row.root, row.is_complete, "a file to be deleted")
     except InvalidArgumentError as error:
         raise StoreError(str(error)) from error
-    raise StoreError(f"the catalogue lacks the location of store {identity}, which topic {storage.name!r} used before")
+    raise StoreError(
+        f"cannot delete a file of topic {storage.name!r}: the catalogue has no location for its former store {identity}"
+    )
 
 
 def _remove(storage: Storage, path: str, left_in: LedgerFiles, name: str) -> bool:

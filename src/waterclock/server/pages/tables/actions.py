@@ -140,7 +140,7 @@ def _each(act: Act, chosen: Mapping[str, str], form: Mapping[str, str], change_i
 def _most(form: Mapping[str, str]) -> int:
     text = form.get("most", "")
     if not text.isascii() or not text.isdecimal():
-        raise InvalidArgumentError(f"most must be the count of the preview, got {quoted(text)}")
+        raise InvalidArgumentError(f"most must be the number of messages in the preview, got {quoted(text)}")
     return min(int(text[:9]), MOST_CHANGED)
 
 

@@ -58,8 +58,8 @@ def check_jsonb(name: str, value: Any) -> None:
     for part, _ in _parts(value):
         if isinstance(part, float) and (abs(part) >= _LEAST_WITH_EXPONENT or str(part) == "-0.0"):
             raise InvalidArgumentError(
-                f"{name} must be JSON that a JSONB column keeps, got the float {part!r}, which it would change. Put"
-                " it as a string, or change the column's type to JSON"
+                f"{name} must not contain the float {part!r}, which a JSONB column would change. Put it as a string,"
+                " or change the column's type to JSON"
             )
 
 
