@@ -33,7 +33,7 @@ HOUR = 3600 * 1_000_000_000
 def later(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     """A heartbeat for which everything is due, and which beats when a test asks it to."""
     made = SteppedHeartbeat(later_each_time(HOUR))
-    for module in ("consumer_heartbeat", "delivery", "subscription"):
+    for module in ("heartbeats.consumer_heartbeat", "delivery", "subscription"):
         monkeypatch.setattr(f"waterclock.tables.consumers.{module}.heartbeat_of", lambda _backend: made)
     return made
 
