@@ -20,6 +20,7 @@ from tests.work.conftest import running as worker_running
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to
+from waterclock.database import forking
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.databases.changes import Polling, Stop
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL, WRITING, listening_connection
@@ -116,6 +117,21 @@ def test_on_linux_sqlites_log_tells_of_a_commit(
     monkeypatch.setattr(waking, "_SHOWS_WITHIN", FAR)  # a busy disk may take longer to sync
     table, changes = watched
     wakes_at_a_put(table, changes)
+
+
+def test_a_watch_of_sqlite_is_prepared_for_forks_before_it_connects(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[bool] = []
+
+    def version(self: SqliteChanges) -> tuple[int, int]:
+        prepared.append(self in forking._each())
+        return 0, 0
+
+    monkeypatch.setattr(SqliteChanges, "_version", version)
+    with connect_to(sqlite_url) as database:
+        SqliteChanges(database.backend)
+    assert prepared == [True]
 
 
 def test_other_writes_in_the_folder_wake_no_consumer_and_hide_no_wakeup(

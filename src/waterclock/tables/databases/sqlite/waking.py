@@ -40,8 +40,8 @@ class SqliteChanges:
         self._opened = 0
         self._looking = threading.Lock()
         self._log = LogWatch.of(backend.url.database)
+        prepare_for_forks(self)  # first, since a child that is forked while this connects would wait forever
         self._seen = self._version()
-        prepare_for_forks(self)
 
     def arm(self) -> bool:
         """Remember the current version: the following check sees earlier commits."""
