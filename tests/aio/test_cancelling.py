@@ -14,7 +14,7 @@ from tests.aio.conftest import Run
 from tests.work.conftest import until
 
 import waterclock
-from waterclock import UnavailableError, aio
+from waterclock import InvalidArgumentError, UnavailableError, aio
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 
 
@@ -124,6 +124,51 @@ def test_a_lease_is_not_extended_after_a_cancelled_message_could_not_be_given_ba
         assert released == [delivery.sync]
 
     run(use)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_lease_of_a_message_ends_if_the_database_is_closed_before_its_block(run: Run) -> None:
+    async def use(database: aio.Database) -> list[bool]:
+        orders = await database.create_table("orders", payload="text")
+        await orders.put_many([{"payload": "cancelled"}, {"payload": "ended"}])
+        cancelled, ended = await orders.receive(2)
+        beating = heartbeat_of(database.sync.backend)
+        for delivery in (cancelled, ended):
+            await delivery.__aenter__()
+        await database.close()
+        stop = asyncio.CancelledError()
+        for end in (cancelled.__aexit__(type(stop), stop, None), ended.__aexit__(None, None, None)):
+            with pytest.raises(InvalidArgumentError, match="it was closed"):
+                await end
+        return [id(delivery.sync) in beating._deliveries for delivery in (cancelled, ended)]
+
+    assert run(use) == [False, False]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_wait_that_is_cancelled_when_its_message_is_due_wakes_the_next_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(database: aio.Database) -> str:
+        orders = await database.create_table("orders", payload="text")
+        until_due = database.waiting.until_due
+        first, second = (asyncio.ensure_future(anext(orders.subscribe())) for _ in range(2))
+
+        async def until_due_and_cancelled(*wanted: Any) -> bool:
+            due = await until_due(*wanted)
+            if not first.done():
+                asyncio.get_running_loop().call_soon(first.cancel)
+            return due
+
+        monkeypatch.setattr(database.waiting, "until_due", until_due_and_cancelled)
+        while sum(len(watch.waiters) for watch in [*database.waiting._watches.values()]) < 2:
+            await asyncio.sleep(0)
+        await orders.put("one")
+        async with await asyncio.wait_for(second, 30) as delivery:
+            assert first.cancelled()
+            return delivery.payload
+
+    assert run(use) == "one"
 
 
 async def _cancel_before_it_begins(database: aio.Database, call: Coroutine[Any, Any, object]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from waterclock.aio.calling import Awaited, Facade, Plain
 from waterclock.aio.threads import CallThreads
 from waterclock.aio.waiting import DatabaseWaits
-from waterclock.errors import LeaseLostError
+from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery as SyncDelivery
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription as SyncSubscription
@@ -59,10 +59,14 @@ class Delivery(Facade[SyncDelivery]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        end = partial(self.sync.__exit__, kind, error, trace)
         if isinstance(error, asyncio.CancelledError):
-            await self.threads.call(self._give_back, is_owed=True)
-        else:
-            await self.threads.call(partial(self.sync.__exit__, kind, error, trace), is_owed=True)
+            end = self._give_back
+        try:
+            await self.threads.call(end, is_owed=True)
+        except InvalidArgumentError:  # the database was closed, so that the call was not made
+            self._let_lease_end()
+            raise
 
     def _give_back(self) -> None:
         try:
@@ -71,7 +75,10 @@ class Delivery(Facade[SyncDelivery]):
         except LeaseLostError:  # another consumer has the message by now
             return
         finally:
-            heartbeat_of(self.sync.context.backend).release(self.sync)
+            self._let_lease_end()
+
+    def _let_lease_end(self) -> None:
+        heartbeat_of(self.sync.context.backend).release(self.sync)
 
 
 class Deliveries:
@@ -129,14 +136,16 @@ class Deliveries:
         """Wait until a poll may find something, or until this is stopped."""
         due = asyncio.ensure_future(self._waiting.until_due(sync.watched))
         stopped = asyncio.ensure_future(self._ending.wait())
+        claims = False
         try:
             await asyncio.wait((due, stopped), return_when=asyncio.FIRST_COMPLETED)
-            return due.done() and due.result()
+            claims = due.done() and due.result() and not self._ending.is_set()
+            return claims
         finally:
             for each in (due, stopped):
                 each.cancel()
-            if due.done() and not due.cancelled() and self._ending.is_set():
-                self._waiting.report(sync.watched, found=True)
+            if due.done() and not due.cancelled() and due.exception() is None and not claims:
+                self._waiting.report(sync.watched, found=True)  # the next waiter must look instead
 
     def stop(self) -> None:
         """End the iteration after the current delivery."""
