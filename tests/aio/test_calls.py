@@ -17,6 +17,7 @@ from tests.database.child import Child
 
 import waterclock
 from waterclock import InvalidArgumentError, Message, Position, aio
+from waterclock.aio import waiting
 
 NOON = 1_782_907_200_000_000_000  # 2026-07-01T12:00:00Z in ns
 
@@ -118,6 +119,38 @@ def test_many_subscriptions_of_several_tables_wait_in_one_thread(run: Run) -> No
         await asyncio.gather(*(each.close() for each in subscriptions))
 
     run(use)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_loop_that_was_stopped_does_not_keep_messages_from_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_CLAIM_TAKES", 0.01)
+
+    async def use(database: aio.Database) -> str:
+        orders = await database.create_table("orders", payload="text")
+
+        def wait_in_a_loop_that_stops() -> asyncio.AbstractEventLoop:
+            loop = asyncio.new_event_loop()
+
+            async def begin() -> asyncio.Task[Any]:
+                waits = asyncio.ensure_future(orders.receive(wait="1h"))
+                while not any(watch.waiters for watch in [*database.waiting._watches.values()]):
+                    await asyncio.sleep(0)
+                return waits
+
+            stopped.append(loop.run_until_complete(begin()))
+            return loop
+
+        stopped: list[asyncio.Task[Any]] = []
+        loop = await asyncio.to_thread(wait_in_a_loop_that_stops)
+        coming = asyncio.ensure_future(orders.receive(wait="1h"))
+        await orders.put("one")
+        [delivery] = await asyncio.wait_for(coming, 30)
+        stopped[0].cancel()
+        await asyncio.to_thread(loop.run_until_complete, asyncio.gather(*stopped, return_exceptions=True))
+        loop.close()
+        return delivery.payload
+
+    assert run(use) == "one"
 
 
 def test_stop_ends_a_subscription_that_waits(run: Run) -> None:

@@ -26,15 +26,23 @@ _LOOK_EVERY = 1.0
 _WRITERS_UNDER_WAY = 0.003
 """Seconds between checks of a database that cannot guarantee to notify of every change."""
 
+_CLAIM_TAKES = 5.0
+"""Seconds after which the next waiter is woken without a report: the loop of the first may be blocked or stopped."""
+
 
 @dataclass
 class _WatchedTable:
     watched: Watched
     changes: Changes | None = None
     waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=deque)
-    is_claiming: bool = False
+    claims_until: float = -math.inf
     in_vain: int = 0
     look_at: float = 0.0
+
+    @property
+    def is_claiming(self) -> bool:
+        """Return whether a waiter was woken and has not reported yet."""
+        return moments.monotonic() < self.claims_until
 
 
 class DatabaseWaits:
@@ -110,7 +118,7 @@ class DatabaseWaits:
             watch = self._watches.get(watched.what)
             if watch is None or not watch.is_claiming:
                 return
-            watch.is_claiming = False
+            watch.claims_until = -math.inf
             watch.in_vain = 0 if found else watch.in_vain + 1
             watch.look_at = moments.monotonic() + pause_after(watch.in_vain)
         self._stop.nudge()
@@ -188,7 +196,7 @@ class DatabaseWaits:
                     loop.call_soon_threadsafe(_set, woken)
                 except RuntimeError:  # its loop was closed
                     continue
-                watch.is_claiming = True
+                watch.claims_until = moments.monotonic() + _CLAIM_TAKES
                 return
 
     def _wait(self, watches: list[_WatchedTable], seconds: float) -> None:
