@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -87,6 +88,7 @@ def test_a_call_that_has_not_begun_is_not_made_after_its_task_was_cancelled(slow
         second = asyncio.ensure_future(threads.call(lambda: made.append(2)))
         await asyncio.sleep(0)
         second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
         slow.go_on.set()
         assert await first == "made"
         threads.close()
@@ -143,3 +145,12 @@ def test_two_loops_get_their_own_results() -> None:
         one.join()
     threads.close()
     assert found == {name: [(name, number) for number in range(50)] for name in "ab"}
+
+
+def test_loops_that_ended_are_not_kept() -> None:
+    threads = CallThreads(1)
+    for _ in range(3):
+        asyncio.run(threads.call(object))
+    threads.close()
+    gc.collect()
+    assert len(threads._over) == 0

@@ -12,10 +12,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError
@@ -80,7 +81,7 @@ class _Over:
     """The calls of one loop that are over, and of which it has not been told."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop = ref(loop)  # weak, as it is a value of a WeakKeyDictionary whose key is the loop
         self._calls: deque[_Call[Any]] = deque()
         self._is_told = False
 
@@ -89,12 +90,14 @@ class _Over:
         if self._is_told:
             return
         self._is_told = True
-        try:
-            self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:  # it was closed
-            self._is_told = False
-            while self._calls:
-                self._calls.popleft().undo()
+        loop = self._loop()
+        with suppress(RuntimeError):  # it was closed
+            if loop is not None:
+                loop.call_soon_threadsafe(self._wake)
+                return
+        self._is_told = False
+        while self._calls:
+            self._calls.popleft().undo()
 
     def _wake(self) -> None:
         self._is_told = False  # first, so that a call that is over from now on tells the loop again
