@@ -149,6 +149,8 @@ def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
         (pl.DataFrame(ROWS), {"columns": {"sorce": "device"}}, InvalidArgumentError, "got 'sorce': 'device'"),
         (pl.DataFrame(ROWS), {"columns": ["a"]}, InvalidArgumentError, "columns must be a dict"),
         (pl.DataFrame(ROWS), {"columns": COLUMNS, "payload": "v"}, SchemaError, "no column 'v' for payload"),
+        (pl.DataFrame(ROWS), {"payload": ["value"]}, InvalidArgumentError, "payload must be the name of a column"),
+        (pd.DataFrame({"v": [2**70]}), {"payload": "v"}, SchemaError, "cannot be read from DataFrame: .*too large"),
         (pa.table({"v": [None, 1]}), {"payload": "v"}, InvalidArgumentError, "must not hold nulls"),
         (pa.table({"v": [Decimal("1.5")]}), {"payload": "v"}, SchemaError, "got decimal128"),
         (pa.table({"v": [float("inf")]}), {"payload": "v"}, InvalidArgumentError, "must be a JSON number"),

@@ -140,9 +140,11 @@ def _import(name: str) -> Any:
 def _checked_names(columns: Mapping[str, str] | None, payload: str | None) -> dict[str, str]:
     """Return the name in the given table of each column of a message."""
     names = {name: name for name in _NAMES}
+    if payload is not None and not isinstance(payload, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+        raise InvalidArgumentError(f"payload must be the name of a column, got {quoted(payload)}")
     if columns is None:
         return names
-    if not isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
+    if not isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
         raise InvalidArgumentError(f'columns must be a dict such as {{"source": "device"}}, got {quoted(columns)}')
     for name, theirs in columns.items():
         if name not in names or not isinstance(theirs, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
@@ -219,7 +221,7 @@ def _imported(given: object) -> pa.Table:
         return pa.Table.from_batches([given])
     try:
         return given if isinstance(given, pa.Table) else pa.table(cast("Any", given))
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SchemaError(f"messages cannot be read from {_kind(given)}: {error}") from error
 
 
