@@ -21,6 +21,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 from waterclock.message import Message
 from waterclock.tables.databases.changes import Stop
+from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.message_table import MessageTable
 
 SESSION = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}
@@ -180,3 +181,16 @@ def test_a_fork_in_the_middle_of_a_call_of_its_own_thread_is_not_waited_for(tmp_
         child = Child(lambda: str(database.topics()))
         with database.backend.snapshot():
             assert child.go() == "[]"
+
+
+def test_an_object_that_will_connect_waits_for_a_running_fork(tmp_path: Path) -> None:
+    with connect(f"sqlite:///{tmp_path}/w.db") as database:
+        changes: list[SqliteChanges] = []
+        watching = threading.Thread(target=lambda: changes.append(SqliteChanges(database.backend)))
+        with forking._preparing:  # held by a fork until it is over
+            watching.start()
+            watching.join(0.1)
+            assert changes == []
+        watching.join(60)
+        assert len(changes) == 1
+        changes[0].close()

@@ -41,8 +41,9 @@ _all: WeakValueDictionary[int, Forked] = WeakValueDictionary()
 
 
 def prepare_for_forks(one: Forked) -> None:
-    """Prepare an object for each fork of the process while it is alive."""
-    _all[id(one)] = one
+    """Prepare an object for each fork of the process while it is alive. Call it before the object connects."""
+    with _preparing:  # a running fork has already prepared the others
+        _all[id(one)] = one
 
 
 def _each() -> list[Forked]:
