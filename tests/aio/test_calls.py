@@ -55,6 +55,39 @@ def test_deliveries_are_acked_by_their_block_and_come_back_after_an_error(run: R
     run(use)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_table_acks_extends_and_nacks_the_deliveries_that_it_returned(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        await orders.put_many([{"payload": str(number)} for number in range(4)])
+        first, second, third, fourth = await orders.receive()
+        assert await orders.ack(first) == 1
+        assert await orders.ack([second, third.id]) == 2
+        assert await orders.extend([fourth], "1m") == 1
+        assert await orders.nack(iter([fourth])) == 1
+        assert (await orders.stats()).acked == 3
+
+    run(use)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_invalid_arguments_are_refused_as_by_a_synchronous_table(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        await orders.put("one")
+        for call, argument in (
+            (lambda: orders.nack([5]), "deliveries must be deliveries"),  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+            (lambda: orders.extend(5, "1s"), "deliveries must be a list"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            (lambda: orders.ack(object()), "id must be"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            (lambda: orders.receive(wait="soon"), "wait must be a duration"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=argument):
+                await call()
+        assert (await orders.stats()).ready == 1
+
+    run(use)
+
+
 def test_a_thousand_puts_at_once_are_all_made(run: Run) -> None:
     async def use(database: aio.Database) -> None:
         orders = await database.create_table("orders", payload="text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Self, overload
 
@@ -17,6 +17,7 @@ from waterclock.tables.consumers.subscription import TableSubscription as SyncSu
 from waterclock.tables.message_groups import MessageGroups as SyncGroups
 from waterclock.tables.message_schedules import MessageSchedules as SyncSchedules
 from waterclock.tables.message_table import MessageTable as SyncTable
+from waterclock.tables.messages.putting.putting import MessageId
 from waterclock.tables.model.options import TableOptions
 from waterclock.time import Duration, to_duration
 
@@ -92,7 +93,6 @@ class MessageTable(Facade[SyncTable]):
 
     put = Awaited(SyncTable.put)
     put_many = Awaited(SyncTable.put_many)
-    ack = Awaited(SyncTable.ack)
     cancel = Awaited(SyncTable.cancel)
     reschedule = Awaited(SyncTable.reschedule)
     retry = Awaited(SyncTable.retry)
@@ -140,14 +140,15 @@ class MessageTable(Facade[SyncTable]):
         """Take messages that are due; see `waterclock.MessageTable.receive`. Waiting takes no extra thread."""
         chosen: dict[str, Any] = {"where": where, "parameters": parameters, "max_groups": max_groups}
         receive = partial(self.sync.receive, limit, None, consumer, order=order, **chosen)
+        seconds = 0.0 if wait is None else to_duration(wait, "wait") / _SECOND
         found = await self.threads.call(receive, undo=self.sync.give_back)
-        if not found and wait is not None:
-            found = await self._receive_waiting(receive, self.sync.watched(consumer, **chosen), wait)
+        if not found and seconds > 0:
+            found = await self._receive_waiting(receive, self.sync.watched(consumer, **chosen), seconds)
         return [Delivery(each, self.threads) for each in found]
 
-    async def _receive_waiting(self, receive: Callable[[], Any], watched: Any, wait: Duration) -> list[SyncDelivery]:
+    async def _receive_waiting(self, receive: Callable[[], Any], watched: Any, seconds: float) -> list[SyncDelivery]:
         loop = asyncio.get_running_loop()
-        until = loop.time() + to_duration(wait, "wait") / _SECOND
+        until = loop.time() + seconds
         found: list[SyncDelivery] = []
         while not found and (left := until - loop.time()) > 0:
             if await self._waiting.until_due(watched, min(left, math.inf)):
@@ -157,10 +158,23 @@ class MessageTable(Facade[SyncTable]):
                     self._waiting.report(watched, found=bool(found))
         return found
 
-    async def extend(self, deliveries: Any, duration: Duration) -> int:
-        """Extend the leases of deliveries; see `waterclock.MessageTable.extend`."""
-        return await self.threads.call(partial(self.sync.extend, [each.sync for each in deliveries], duration))
+    async def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:
+        """Ack messages; see `waterclock.MessageTable.ack`."""
+        return await self.call(SyncTable.ack, (_synchronous(ids),), {"connection": connection})
 
-    async def nack(self, deliveries: Any, delay: Duration | None = None) -> int:
+    async def extend(self, deliveries: Iterable[Delivery], duration: Duration) -> int:
+        """Extend the leases of deliveries; see `waterclock.MessageTable.extend`."""
+        return await self.call(SyncTable.extend, (_synchronous(deliveries), duration), {})
+
+    async def nack(self, deliveries: Iterable[Delivery], delay: Duration | None = None) -> int:
         """Return deliveries to the table; see `waterclock.MessageTable.nack`."""
-        return await self.threads.call(partial(self.sync.nack, [each.sync for each in deliveries], delay))
+        return await self.call(SyncTable.nack, (_synchronous(deliveries), delay), {})
+
+
+def _synchronous(given: Any) -> Any:
+    """Replace deliveries by synchronous ones; the method that gets them checks everything else."""
+    if isinstance(given, Delivery):
+        return given.sync
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return [each.sync if isinstance(each, Delivery) else each for each in given]
+    return given
