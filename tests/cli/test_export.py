@@ -73,6 +73,11 @@ def test_a_file_that_exists_and_an_unknown_ending_are_refused(filled: Shell) -> 
     assert "to must end in .parquet, .csv, .jsonl, got 'all.xlsx'" in filled.said
     filled("topic", "export", "telemetry", "--to", "no/folder.csv", expect=1)
     assert "cannot write 'no/folder.csv': No such file or directory" in filled.said
+    filled("topic", "export", "telemetry", "--to", "there.csv/all.csv", expect=1)
+    assert "cannot write 'there.csv/all.csv': Not a directory" in filled.said
+    Path("link.csv").symlink_to("missing")
+    filled("topic", "export", "telemetry", "--to", "link.csv", expect=1)
+    assert Path("link.csv").is_symlink()
 
 
 def test_an_export_that_fails_leaves_no_file(filled: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

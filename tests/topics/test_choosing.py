@@ -91,6 +91,11 @@ def test_a_value_without_a_source_is_refused(sqlite_topic: Topic, name: str, wro
         next(sqlite_topic.read(**given))
 
 
+def test_a_column_that_is_chosen_twice_is_refused(sqlite_topic: Topic) -> None:
+    with pytest.raises(InvalidArgumentError, match="columns must be different names, got "):
+        sqlite_topic.read_polars(columns=["source", "source"])
+
+
 def test_a_limit_of_chosen_messages_ends_the_reading(sqlite_topic: Topic) -> None:
     _fill(sqlite_topic)
     assert len(list(islice(sqlite_topic.read(stream="t0", limit=1), 3))) == 1

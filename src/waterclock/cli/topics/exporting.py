@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +104,7 @@ def _writer(to: Path) -> Callable[[Path, Iterable[pa.RecordBatch]], None]:
 
 
 def _check_new(to: Path) -> None:
-    if to.exists():
+    if os.path.lexists(to):  # also for a link to a missing file, which the rename would replace
         raise AlreadyExistsError(f"cannot export to {quoted(str(to))}: the file exists. Choose another name")
 
 
@@ -132,7 +133,8 @@ def _write(to: Path, writer: Callable[[Path, Iterable[pa.RecordBatch]], None], b
     except OSError as error:
         raise UnavailableError(f"cannot write {quoted(str(to))}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # the error of the writer says more
+            part.unlink()
     return batches.count
 
 

@@ -121,6 +121,8 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
     if unknown or not columns:
         wrong = repr(unknown[0]) if unknown else "[]"
         raise InvalidArgumentError(f"columns must be chosen from {', '.join(POSITIONED_SCHEMA.names)}, got {wrong}")
+    if len(set(columns)) < len(columns):  # a table with two columns of one name can hardly be used
+        raise InvalidArgumentError(f"columns must be different names, got {quoted(list(columns))}")
     return list(columns)
 
 
