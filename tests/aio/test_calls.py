@@ -196,6 +196,24 @@ def test_stop_ends_a_subscription_that_waits(run: Run) -> None:
     assert run(use) == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_subscription_that_was_closed_is_not_opened_again(run: Run) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders")
+        async with orders.subscribe() as closed:
+            pass
+        assert [delivery async for delivery in closed] == []
+        opening = orders.subscribe()
+        coming = asyncio.ensure_future(anext(opening))
+        await asyncio.sleep(0)
+        await opening.close()
+        with pytest.raises(StopAsyncIteration):
+            await coming
+        assert [each._sync for each in (closed, opening)] == [None, None]
+
+    run(use)
+
+
 ASYNC_DRIVERS = {
     "sqlite": ["sqlite+aiosqlite"],
     "postgresql": ["postgresql+asyncpg", "postgresql+psycopg_async"],

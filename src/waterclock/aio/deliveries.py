@@ -98,15 +98,20 @@ class Deliveries:
         self._ending = asyncio.Event()
 
     async def _opened(self) -> SyncSubscription:
-        if self._sync is None:
-            self._sync = await self.threads.call(self._subscribe, undo=lambda sync: sync.close())
-        return self._sync
+        if self._sync is not None:
+            return self._sync
+        sync = self._sync = await self.threads.call(self._subscribe, undo=lambda sync: sync.close())
+        if self._ending.is_set():  # closed meanwhile
+            await self.close()
+        return sync
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delivery:
         async with self._turn:
+            if self._ending.is_set():
+                raise StopAsyncIteration
             sync = await self._opened()
             was_woken = False
             while not self._ending.is_set():
