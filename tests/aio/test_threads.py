@@ -154,3 +154,18 @@ def test_loops_that_ended_are_not_kept() -> None:
     threads.close()
     gc.collect()
     assert len(threads._over) == 0
+
+
+def test_a_call_for_which_no_thread_can_be_started_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made: list[int] = []
+    threads = CallThreads(1)
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(module.moments, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            asyncio.run(threads.call(lambda: made.append(1)))
+    asyncio.run(threads.call(lambda: made.append(2)))
+    threads.close()
+    assert made == [2]

@@ -167,12 +167,12 @@ class CallThreads:
             over = None if loop is None else self._over.get(loop)
             if loop is not None and over is None:
                 over = self._over[loop] = _Over(loop)
+            if len(self._threads) <= min(self._most - 1, self._unfinished):
+                thread = threading.Thread(target=self._run, name="waterclock-aio", daemon=True)
+                moments.start(thread)  # first: if the system has no more threads, the call is not made
+                self._threads.add(thread)
             self._unfinished += 1
             self._calls.put((call, over))
-            if len(self._threads) < min(self._most, self._unfinished):
-                thread = threading.Thread(target=self._run, name="waterclock-aio", daemon=True)
-                self._threads.add(thread)
-                moments.start(thread)
         return True
 
     def _run(self) -> None:
