@@ -164,3 +164,15 @@ def test_concurrent_callers_share_a_collection_and_no_one_waits_forever() -> Non
 def test_a_fault_while_collecting_is_an_error_of_ours() -> None:
     with pytest.raises(WaterclockError, match="cannot read it: ZeroDivisionError"):
         SharedCollection("it", lambda: 1 // 0, 20).get()
+
+
+def test_a_collection_for_which_no_thread_can_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    shared = SharedCollection("numbers", lambda: 7, patience=60)
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr("waterclock.monitoring.shared_collection.moments.start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            shared.get()
+    assert shared.get() == 7

@@ -79,12 +79,13 @@ class DatabaseWaits:
         woken: asyncio.Future[None] = loop.create_future()
         waiter = (loop, woken)
         with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="waterclock-aio-waiting", daemon=True)
+                moments.start(thread)  # first: if the system has no more threads, the next waiter tries again
+                self._thread = thread
             watch = self._watches.setdefault(watched.what, _WatchedTable(watched))
             watch.waiters.append(waiter)
             watch.look_at = 0.0
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="waterclock-aio-waiting", daemon=True)
-                moments.start(self._thread)
         self._stop.nudge()
         try:
             async with asyncio.timeout(None if seconds == math.inf else max(seconds, 0)):

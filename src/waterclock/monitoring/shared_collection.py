@@ -47,9 +47,10 @@ class SharedCollection(Generic[_T]):
         with self._lock:
             run = self._running
             if run is None:
-                run = self._running = _Collection()
+                run = _Collection()
                 thread = threading.Thread(target=self._run, args=(run,), name="waterclock-collect", daemon=True)
-                moments.start(thread)
+                moments.start(thread)  # first: if the system has no more threads, the next caller tries again
+                self._running = run
         if not moments.wait(run.ended, self._patience):
             raise UnavailableError(f"cannot read {self._what}: the database did not answer within {self._patience:g} s")
         if run.error is not None:
