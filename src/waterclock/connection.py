@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         OnExpired,
         Payload,
         PurgeBy,
+        Rebalance,
         Ungrouped,
     )
     from waterclock.tables.sharding.sharded_database import ShardedDatabase
@@ -164,6 +165,7 @@ class Database(Closing):
         on_exhausted: OnExhausted = "dead_letter",
         on_expired: OnExpired = "drop",
         group_idle: Duration | None = None,
+        rebalance: Rebalance = "manual",
         columns: Mapping[str, object] | None = None,
         id_type: IdType = "bigint",
         payload: Payload = "bytes",
@@ -223,6 +225,9 @@ class Database(Closing):
             (``"dead_letter"``).
         group_idle
             How long an exclusive group without messages stays with its consumer; None: as long as the consumer lives.
+        rebalance
+            Exclusive groups move to another living consumer only by `MessageGroups.rebalance` (``"manual"``), or also
+            when a consumer joins (``"join"``). A group moves once none of its messages is in flight.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type.

@@ -130,7 +130,7 @@ def _end_at_once(context: Any, connection: Any, name: str, now: int) -> bool:
     return True
 
 
-def _join_anyhow(context: Any, connection: Any, name: str, most: int | None, now: int) -> bool:
+def _join_anyhow(context: Any, connection: Any, name: str, most: int | None, now: int) -> consumers.Joined:
     table = consumers.consumers
     connection.execute(sa.delete(table).where(table.c.table_id == context.table_id, table.c.name == name))
     return _join(context, connection, name, most, now)

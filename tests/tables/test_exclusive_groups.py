@@ -12,7 +12,6 @@ from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.group_admin.group_moving import plan_moves
 
 from .conftest import MovableClock
 from .grouped import names, put
@@ -194,22 +193,6 @@ def test_rebalancing_drains_a_group_before_it_moves(exclusive: MessageTable) -> 
     assert exclusive.receive(consumer="y") == []
     exclusive.ack(second)
     assert names(exclusive.receive(consumer="y")) == ["b3"]
-
-
-@pytest.mark.parametrize(
-    ("owned", "limits", "counts"),
-    [
-        ("xxxx", {"x": None, "y": None}, {"x": 2, "y": 2}),
-        ("xxxxx", {"x": None, "y": None, "z": None}, {"x": 2, "y": 2, "z": 1}),
-        ("xxxxxx", {"x": None, "y": 1}, {"x": 5, "y": 1}),
-        ("xy", {"x": None, "y": None}, {"x": 1, "y": 1}),
-    ],
-)
-def test_groups_are_shared_to_within_one(owned: str, limits: dict[str, int | None], counts: dict[str, int]) -> None:
-    having = [(f"g{number}", owner) for number, owner in enumerate(owned)]
-    moves = plan_moves(having, limits)
-    after = [moves.get(group, owner) for group, owner in having]
-    assert {name: after.count(name) for name in limits} == counts
 
 
 def test_closing_a_group_lets_it_go_once_nothing_is_in_flight(exclusive: MessageTable) -> None:

@@ -47,6 +47,9 @@ class ChangingOptions:
     """A message that expires before a consumer takes it is dropped, or becomes a dead letter. A new table drops."""
     group_idle: str | None = None
     """How long an exclusive group without messages stays with its consumer."""
+    rebalance: Literal["manual", "join"] | None = None
+    """Exclusive groups move to another living consumer by 'group rebalance' only, or also when a consumer joins (join).
+    A new table has manual."""
 
     def given(self) -> OptionChanges:
         """Return the given options."""

@@ -40,6 +40,7 @@ class OptionChangesBody(Body):
     on_exhausted: StrictStr = "dead_letter"
     on_expired: StrictStr = "drop"
     group_idle: DurationValue | None = None
+    rebalance: StrictStr = "manual"
 
 
 class TableOptionsBody(OptionChangesBody):

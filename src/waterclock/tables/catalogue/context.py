@@ -64,6 +64,8 @@ class TableContext:
         The progress of purging.
     refused_seqs, refused_groups
         Messages and groups that claims skip; new messages of those groups are not routed.
+    unbalanced
+        Consumers of this process that joined and must still get their share of the groups that others have.
     narrowing
         When a refused claim may be narrowed down again.
     probing
@@ -92,6 +94,7 @@ class TableContext:
     purge_place: PurgePlace = field(default_factory=PurgePlace)
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])
     refused_groups: PassedBy[str] = field(default_factory=PassedBy[str])
+    unbalanced: set[str] = field(default_factory=set[str])
     narrowing: Narrowing = field(default_factory=Narrowing)
     probing: Narrowing = field(default_factory=Narrowing)
     ticks: Ticks = field(default_factory=Ticks)

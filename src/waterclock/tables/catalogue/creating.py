@@ -97,6 +97,7 @@ def ensure_dead_letter_table(
         options,
         groups=None,
         group_idle=None,
+        rebalance="manual",
         max_attempts=None,
         dead_letter=None,
         on_expired="drop",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,7 +30,7 @@ _RELEASED_AT_ONCE = 1000
 _COUNTED_AT_MOST = 1000
 """Maximum number of groups that a claim counts to compute its fair share."""
 
-_GONE = -1
+GONE = -1
 """The session of a consumer that left while some of its groups were locked: its row stays, unrenewed, until those are
 released.
 """
@@ -38,27 +39,35 @@ _TRY_AGAIN = 200_000_000
 """After how long such locked groups are released, ns, so that waiting consumers do not spin."""
 
 
-def join(context: TableContext, connection: SqlConnection, name: str, max_groups: int | None, now: int) -> bool:
-    """Register a live consumer; return False if another live session has the name.
+class Joined(Enum):
+    """The result of `join`; ``REFUSED``: another live session has the name, or it must be retried."""
+
+    REFUSED = auto()
+    NEW = auto()
+    KNOWN = auto()
+
+
+def join(context: TableContext, connection: SqlConnection, name: str, max_groups: int | None, now: int) -> Joined:
+    """Register a live consumer.
 
     Leases of the consumer's earlier session are released first. Otherwise its messages and later ones of the same
-    groups would be leased at the same time. Also return False if that must be retried.
+    groups would be leased at the same time.
     """
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     session, until = context.backend.session, now + context.options.ack_wait
     values = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
     if known is None:
         connection.execute(_joining(), values)
-        return True
+        return Joined.NEW
     if known.session != session:
-        if (known.lease_until > now and known.session != _GONE) or not _end(context, connection, name, now):
-            return False
+        if (known.lease_until > now and known.session != GONE) or not _end(context, connection, name, now):
+            return Joined.REFUSED
         connection.execute(_renewing(), values)
-        return True
+        return Joined.NEW
     stale = known.lease_until < until - context.options.ack_wait // 3
     if stale or (known.session, known.max_groups) != (session, max_groups):
         connection.execute(_renewing(), {**values, "until": max(known.lease_until, until)})
-    return True
+    return Joined.KNOWN
 
 
 def renew(context: TableContext, connection: SqlConnection, name: str, until: int) -> None:
@@ -75,15 +84,17 @@ def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[
         connection.execute(_living_together(), {**mine, "until": until})
 
 
-def claim_due(context: TableContext, session: int | None, lease_until: int | None) -> tuple[int, bool]:
+def claim_due(context: TableContext, name: str, session: int | None, lease_until: int | None) -> tuple[int, bool]:
     """Return when a consumer has to claim next, to get or renew a lease, ns; and whether it gets nothing until then.
+
+    Immediately if it has joined and does not have its share of the groups yet.
 
     Parameters
     ----------
     session, lease_until
         The consumer's row; None if it has none.
     """
-    if lease_until is None:
+    if lease_until is None or (session == context.backend.session and name in context.unbalanced):
         return 0, False
     if session != context.backend.session:
         return lease_until, True
@@ -111,6 +122,7 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
 
     Does nothing if another process has the name. Locked groups are left to later claims.
     """
+    context.unbalanced.discard(name)
     known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
     if known is None or known.session != context.backend.session:
         return True
@@ -125,7 +137,7 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
 def living_consumers(context: TableContext, connection: SqlConnection, now: int) -> set[str]:
     """Return the names of a table's consumers with a valid lease."""
     living = sa.select(consumers.c.name).where(
-        consumers.c.table_id == context.table_id, consumers.c.lease_until > now, consumers.c.session != _GONE
+        consumers.c.table_id == context.table_id, consumers.c.lease_until > now, consumers.c.session != GONE
     )
     return set(connection.scalars(living))
 
@@ -198,7 +210,7 @@ def share_sql(
             consumers.c.table_id == context.table_id,
             consumers.c.name != name,
             consumers.c.lease_until > now,
-            consumers.c.session != _GONE,
+            consumers.c.session != GONE,
             something.is_(None),
             has_room(context),
         )
@@ -261,7 +273,7 @@ def _end(context: TableContext, connection: SqlConnection, name: str, now: int) 
     its = {"table": context.table_id, "who": name}
     if connection.execute(_any_assigned(context), its).first() is None:
         return True
-    connection.execute(_leaving_later(), {**its, "process": _GONE, "until": now if more else now + _TRY_AGAIN})
+    connection.execute(_leaving_later(), {**its, "process": GONE, "until": now if more else now + _TRY_AGAIN})
     return False
 
 
@@ -330,7 +342,7 @@ def _idle_beside() -> sa.Select[Any, Any]:
         consumers.c.table_id == sa.bindparam("table"),
         consumers.c.name != sa.bindparam("who"),
         consumers.c.lease_until > sa.bindparam("now", type_=sa.BigInteger),
-        consumers.c.session != _GONE,
+        consumers.c.session != GONE,
         something.is_(None),
     )
 

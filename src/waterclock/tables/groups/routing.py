@@ -57,7 +57,7 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
     bool
         Whether there are more new messages than one transaction should route.
     """
-    if not list(connection.execute(_turn(), {"table": context.table_id})):
+    if not try_turn(context, connection):
         return False
     start = context.reached.routed.value
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
@@ -67,6 +67,11 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
         if len(window) < _ROUTED_AT_ONCE or routed:
             return len(window) == _ROUTED_AT_ONCE
         start = min(max(row.place for row in window) + 1, LAST_SEQ)
+
+
+def try_turn(context: TableContext, connection: SqlConnection) -> bool:
+    """Take the turn to route until the transaction ends; return False if another transaction has it."""
+    return bool(list(connection.execute(_turn(), {"table": context.table_id})))
 
 
 def route_these(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:

@@ -39,6 +39,9 @@ Payload = Literal["bytes", "text", "json"]
 PurgeBy = Literal["rows", "partition"]
 """Whether acked messages are deleted one by one, or dropped with the partition of their day."""
 
+Rebalance = Literal["manual", "join"]
+"""Whether exclusive groups move to other living consumers on demand only, or also when a consumer joins."""
+
 _LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
 MOST = 2**31 - 1
@@ -67,6 +70,7 @@ class OptionChanges(TypedDict, total=False):
     on_exhausted: OnExhausted
     on_expired: OnExpired
     group_idle: Duration | None
+    rebalance: Rebalance
 
 
 def check_count(value: object, name: str = "limit") -> int:
@@ -177,6 +181,7 @@ class TableOptions:
     ack_order: AckOrder = _option("strict", AckOrder)
     on_exhausted: OnExhausted = _option("dead_letter", OnExhausted)
     group_idle: int | None = _optional(_length)
+    rebalance: Rebalance = _option("manual", Rebalance)
     on_expired: OnExpired = _option("drop", OnExpired)
 
     @property
@@ -239,6 +244,11 @@ class TableOptions:
             raise InvalidArgumentError(
                 f"group_idle must be omitted with groups={quoted(options.groups)}, got {quoted(given['group_idle'])}."
                 " Only exclusive groups stay with a consumer while they are empty"
+            )
+        if options.rebalance == "join" and options.groups != "exclusive":
+            raise InvalidArgumentError(
+                f"rebalance must be 'manual' with groups={quoted(options.groups)}, got 'join'."
+                " Only exclusive groups stay with a consumer"
             )
         if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:
             raise InvalidArgumentError(

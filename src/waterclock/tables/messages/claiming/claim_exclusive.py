@@ -12,7 +12,10 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
+from waterclock.tables.groups.consumers import Joined
 from waterclock.tables.groups.group_state import first_of, is_behind, is_out, lock_out, settle, these_groups
+from waterclock.tables.groups.rebalancing import rebalance
+from waterclock.tables.groups.routing import try_turn
 from waterclock.tables.messages.claiming.claim_groups import GroupClaim, leave_out
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
@@ -37,10 +40,13 @@ class _ExclusiveClaim(GroupClaim):
         """Claim due messages, unless another live process has the consumer's name."""
         context, connection, most_groups = self._context, self._connection, self._wanted.max_groups
         top = self.route_new(None)
-        if not consumers.join(context, connection, self._me, most_groups, self._now):
+        joined = consumers.join(context, connection, self._me, most_groups, self._now)
+        if joined is Joined.REFUSED:
             self.more = False
             return
         consumers.release_lapsed(context, connection, self._now)
+        if context.options.rebalance == "join" and (joined is Joined.NEW or self._me in context.unbalanced):
+            self._rebalance()
         if context.options.group_idle is not None:
             consumers.release_idle(context, connection, self._now)
         if most_groups is not None:
@@ -54,6 +60,19 @@ class _ExclusiveClaim(GroupClaim):
         self.take_all(top, is_known=False)
         if self.claimed:
             consumers.renew(context, connection, self._me, max(one.lease_until for one in self.claimed))
+
+    def _rebalance(self) -> None:
+        """Get a share of the groups that others have; the next claim continues if too many of them are locked."""
+        context, connection = self._context, self._connection
+        context.unbalanced.add(self._me)
+        # One at a time, so that each sees the moves of the others if several consumers join.
+        if not try_turn(context, connection):
+            return
+        moved = rebalance(context, connection, self._now)
+        if moved.is_done:
+            context.unbalanced.discard(self._me)
+        if moved.at_once:  # those are due since they moved
+            self._now = context.backend.now(connection)
 
     def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
         context, connection = self._context, self._connection

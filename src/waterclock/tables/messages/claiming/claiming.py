@@ -58,7 +58,8 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
     claimed: list[Claimed] = []
-    if context.sql.at_once and context.options.ungrouped != "free":
+    is_unbalanced = wanted.consumer in context.unbalanced
+    if context.sql.at_once and context.options.ungrouped != "free" and not is_unbalanced:
         claimed, more = claim_at_once(context, wanted)
         if not more or len(claimed) == wanted.limit:
             return claimed

@@ -141,7 +141,7 @@ def _due_times(
     if top.first_new is not None:
         yield 0
     if context.options.groups == "exclusive":
-        due, is_refused = consumers.claim_due(context, top.session, top.lease_until)
+        due, is_refused = consumers.claim_due(context, me, top.session, top.lease_until)
         yield due
         if is_refused:  # another session has the name; asking for its groups would not pause
             return
@@ -189,7 +189,7 @@ def own_groups_due(
     now = 0
     for row in connection.execute(_own_groups_due(context, limited=limited), {"names": list(names)}):
         now = row.now
-        due, is_refused = consumers.claim_due(context, row.session, row.lease_until)
+        due, is_refused = consumers.claim_due(context, row.name, row.session, row.lease_until)
         if is_refused:
             found[row.name] = due, False
         elif row.my_lowest != row.my_highest:

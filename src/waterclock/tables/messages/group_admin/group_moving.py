@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.groups import rebalancing
 from waterclock.tables.groups.group_state import settle
 from waterclock.tables.messages.group_admin.group_commands import (
     GroupChange,
@@ -18,7 +18,6 @@ from waterclock.tables.messages.group_admin.group_commands import (
     in_parts,
     sent_before,
 )
-from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
 _KEPT = (
@@ -132,78 +131,6 @@ def _mark_routed(context: TableContext) -> sa.Update:
 
 def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool) -> GroupChange:
     """Move groups from consumers with many to those with few, without touching messages in flight."""
-    rows = context.rows
     now = context.backend.now(connection)
-    living = connection.execute(
-        sa.select(consumers.c.name, consumers.c.max_groups).where(
-            consumers.c.table_id == context.table_id, consumers.c.lease_until > now
-        )
-    ).all()
-    if not living:
-        return GroupChange(0)
-    out = sa.exists().where(
-        rows.c.group_id == groups.c.group_id,
-        rows.c.position == groups.c.head,
-        rows.c.time_acked.is_(None),
-        rows.c.claim_id.is_not(None),
-    )
-    owned = connection.execute(
-        sa.select(groups.c.group_id, groups.c.assigned, out.label("is_out"))
-        .where(
-            groups.c.table_id == context.table_id,
-            groups.c.assigned.in_([row.name for row in living]),
-            groups.c.pinned == 0,
-            groups.c.drain_to.is_(None),
-        )
-        .order_by(groups.c.group_id)
-        .with_for_update(skip_locked=True)
-    ).all()
-    moves = plan_moves([(row.group_id, row.assigned) for row in owned], {row.name: row.max_groups for row in living})
-    busy = {row.group_id for row in owned if row.is_out}
-    if not dry_run and moves:
-        at_once = {group_id: to for group_id, to in moves.items() if group_id not in busy}
-        later = {group_id: to for group_id, to in moves.items() if group_id in busy}
-        for part, column in ((at_once, "assigned"), (later, "drain_to")):
-            if part:
-                connection.execute(
-                    _assigning(context, column),
-                    [{"table": context.table_id, "of": group_id, "to": to} for group_id, to in sorted(part.items())],
-                )
-        settle(context, connection, moves)
-    return GroupChange(sum(group_id not in busy for group_id in moves), sum(group_id in busy for group_id in moves))
-
-
-def plan_moves(owned: Sequence[tuple[str, str]], limits: dict[str, int | None]) -> dict[str, str]:
-    """Choose which groups to move to which consumers, so that their numbers of groups differ by at most one.
-
-    Parameters
-    ----------
-    owned
-        Owners by group.
-    limits
-        The maximum number of groups of every consumer.
-    """
-    having: dict[str, list[str]] = {name: [] for name in limits}
-    for group_id, owner in owned:
-        having[owner].append(group_id)
-    moves: dict[str, str] = {}
-    while True:
-        takers = [name for name, limit in limits.items() if limit is None or len(having[name]) < limit]
-        if not takers:
-            return moves
-        poorest = min(takers, key=lambda name: (len(having[name]), name))
-        richest = max(having, key=lambda name: (len(having[name]), name))
-        if len(having[richest]) - len(having[poorest]) < 2:  # noqa: PLR2004  # one more is as fair as one less
-            return moves
-        group_id = having[richest].pop()
-        having[poorest].append(group_id)
-        moves[group_id] = poorest
-
-
-def _assigning(context: TableContext, column: str) -> sa.Update:
-    return (
-        sa.update(groups)
-        .where(context.sql.of_table(groups.c.table_id, sa.bindparam("table")), groups.c.group_id == sa.bindparam("of"))
-        .where(groups.c.assigned != UNASSIGNED)
-        .values({column: sa.bindparam("to")})
-    )
+    moved = rebalancing.rebalance(context, connection, now, dry_run=dry_run)
+    return GroupChange(moved.at_once, moved.later)
