@@ -14,9 +14,9 @@ from tests.ingest.mqtt.conftest import until
 from waterclock.gateway.part import Part
 from waterclock.gateway.supervisor import PartFailedError, Supervisor
 
-WAITS = "trap 'kill $!; echo stopped; exit 0' TERM; sleep 60 >/dev/null 2>&1 & echo started $$; wait"
+WAITS = "trap 'echo stopped; exit 0' TERM; echo started $$; while :; do sleep 0.05; done"
 DEAF = "trap '' TERM; echo started $$; exec sleep 60"
-RELOADS = "trap 'echo reloaded' HUP; trap 'kill $!; exit 0' TERM; sleep 60 >/dev/null 2>&1 & echo started; wait; wait"
+RELOADS = "trap 'echo reloaded' HUP; trap 'exit 0' TERM; echo started; while :; do sleep 0.05; done"
 
 
 def part(name: str, script: str, **options: bool) -> Part:

@@ -117,11 +117,14 @@ def test_it_ingests_until_sigterm_and_replays_its_dead_letters(
         until(lambda: payloads(database) and payloads(database, "dead"))
         file.write_text(file.read_text().replace('"at"', '"t"'))
         os.kill(own.pid, signal.SIGHUP)
+        events: list[dict[str, object]] = []
+        while not events or events[-1]["event"] != "reloaded":
+            events.append(json.loads(own.stdout.readline()))
         place.send(b'{"t": 1700000003}')
         until(lambda: len(payloads(database)) == 2)
         os.kill(own.pid, signal.SIGTERM)
         assert own.wait() == DONE
-        events = [json.loads(line) for line in own.stdout]
+        events += [json.loads(line) for line in own.stdout]
     assert [event["event"] for event in events] == ["connected", "dead_letter", "reloaded", "stopped"]
     assert (events[-1]["appended"], events[-1]["dead"]) == (2, 1)
     assert run(["ingest", "replay", str(file), "--json"]) == DONE
