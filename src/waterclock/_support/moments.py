@@ -53,7 +53,7 @@ _moments = Moments()
 @contextmanager
 def replaced(stand_in: Moments) -> Generator[None]:
     """Replace this process's clock and waits until the block ends: for tests and simulations."""
-    global _moments  # noqa: PLW0603  # a clock of one thread would be none
+    global _moments  # noqa: PLW0603  # the clock is that of the whole process
     before, _moments = _moments, stand_in
     try:
         yield

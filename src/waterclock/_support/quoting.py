@@ -48,7 +48,7 @@ def quoted(value: object) -> str:
         return f"{known[:_BEGINNING]!r}… ({len(value)} {'characters' if isinstance(value, str) else 'bytes'})"
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # a value that cannot be spelled, as an int of 5,000 digits, is no less wrong
+    except Exception:  # noqa: BLE001  # a value without a repr, such as an int of 5,000 digits
         return f"<{type(value).__name__} that cannot be shown>"
     known = _SIGN_IN.sub(r"\1***@", text[:_LOOKED_AT])
     return known if len(text) <= _WHOLE else f"{known[:_BEGINNING]}… ({len(text)} characters)"
@@ -85,7 +85,7 @@ def said_of(error: BaseException) -> str:
     """Return an exception's type and text; only the type if it has no text, or raises."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  # an exception of a handler's may do anything
+    except Exception:  # noqa: BLE001  # the str() of a handler's exception may raise anything
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -167,7 +167,7 @@ class IdBatcher:
         """The earliest receive time that may still come, ns; before all times if no message has come."""
         return self._floor
 
-    def is_done(self, since: int, promised: int) -> bool:  # noqa: ARG002  # that of an id is not known
+    def is_done(self, since: int, promised: int) -> bool:  # noqa: ARG002  # of the protocol; an id may come at any time
         """Return whether no message was received after ``since``, no batch is open and no rejection is untaken."""
         return not self._open and not self._rejected and self._floor <= since
 
