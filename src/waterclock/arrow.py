@@ -109,7 +109,7 @@ def _header_bytes(messages: Sequence[Message]) -> int:
 
 def _too_large(name: str, size: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"column {name!r} must hold at most {MOST_BYTES} bytes in one call, got {size}. Give fewer messages"
+        f"column {name!r} must hold at most {MOST_BYTES} bytes in one call, got {size}. Pass fewer messages"
     )
 
 

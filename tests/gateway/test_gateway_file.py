@@ -130,7 +130,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
             r"line 7: batch.on_conflict must be one of split, replace, isolate, keep, got 'x'",
         ),
         (BATCH + BATCH, r"line 10: batch.into must be another table for each \[\[batch\]\]"),
-        ('[batch]\ntopic = "x"', r"line 1: write \[\[batch\]\]"),
+        ('[batch]\ntopic = "x"', r"line 1: batch must be an array of tables. Write \[\[batch\]\]"),
         ('[work]\nhandlers = "a:b@c"', r"line 2: work.handlers must be an array of strings"),
         ("[work]\nhandlers = []", r"line 2: work.handlers must name at least one handler"),
         ('[work]\nhandlers = ["a:b"]', r"line 2: work.handlers must be MODULE:NAME@TABLE, got 'a:b'"),

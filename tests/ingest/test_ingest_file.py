@@ -91,7 +91,7 @@ def test_filters_must_differ(tmp_path: Path) -> None:
 
 
 def test_without_subscriptions_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"write \[\[subscribe\]\]"):
+    with pytest.raises(InvalidArgumentError, match=r"Write \[\[subscribe\]\]"):
         IngestFile.read(write(tmp_path, '[broker]\nurl = "mqtt://gateway"\n'))
 
 

@@ -93,9 +93,9 @@ def test_the_first_message_of_differences_stands_as_its_record() -> None:
 def test_a_damaged_cell_of_differences_is_refused(what: str, changed: Any) -> None:
     del what
     [cell] = cells_of_differences(flow(5), np.array([0, 5])).to_pylist()
-    with pytest.raises(DamagedError, match="packed messages are damaged"):
+    with pytest.raises(DamagedError, match="packed messages are corrupt"):
         records(changed(cell), 5)
-    with pytest.raises(DamagedError, match="packed messages are damaged"):
+    with pytest.raises(DamagedError, match="packed messages are corrupt"):
         records_of(pa.array([changed(cell)], pa.binary()), np.array([5]), POSITIONED)
 
 

@@ -196,7 +196,7 @@ def test_a_file_that_spark_would_leave_out_or_take_for_another_is_named(spark: S
         first, second = map(Path, topic.files())
         for wrong in (b"", first.read_bytes() + b"-"):
             second.write_bytes(wrong)
-            with pytest.raises(wc.DamagedError, match=rf"{second.name} is damaged: expected .* found {len(wrong)}"):
+            with pytest.raises(wc.DamagedError, match=rf"{second.name} is corrupt: expected .* found {len(wrong)}"):
                 table(spark, url, "t", ledgers=elsewhere)
 
 

@@ -257,7 +257,7 @@ def test_a_file_that_reads_back_differently_is_rejected(sealed: Topic, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(compacting, "_measured", measured)
-        with pytest.raises(UnavailableError, match="reads back differently"):
+        with pytest.raises(UnavailableError, match="differs from the data"):
             sealed.compact()
     assert answers(sealed) == before
     assert waiting(sealed) == 0

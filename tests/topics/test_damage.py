@@ -214,7 +214,7 @@ def test_one_intact_copy_of_the_footer_is_enough(
     copy, path = column(topic, 0, "footer"), ledger_path(topic, 0)
     set_columns(topic, 0, footer=flipped(copy, 100))
     assert by_position(topic) == whole
-    assert "the file's own is used" in caplog.text
+    assert "using the footer in the file" in caplog.text
     data = path.read_bytes()
     path.write_bytes(flipped(data, 8 * len(data) - 200))
     for read in (by_position, by_slices):
@@ -223,7 +223,7 @@ def test_one_intact_copy_of_the_footer_is_enough(
     set_columns(topic, 0, footer=copy)
     assert by_position(topic) == whole
     assert by_slices(topic) == whole
-    assert "the catalogue's copy is used" in caplog.text
+    assert "using the catalogue's copy" in caplog.text
 
 
 def test_the_footer_of_a_file_that_ledgers_share_is_kept_at_the_last_of_them(
@@ -240,7 +240,7 @@ def test_the_footer_of_a_file_that_ledgers_share_is_kept_at_the_last_of_them(
     topic.truncate(Position(2, 0, 0))
     assert [message.publish_time for message in by_position(topic)] == list(range(8, 15))
     assert by_slices(topic) == by_position(topic)
-    assert "the catalogue's copy is used" in caplog.text
+    assert "using the catalogue's copy" in caplog.text
 
 
 def test_a_file_that_was_cut_short_is_damaged_and_one_that_is_gone_is_lost(make_sqlite_topic: MakeTopic) -> None:
@@ -255,7 +255,7 @@ def test_a_file_that_was_cut_short_is_damaged_and_one_that_is_gone_is_lost(make_
         assert caught.value.ledger == 1
     path.unlink()
     for read in (by_position, by_slices):
-        with pytest.raises(LostFileError, match="is gone"):
+        with pytest.raises(LostFileError, match="is missing"):
             read(topic)
 
 
@@ -546,7 +546,7 @@ def test_a_bit_that_flips_between_writing_and_reading_back_is_noticed(
     for place in range(20):  # noqa: B007  # `damage` looks at it
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", damage)
-            with pytest.raises(UnavailableError, match="reads back differently"):
+            with pytest.raises(UnavailableError, match="differs from the data"):
                 getattr(topic, work)()
         assert topic.ledgers() == before
     assert by_position(topic) == whole
@@ -571,6 +571,6 @@ def test_values_that_change_on_their_way_are_noticed_although_every_checksum_is_
         return write_row_groups(sink, schema, changed(), facts)
 
     monkeypatch.setattr(sealed_file, "write_row_groups", write_others)
-    with pytest.raises(UnavailableError, match="reads back differently"):
+    with pytest.raises(UnavailableError, match="differs from the data"):
         topic.seal()
     assert [message.payload for message in topic.read()] == [message.payload for message in messages]

@@ -81,7 +81,7 @@ def test_a_deleted_object_is_lost_and_nothing_else(
     append_ledgers(topic, FLOW)
     topic.seal()
     s3_server.filesystem.delete_file(topic.files()[1].removeprefix("s3://"))
-    with pytest.raises(LostFileError, match="is gone"):
+    with pytest.raises(LostFileError, match="is missing"):
         times(topic)
     topic.subscribe("s")
     assert topic.expire(1_000_000).ledgers == 0

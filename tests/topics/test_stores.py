@@ -223,7 +223,7 @@ def test_a_creator_on_an_object_store_adopts_the_final_marker(tmp_path: Path) ->
 )
 def test_a_marker_that_is_damaged_is_named(sqlite_topic: Topic, tmp_path: Path, text: str) -> None:
     (tmp_path / "ledgers" / MARKER).write_text(text)
-    with pytest.raises(StoreError, match=rf"ledgers/{MARKER} is damaged"):
+    with pytest.raises(StoreError, match=rf"ledgers/{MARKER} is corrupt"):
         Topic.open(sqlite_topic.storage.backend, None, sqlite_topic.name)
 
 

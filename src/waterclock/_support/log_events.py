@@ -1,4 +1,4 @@
-"""Names and fields of log lines, for programs that read logs: the texts may change, these stay."""
+"""Event names and fields of log lines. Programs that read logs can rely on them; the text of a line may change."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Quote values in errors: short ones whole, others by their beginning and length.
+"""Quote values in error messages: short values whole, long ones by their beginning and length.
 
-A wrong argument may be a whole file's content, which would fill logs and spread with the error. It may also be a URL,
-which is quoted without its user and password.
+A wrong argument may be a whole file's content, which would fill logs. It may also be a URL, which is quoted
+without its user and password.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps processes small that run for long and need no frames."""
+"""Keeps long-running processes small by blocking the import of DataFrame libraries that they do not need."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Show URLs without passwords, in errors, logs, listings, reprs and commands.
 
-A database's URL is `shown` with all harmless parts. For a place of files, `without_secrets` keeps only the place, as
-the catalogue stores it. For a malformed URL, too much is hidden rather than too little: only the author of
+`shown` keeps all harmless parts of a database's URL. `without_secrets` keeps only the location of a file store, as the
+catalogue stores it. In a malformed URL, both hide too much rather than too little: only the author of
 ``postgres://u:p@ss/word@host`` knows the end of the password, so everything before the last ``@`` counts as part of it.
 """
 

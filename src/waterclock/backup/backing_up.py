@@ -1,8 +1,9 @@
 """Backing up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
 
 1. The ledger files that the catalogue names are copied. They are most of the data, and never change.
-2. A snapshot of the database is taken, and the ledger files that it names beyond those are copied: few by now. If one
-was deleted in between, because its grace time had ended, a later snapshot names its replacement: step 2 again.
+2. A snapshot of the database is taken, and the few ledger files that only the snapshot names are copied. If one of
+them was deleted in between because its grace time had ended, step 2 is repeated: the next snapshot names its
+replacement.
 3. The manifest is written, which makes the backup whole.
 4. Files of an earlier backup into the folder that this one does not have are removed.
 

@@ -103,7 +103,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     InvalidArgumentError
         For a database on a server, and if the file or the folder is not new.
     NotFoundError, DamagedError
-        If there is no whole backup, or a file of it is damaged; then nothing was written.
+        If there is no whole backup, or a file of it is corrupt; then nothing was written.
     UnavailableError
         If something cannot be read or written; then the partial result is removed.
     """

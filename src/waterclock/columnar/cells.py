@@ -24,5 +24,5 @@ def from_cell(cell: bytes | memoryview, columns: pa.Schema, name: str = "a cell"
         rows = pa.ipc.read_record_batch(pa.py_buffer(cell), columns)
         rows.validate()
     except (pa.ArrowException, EOFError, OSError) as error:
-        raise DamagedError(f"{name} is damaged: {error}") from error
+        raise DamagedError(f"{name} is corrupt: {error}") from error
     return rows

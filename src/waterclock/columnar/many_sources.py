@@ -125,13 +125,13 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
     """
     rows = from_cell(cell, _CELL, name)
     if rows.num_rows != 1 or any(column.null_count for column in rows.columns):
-        raise DamagedError(f"{name} is damaged: expected one row without nulls, got {rows.num_rows} rows")
+        raise DamagedError(f"{name} is corrupt: expected one row without nulls, got {rows.num_rows} rows")
     sources, streams, source_of, written = (column[0] for column in rows.columns)
     source_names, stream_names = sources.values, streams.values
     numbers = np.frombuffer(source_of.as_buffer(), _NUMBER) if len(source_of.as_buffer()) else np.empty(0, _NUMBER)
     data = written.as_buffer()
     if len(data) != len(numbers) * record.itemsize:
-        raise DamagedError(f"{name} is damaged: {len(data)} bytes do not hold {len(numbers)} messages")
+        raise DamagedError(f"{name} is corrupt: {len(data)} bytes do not hold {len(numbers)} messages")
     messages = np.frombuffer(data, record) if len(data) else np.empty(0, record)
     if len(messages) and (
         numbers.max() >= len(source_names)
@@ -139,7 +139,7 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
         or source_names.null_count
         or stream_names.null_count
     ):
-        raise DamagedError(f"{name} is damaged: a message refers to an unknown source or stream")
+        raise DamagedError(f"{name} is corrupt: a message refers to an unknown source or stream")
     return ManySources(
         source_names, stream_names, messages, numbers.view(np.int32), messages["stream"].astype(np.int32)
     )

@@ -60,7 +60,7 @@ _NUMBERS = {
     "index": pa.int32(),
 }
 
-_NO_STREAM = "packed messages are damaged: a message refers to a stream that its row does not name"
+_NO_STREAM = "packed messages are corrupt: a message refers to a stream that its row does not name"
 _NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
 # Spark passes 10,000 rows of any size to Python at once if its expensive byte count is off (see session).

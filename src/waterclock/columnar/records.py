@@ -64,7 +64,7 @@ def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.
     SchemaError
         If cells hold other messages than ``record``.
     DamagedError
-        If cells of differences are damaged.
+        If cells of differences are corrupt.
     """
     _, offsets, data = cells.cast(pa.binary()).buffers()
     bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]
@@ -80,7 +80,7 @@ def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.
 def _read(held: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Records:
     kernel, counts = compiled(), counts.astype(np.int64)
     if not kernel.are_whole(held, bounds, counts):
-        raise DamagedError("packed messages are damaged: the length of a cell does not match its header")
+        raise DamagedError("packed messages are corrupt: the length of a cell does not match its header")
     read = np.empty(counts.sum(), POSITIONED)
     kernel.read_cells(held, bounds, counts, words(read))
     return read

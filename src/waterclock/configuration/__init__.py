@@ -1,1 +1,1 @@
-"""TOML files of pipelines, ingests and gateways: read, with errors that name the line."""
+"""Reads the TOML files of pipelines, ingests and gateways. Errors name the line."""

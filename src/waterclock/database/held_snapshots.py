@@ -1,4 +1,4 @@
-"""Transactions that have been open for long. The server keeps all row versions since, and everything gets slower."""
+"""Finds transactions that have been open for long. The server keeps all row versions since, which slows it down."""
 
 from __future__ import annotations
 

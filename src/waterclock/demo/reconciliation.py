@@ -1,4 +1,4 @@
-"""Checks that the main job balances to the message, from its results, not from the reports of its steps."""
+"""Checks that the main job accounts for every message. It reads the results, not the reports of the steps."""
 
 from __future__ import annotations
 

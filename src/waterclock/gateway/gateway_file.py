@@ -84,7 +84,9 @@ class GatewayFile:
 
 def _batchings(path: Path, lines: TomlLines, given: object) -> list[Part]:
     if not isinstance(given, list):
-        raise InvalidArgumentError(f"{path}, line {lines.find('batch')}: write [[batch]], once for each topic")
+        raise InvalidArgumentError(
+            f"{path}, line {lines.find('batch')}: batch must be an array of tables. Write [[batch]] once for each topic"
+        )
     parts: dict[str, Part] = {}
     for place, values in enumerate(cast("list[object]", given)):
         table = TomlTable(path, lines, "batch", values, place)

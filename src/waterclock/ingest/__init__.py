@@ -1,1 +1,1 @@
-"""Messages of other systems, mapped to ours."""
+"""Moves messages from MQTT, Kafka and files into topics."""

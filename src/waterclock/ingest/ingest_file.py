@@ -126,7 +126,10 @@ def _kafka_plan(table: TomlTable, rules: tuple[KafkaRule, ...], dead_letters: st
 
 def _subscriptions(path: Path, lines: TomlLines, given: object) -> list[TomlTable]:
     if not isinstance(given, list) or not given:
-        raise InvalidArgumentError(f"{path}, line {lines.find('subscribe')}: write [[subscribe]], once for each filter")
+        raise InvalidArgumentError(
+            f"{path}, line {lines.find('subscribe')}: subscribe must be an array of tables. Write [[subscribe]] once"
+            " for each filter"
+        )
     return [
         TomlTable(path, lines, "subscribe", values, place) for place, values in enumerate(cast("list[object]", given))
     ]

@@ -37,7 +37,7 @@ _KINDS: dict[type[Exception], tuple[int, str, str]] = {
     OrderError: (409, "out_of_order", "an earlier message of the group is not acked"),
     ProducerFencedError: (409, "producer_fenced", "a newer instance of the producer has taken over"),
     ConstraintError: (409, "constraint", "the database refused it because of a constraint"),
-    DamagedError: (500, "damaged", "stored messages are damaged. Run 'waterclock topic verify' on the server"),
+    DamagedError: (500, "damaged", "stored messages are corrupt. Run 'waterclock topic verify' on the server"),
     UnavailableError: (503, "unavailable", "the database or a store cannot be reached now. Try again"),
     WaterclockError: (500, "refused", "the database refused it"),
     Exception: (500, "internal", "the server failed"),

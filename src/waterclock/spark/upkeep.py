@@ -59,7 +59,7 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
     Raises
     ------
     DamagedError
-        If ledgers are damaged; those stay as they are, and all others are sealed. Each is logged by its task.
+        If ledgers are corrupt; those stay as they are, and all others are sealed. Each is logged by its task.
     pyspark.errors.PySparkException
         If a task failed each time it was tried; the ledgers of the others are sealed.
     """

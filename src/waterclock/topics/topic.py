@@ -361,7 +361,7 @@ class Topic:
         Raises
         ------
         DamagedError, UnavailableError
-            If the position is in a sealed ledger whose file is damaged or cannot be read.
+            If the position is in a sealed ledger whose file is corrupt or cannot be read.
         """
         return place_of(self.storage, check_position(position, "position")).ordinal
 
@@ -377,7 +377,7 @@ class Topic:
         Raises
         ------
         DamagedError, UnavailableError
-            If the message is in a sealed ledger whose file is damaged or cannot be read, or in a missing ledger.
+            If the message is in a sealed ledger whose file is corrupt or cannot be read, or in a missing ledger.
         """
         return position_of(self.storage, check_integer(index, "index"))
 
@@ -448,7 +448,7 @@ class Topic:
         Raises
         ------
         DamagedError
-            If ledgers are damaged; those stay as they are, and all others are sealed first.
+            If ledgers are corrupt; those stay as they are, and all others are sealed first.
         UnavailableError
             If a file cannot be written or reads back differently; the ledger stays as it was.
         """

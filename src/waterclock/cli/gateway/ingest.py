@@ -199,7 +199,7 @@ def check(
     output, seconds = common.output, to_duration(wait, "wait") / 1_000_000_000
     if isinstance(plan, KafkaPlan):
         if messages is not None or broker_config is not None:
-            raise InvalidArgumentError("messages and broker_config are of MQTT; leave them out")
+            raise InvalidArgumentError("messages and broker_config are options of MQTT; omit them")
         sampled = _sample_of_cluster(plan, sample, seconds)
     else:
         sampled = _sample_of_broker(plan, sample, seconds, messages, broker_config, output)

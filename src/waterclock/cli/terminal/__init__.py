@@ -1,1 +1,1 @@
-"""Shared by all commands: options, output, the names of extras."""
+"""Options, output and the names of extras, which all commands share."""

@@ -183,11 +183,11 @@ class EventTimeStream:
         restored = cls(rule, record, store=store)
         restored._waiting = waiting
         if length % _CLOCK.itemsize or length > len(rest):
-            raise DamagedError(f"{_NAME} is damaged: {length} bytes do not hold clocks")
+            raise DamagedError(f"{_NAME} is corrupt: {length} bytes do not hold clocks")
         restored._clocks = np.frombuffer(rest[:length], _CLOCK)
         restored._kept = many_from_cell(rest[length:], record, _NAME)
         if len(restored._clocks) != len(restored._kept.source_names):
-            raise DamagedError(f"{_NAME} is damaged: its sources do not match its clocks")
+            raise DamagedError(f"{_NAME} is corrupt: its sources do not match its clocks")
         restored._first_end = first_end
         return restored
 

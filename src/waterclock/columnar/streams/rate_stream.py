@@ -182,7 +182,7 @@ class RateStream:
                 restored._entries = np.stack(places, axis=1)
             restored._rules = from_arrays(restored._rule, shapes, rest[:arrays], restored._kept.sources)
         if {len(restored._entries), len(restored._rules.facts)} != {len(restored._kept.source_names)}:
-            raise DamagedError(f"{_NAME} is damaged: its sources do not match its rules")
+            raise DamagedError(f"{_NAME} is corrupt: its sources do not match its rules")
         return restored
 
     def _rows(self, ordered: ManySources) -> npt.NDArray[np.int64]:

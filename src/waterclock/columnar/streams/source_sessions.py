@@ -1,4 +1,4 @@
-"""The lives of sources: if a source is forgotten after a silence, its later messages belong to a new life."""
+"""The lives of sources: after a silence a source is forgotten, and its next message begins a new life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""librdkafka's consumer in the form for an ingest, and a cluster's description of its topics."""
+"""librdkafka's consumer as an ingest uses it, and a cluster's description of its topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The newest records of the topics of an ingest, read without a trace: for a dry run."""
+"""Reads the newest records of the topics of an ingest for a dry run, and changes nothing in the cluster."""
 
 from __future__ import annotations
 

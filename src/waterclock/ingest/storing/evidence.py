@@ -44,7 +44,7 @@ class Evidence:
     def unpack(cls, data: bytes, most: int) -> Self:
         """Read what `pack` wrote."""
         if len(data) % _ROW.size:
-            raise DamagedError(f"the unacked messages of an ingest session are damaged: {len(data)} bytes")
+            raise DamagedError(f"the unacked messages of an ingest session are corrupt: {len(data)} bytes")
         evidence = cls(most)
         for packet_id, digest in _ROW.iter_unpack(data):
             evidence._digests[packet_id] = digest

@@ -29,7 +29,7 @@ class PipelineSource:
     max_messages_per_trigger
         About how many messages a micro-batch takes; None: half a million for each bucket of the state.
     fail_on_data_loss, on_damage
-        The treatment of messages that were deleted before they were read or written, or are damaged, lost or missing:
+        The treatment of messages that were deleted before they were read or written, or are corrupt, lost or missing:
         the options of the format.
     """
 

@@ -27,7 +27,7 @@ _REMEDIES = (
     ),
     (
         re.compile(r"JSONDecodeError|Incomplete log file|MismatchedInputException|assertion failed"),
-        "a file of the checkpoint is damaged, it seems: put back a copy of it, or start with a new one",
+        "a file of the checkpoint is corrupt, it seems: put back a copy of it, or start with a new one",
     ),
     (
         re.compile(r"_temporary\S*: No such file"),

@@ -190,7 +190,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{text}. To continue there, set the option failOnDataLoss to false (in a pipeline's file,"
                 " fail_on_data_loss of source), and keep messages longer"
             )
-        _log.warning("%s; continuing there", text)
+        _log.warning("%s; continuing at that position", text)
 
 
 def _moves(offset: Offset) -> bool:

@@ -174,7 +174,7 @@ def _check_lengths(files: LedgerFiles, sizes: Mapping[str, int]) -> None:
         for path, found in zip(sizes, pool.map(files.size, sizes), strict=True):
             if found != sizes[path]:
                 raise DamagedError(
-                    f"the ledger file {files.name(path)} is damaged: expected {sizes[path]} bytes, found {found}"
+                    f"the ledger file {files.name(path)} is corrupt: expected {sizes[path]} bytes, found {found}"
                 )
 
 

@@ -45,7 +45,7 @@ class WriteOptions(Opening):
     payloads_url, payloads_ledgers
         The database of that topic; None: the one that is written to.
     fail_on_data_loss, on_damage
-        The treatment of messages whose payloads were deleted since, or are damaged, lost or missing.
+        The treatment of messages whose payloads were deleted since, or are corrupt, lost or missing.
     producer
         Name under which a topic remembers the write, so that a repeated write adds nothing; None: the stream's own id,
         or one for this write alone.

@@ -1,4 +1,4 @@
-"""Shared by the databases' bulk inserts: values as the driver takes them, column by column."""
+"""Converts values to the form that the driver takes, column by column, for the bulk inserts of all databases."""
 
 from __future__ import annotations
 

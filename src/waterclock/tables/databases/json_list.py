@@ -1,4 +1,4 @@
-"""Lists as one parameter, for databases that have JSON and no arrays."""
+"""Passes a list as one JSON parameter, for databases without arrays."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         columns = sa.inspect(connection).get_columns(name)
     except exc.NoSuchTableError:
         raise SchemaError(
-            f"message table {quoted(name)}: its SQL table is missing; it was dropped by other means than Waterclock"
+            f"message table {quoted(name)}: its SQL table is missing; something other than Waterclock dropped it"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
     for column in OWN_COLUMNS:

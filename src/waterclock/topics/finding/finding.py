@@ -81,7 +81,7 @@ def find_first(
         Number of a ledger that is not open: only those that follow it are searched.
     on_damage
         ``skip``: if the message is in a damaged entry or row group, return the beginning of that, for a reader that
-        skips it. If a whole ledger is damaged, return its beginning.
+        skips it. If a whole ledger is corrupt, return its beginning.
     at_lost
         Return the beginning of a ledger whose file is lost, if it may hold the message, instead of skipping it.
 
@@ -283,7 +283,7 @@ def _measured(storage: Storage, ledger: int) -> bool:
         measure_ledger(storage, ledger)
     except LostFileError as error:
         path_now(storage, ledger)  # raises if the whole topic has moved
-        _log.warning("find passes over ledger %d of topic %r: %s", ledger, storage.name, error)
+        _log.warning("find skips ledger %d of topic %r: %s", ledger, storage.name, error)
         return False
     return True
 
@@ -317,7 +317,7 @@ def _place_in_file(
         path_now(storage, row["ledger"])  # raises if the whole topic has moved
         if at_lost:
             return start
-        _log.warning("find passes over ledger %d of topic %r: %s", row["ledger"], storage.name, error)
+        _log.warning("find skips ledger %d of topic %r: %s", row["ledger"], storage.name, error)
         return None
     first = int(np.argmax(time_column(table, by).to_numpy() >= time))
     return Position(row["ledger"], table["entry"][first].as_py(), table["index"][first].as_py())

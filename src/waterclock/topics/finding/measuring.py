@@ -25,7 +25,7 @@ def measure_ledger(storage: Storage, ledger: int) -> None:
     LostFileError
         If its file is gone.
     DamagedError
-        If that, or an entry, is damaged.
+        If that, or an entry, is corrupt.
     """
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:

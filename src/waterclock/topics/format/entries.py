@@ -179,7 +179,7 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
     Raises
     ------
     DamagedError
-        If an entry is damaged; it names ledger and entry.
+        If an entry is corrupt; it names ledger and entry.
     """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
     unpacked = _unpack_all(ledger, [row for row in rows if has_form(packed_entries.FORM, row[1])], columns)
@@ -254,7 +254,7 @@ def _decode(ledger: int, entry: int, data: bytes, wanted: Sequence[pa.Field]) ->
         raise DamagedError(str(error), ledger=ledger, entry=entry) from None
     except (pa.ArrowException, OSError, StopIteration, LookupError, ValueError, TypeError) as error:
         raise DamagedError(
-            f"{name} is damaged: its {len(data)} bytes are not an Arrow IPC stream of messages: {error}",
+            f"{name} is corrupt: its {len(data)} bytes are not an Arrow IPC stream of messages: {error}",
             ledger=ledger,
             entry=entry,
         ) from error

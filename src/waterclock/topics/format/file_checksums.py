@@ -114,4 +114,4 @@ def check_text(checksums: FileChecksums, row_groups: str, name: str) -> None:
         If they do not match.
     """
     if checksum(row_groups.encode()) != checksums.row_groups:
-        raise DamagedError(f"{name} is damaged: its row groups in the catalogue do not match their checksum")
+        raise DamagedError(f"{name} is corrupt: its row groups in the catalogue do not match their checksum")

@@ -89,4 +89,4 @@ def facts_in(metadata: pq.FileMetaData) -> FileFacts | None:
         ]
         return FileFacts(said["topic"], said["origin"], listed)
     except (ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"the file's list of ledgers is damaged: {error}") from error
+        raise DamagedError(f"the file's list of ledgers is corrupt: {error}") from error

@@ -139,7 +139,7 @@ def _checked(ledger: int, entry: int, data: bytes) -> memoryview:
 
 def _damaged(ledger: int, entry: int, data: bytes) -> DamagedError:
     return DamagedError(
-        f"entry {entry} of ledger {ledger} is damaged: its {len(data)} bytes lack the offsets of its messages",
+        f"entry {entry} of ledger {ledger} is corrupt: its {len(data)} bytes lack the offsets of its messages",
         ledger=ledger,
         entry=entry,
     )

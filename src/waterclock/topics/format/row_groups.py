@@ -96,7 +96,7 @@ def row_groups_from_json(text: str) -> list[RowGroup]:
     try:
         return _row_groups(json.loads(text))
     except (ValueError, TypeError) as error:
-        raise DamagedError(f"the catalogue's list of row groups is damaged: {error}") from error
+        raise DamagedError(f"the catalogue's list of row groups is corrupt: {error}") from error
 
 
 def _row_groups(lists: Any) -> list[RowGroup]:

@@ -44,26 +44,26 @@ def parsed_footer(
     expected
         The footer's checksum.
     fallback
-        Fetches the catalogue's copy; called if the file's own footer is damaged.
+        Fetches the catalogue's copy; called if the file's own footer is corrupt.
 
     Raises
     ------
     DamagedError
-        If both copies are damaged. LostFileError If the file's own is needed, and the file is gone.
+        If both copies are corrupt. LostFileError If the file's own is needed, and the file is gone.
     """
     name = files.name(path)
     if copy is not None:
         try:
             return _parsed(copy, expected, f"the catalogue's copy of the footer of {name}")
         except DamagedError as error:
-            _log.warning("%s; the file's own is used", error)
+            _log.warning("%s; using the footer in the file", error)
     try:
         return _own(files, path, expected)
     except DamagedError as error:
         other = None if fallback is None else fallback()
         if other is None:
             raise
-        _log.warning("%s; the catalogue's copy is used", error)
+        _log.warning("%s; using the catalogue's copy", error)
         return _parsed(other, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
 
 
@@ -107,7 +107,7 @@ def parsed_by_its_mark(files: LedgerFiles, path: str) -> pq.FileMetaData:
     end = _end_of_file(files, path)
     footer = MAGIC + end[MARK_BYTES:]
     if footer_mark(footer) != end[:MARK_BYTES]:
-        raise DamagedError(f"the footer of {files.name(path)} is damaged, or the file is not a ledger file")
+        raise DamagedError(f"the footer of {files.name(path)} is corrupt, or the file is not a ledger file")
     return _parsed(footer, footer_checksum(footer), f"the footer of {files.name(path)}")
 
 
@@ -119,7 +119,7 @@ def _end_of_file(files: LedgerFiles, path: str) -> bytes:
             end = _tail(file, size, min(size, _AT_ONCE))
             length = MARK_BYTES + int.from_bytes(end[-_END:-4], "little") + _END
             if end[-4:] != MAGIC or length > size:
-                raise DamagedError(f"the footer of {files.name(path)} is damaged: it does not end like a Parquet file")
+                raise DamagedError(f"the footer of {files.name(path)} is corrupt: it does not end like a Parquet file")
             return end[-length:] if length <= len(end) else _tail(file, size, length)
         except OSError as error:
             raise UnavailableError(f"cannot read {files.name(path)}: {error}") from error
@@ -132,8 +132,8 @@ def _tail(file: pa.NativeFile, size: int, length: int) -> bytes:
 
 def _parsed(data: bytes, expected: int, name: str) -> pq.FileMetaData:
     if footer_checksum(data) != expected:
-        raise DamagedError(f"{name} is damaged: it does not match its checksum")
+        raise DamagedError(f"{name} is corrupt: it does not match its checksum")
     try:
         return pq.read_metadata(pa.BufferReader(data))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedError(f"{name} is damaged: {error}") from error
+        raise DamagedError(f"{name} is corrupt: {error}") from error

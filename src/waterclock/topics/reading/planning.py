@@ -72,7 +72,7 @@ def plan_runs(
     Raises
     ------
     DamagedError
-        If a ledger is missing or its row is damaged.
+        If a ledger is missing or its row is corrupt.
     """
     damage = damage or Damage(storage.name)
 

@@ -231,7 +231,7 @@ def _chunk(ledger: int, rows: Sequence[EntryRow], columns: Collection[str]) -> t
         found = Counting(batch.column("entry").to_pylist())
         entry, said = next((row.entry, row.messages) for row in rows if found[row.entry] != row.messages)
         raise DamagedError(
-            f"entry {entry} of ledger {ledger} is damaged: it holds {found[entry]} messages, the catalogue has {said}",
+            f"entry {entry} of ledger {ledger} is corrupt: it holds {found[entry]} messages, the catalogue has {said}",
             ledger=ledger,
             entry=entry,
         )

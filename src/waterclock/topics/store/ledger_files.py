@@ -241,7 +241,7 @@ class LedgerFiles:
             except _FAILURES as error:
                 raise UnavailableError(f"cannot read {self.name(path)}: {self._reason(error)}") from error
         if len(data) < length:
-            raise DamagedError(f"the ledger file {self.name(path)} is damaged: expected {size} bytes, found {found}")
+            raise DamagedError(f"the ledger file {self.name(path)} is corrupt: expected {size} bytes, found {found}")
         return data
 
     def size(self, path: str) -> int:
@@ -368,7 +368,7 @@ class LedgerFiles:
 
     def _gone(self, path: str) -> LostFileError:
         self.check()  # if the store is missing, the file is not lost
-        return LostFileError(f"the ledger file {self.name(path)} is gone")
+        return LostFileError(f"the ledger file {self.name(path)} is missing")
 
     def _identity_in(self, data: bytes) -> str:
         try:
@@ -382,7 +382,7 @@ class LedgerFiles:
                 f" format {FORMAT}. Update waterclock"
             )
         if not isinstance(identity, str) or not is_identity(identity):
-            raise StoreError(f"{self.name(MARKER)} is damaged: it holds no store identity")
+            raise StoreError(f"{self.name(MARKER)} is corrupt: it holds no store identity")
         return identity
 
     def _reason(self, error: BaseException) -> str:

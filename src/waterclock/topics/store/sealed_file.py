@@ -323,7 +323,7 @@ class SealedFile:
         return places
 
     def _damaged(self, what: str, why: object) -> DamagedError:
-        return DamagedError(f"the ledger file {self._files.name(self._path)} is damaged, {what}: {why}")
+        return DamagedError(f"the ledger file {self._files.name(self._path)} is corrupt, {what}: {why}")
 
 
 def footer_bytes(metadata: Any) -> bytes:

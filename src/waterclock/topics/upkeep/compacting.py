@@ -87,7 +87,7 @@ def compact_topic(storage: Storage, file_bytes: int = FILE_BYTES) -> int:
     file_bytes
         Target size. A file of at least half of that stays as it is.
 
-    A ledger that is damaged, or whose file is gone, stays as it is, and the others are compacted around it.
+    A ledger that is corrupt, or whose file is gone, stays as it is, and the others are compacted around it.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def _runs(rows: Sequence[sa.Row[tuple[int, str, int, int]]], file_bytes: int) ->
 def compact_run(storage: Storage, run: Run) -> Done:
     """Write the ledgers of a run into one file; return how many files were saved, 0 if another process was faster.
 
-    If a ledger is damaged or its file is gone, that is logged and noted, and the ledgers before and after it are
+    If a ledger is corrupt or its file is gone, that is logged and noted, and the ledgers before and after it are
     written into one file each.
 
     Raises

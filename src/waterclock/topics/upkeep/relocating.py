@@ -108,7 +108,7 @@ def _insist_on_size(there: LedgerFiles, path: str, size: int) -> int:
         raise LostFileError(f"cannot relocate the topic: {there.name(path)} is missing")
     if found != size:
         raise LostFileError(
-            f"cannot relocate the topic: {there.name(path)} is damaged: expected {size} bytes, found {found}"
+            f"cannot relocate the topic: {there.name(path)} is corrupt: expected {size} bytes, found {found}"
         )
     return 0
 
@@ -320,9 +320,9 @@ def _copy(copies: _Copies, path: str, size: int) -> int:
             digest.update(piece)
             count += len(piece)
     if count != size:
-        raise LostFileError(f"the ledger file {here.name(path)} is damaged: expected {size} bytes, found {count}")
+        raise LostFileError(f"the ledger file {here.name(path)} is corrupt: expected {size} bytes, found {count}")
     if _digest(there, path) != digest.digest():
-        raise UnavailableError(f"{there.name(path)} reads back differently")
+        raise UnavailableError(f"{there.name(path)} differs from the data that was written to it")
     return 1
 
 

@@ -55,7 +55,7 @@ def seal_ledgers(storage: Storage) -> int:
     Raises
     ------
     DamagedError
-        If ledgers are damaged, after all others are sealed; it names them.
+        If ledgers are corrupt, after all others are sealed; it names them.
     UnavailableError
         If a file cannot be written, or reads back differently; the ledger stays as it was.
     """
@@ -63,7 +63,7 @@ def seal_ledgers(storage: Storage) -> int:
 
 
 def try_to_seal(storage: Storage, ledger: int) -> Done:
-    """Seal one ledger; if it is damaged, log that and report it as a failure.
+    """Seal one ledger; if it is corrupt, log that and report it as a failure.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def seal_ledger(storage: Storage, ledger: int) -> bool:
     Raises
     ------
     DamagedError
-        If an entry is damaged or missing; the ledger stays as it was.
+        If an entry is corrupt or missing; the ledger stays as it was.
     UnavailableError
         If its file cannot be written, or reads back differently; the ledger stays as it was.
     """

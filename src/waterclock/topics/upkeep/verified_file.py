@@ -97,4 +97,4 @@ def read_back(
 
 def reads_differently(files: LedgerFiles, path: str) -> UnavailableError:
     """Return the error for a file that reads back differently."""
-    return UnavailableError(f"{files.name(path)} reads back differently. Check its disk or store")
+    return UnavailableError(f"{files.name(path)} differs from the data that was written to it. Check its disk or store")

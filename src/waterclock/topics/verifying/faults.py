@@ -13,7 +13,7 @@ FaultKind = Literal["missing ledger", "missing entries", "missing file", "damage
 ``missing file``: the store is there, and the file of a sealed ledger is not in it.
 ``damaged``: bytes are not those that were written, and the messages cannot be read.
 ``catalogue``: the messages are whole, but the catalogue's facts about them are wrong or missing.
-``spare``: one of two copies of a footer is damaged, and the other is used. ``orphan``: a file that the catalogue does
+``spare``: one of two copies of a footer is corrupt, and the other is used. ``orphan``: a file that the catalogue does
 not know.
 """
 

@@ -101,7 +101,7 @@ def _offers(storage: Storage) -> Iterator[_Offer]:
         try:
             facts = facts_in(parsed_by_its_mark(storage.files, path))
         except (DamagedError, LostFileError) as error:
-            _log.warning("%s is not a ledger file, or is damaged: %s", storage.files.name(path), error)
+            _log.warning("%s is not a ledger file, or is corrupt: %s", storage.files.name(path), error)
             continue
         if facts is not None and facts.ledgers:
             yield _Offer(path, size, facts.topic, facts.origin, facts.ledgers)

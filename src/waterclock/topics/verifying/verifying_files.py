@@ -89,13 +89,13 @@ def _check_footer(storage: Storage, rows: Sequence[sa.RowMapping], name: str) ->
         return  # reported when the ledger is opened
     ledger = rows[0]["ledger"]
     if copies and footer_checksum(copies[0]) != checksums.footer:
-        yield Fault("spare", f"the catalogue's copy of the footer of {name} is damaged", ledger, file=name)
+        yield Fault("spare", f"the catalogue's copy of the footer of {name} is corrupt", ledger, file=name)
     try:
         whole = footer_checksum(read_footer(storage.files, rows[0]["path"])) == checksums.footer
     except DamagedError:
         whole = False
     if not whole:
-        yield Fault("spare", f"the footer of {name} is damaged; the catalogue's copy stands in", ledger, file=name)
+        yield Fault("spare", f"the footer of {name} is corrupt; the catalogue's copy stands in", ledger, file=name)
 
 
 def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str) -> Iterator[Fault]:

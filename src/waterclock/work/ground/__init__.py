@@ -1,1 +1,1 @@
-"""Shared by all parts of a worker: handlers, outcomes, counts, sources."""
+"""Handlers, outcomes, counts and sources, which all parts of a worker share."""

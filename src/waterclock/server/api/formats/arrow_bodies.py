@@ -29,7 +29,7 @@ def table_of(body: bytes) -> pa.Table:
     Raises
     ------
     InvalidArgumentError
-        If it is damaged, compressed, or has a dictionary.
+        If it is corrupt, compressed, or has a dictionary.
     SchemaError
         If it is not Arrow IPC, or its columns are not those of messages.
     """
@@ -37,7 +37,7 @@ def table_of(body: bytes) -> pa.Table:
         _check_messages(body)
         batches = batches_from_ipc(body)
     except (pa.ArrowException, OSError, struct.error, UnicodeDecodeError, DamagedError, EOFError) as error:
-        raise InvalidArgumentError("the body must be a whole Arrow IPC stream, got a damaged one") from error
+        raise InvalidArgumentError("the body must be a whole Arrow IPC stream, got a corrupt one") from error
     return pa.Table.from_batches(batches)
 
 

@@ -1,6 +1,7 @@
 """Turn a MariaDB table into a message table.
 
-DDL commits implicitly there. One atomic statement changes the table; the steps before and after it can be repeated.
+MariaDB commits implicitly at each DDL statement. So a single atomic statement changes the table, and the steps before
+and after it can be repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find groups that are never due by themselves on MariaDB, which has no index of only these.
+"""Find groups that are never due by themselves on MariaDB, which cannot index only those groups.
 
 The index of due groups begins with their owner and priority. So the values of both are looked up first, each with a
 seek: the server itself would read the whole index to list them.

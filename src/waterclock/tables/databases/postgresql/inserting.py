@@ -1,4 +1,4 @@
-"""Inserts on PostgreSQL: one statement, one round trip, without ids that exist."""
+"""Inserts on PostgreSQL: one statement, one round trip; rows whose id exists are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first look of a claim in a table with groups: new messages, the current time, and the priorities."""
+"""The first query of a claim in a table with groups: new messages, the current time, and the priorities."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Shared by all statements on a table's rows: locks, refused rows, process heartbeats."""
+"""Locks, refused rows and process heartbeats, which all statements on a table's rows share."""
