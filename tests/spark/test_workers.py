@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from waterclock.spark.runtime.workers import freeze_imports, freezing_imports
@@ -37,7 +38,8 @@ def test_the_garbage_of_the_users_own_process_is_left_to_them() -> None:
     assert gc.get_freeze_count() <= before  # what was frozen may end
 
 
-def test_what_plans_the_state_of_a_stream_does_without_pandas() -> None:
-    imported = "import waterclock.spark.streaming.stateful, sys; print('pandas' in sys.modules)"
+@pytest.mark.parametrize("module", ["waterclock.spark.registering", "waterclock.spark.streaming.stateful"])
+def test_the_processes_that_plan_a_stream_import_only_what_they_need(module: str) -> None:
+    imported = f"import {module}, sys; print({{'pandas', 'waterclock.spark.writing'}} & sys.modules.keys())"
     said = subprocess.run([sys.executable, "-c", imported], stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert said.strip() == "False"
+    assert said.strip() == "set()"

@@ -98,7 +98,10 @@ def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
         messages = reader.read_next_batch()
     if messages.num_rows:
         return add_trailer(to_ipc(messages))
-    return encode_batch(_NO_MESSAGES, encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS)))
+    return encode_batch(
+        pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA),
+        encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS)),
+    )
 
 
 def _kernel() -> Any:
@@ -232,7 +235,7 @@ class _RecordForm(NamedTuple):
 
 @cache
 def _record_form() -> _RecordForm:
-    _, head = _split(to_ipc(_ONE_MESSAGE))
+    _, head = _split(to_ipc(_one_message()))
     metadata = head[_PREFIX:]
     message = _follow(metadata, 0)
     record = _follow(metadata, _field(metadata, message, 2))
@@ -245,7 +248,7 @@ def _record_form() -> _RecordForm:
 def _schema_form(length: int) -> tuple[bytes, bytes]:
     """Return the bytes in front of, and behind, facts of this length in the schema of a batch."""
     blank = b"\x01" * length
-    schema, _ = _split(to_ipc(_ONE_MESSAGE.replace_schema_metadata(batch_metadata(blank))))
+    schema, _ = _split(to_ipc(_one_message().replace_schema_metadata(batch_metadata(blank))))
     before, _, after = schema.partition(blank)
     return before, after
 
@@ -267,10 +270,10 @@ def _field(metadata: bytes, table: int, slot: int) -> int:
     return table + struct.unpack_from("<H", metadata, fields + 4 + 2 * slot)[0]
 
 
-def _sample() -> dict[str, Any]:
+# Not while this is imported: the first array that Arrow makes of a list imports pandas, and Spark starts a Python for
+# each stream that only plans its reads.
+@cache
+def _one_message() -> pa.RecordBatch:
     numbers = dict.fromkeys(("event_time", "publish_time", "receive_time", "ledger", "entry", "index"), 0)
-    return {"source": "s", "stream": "s", "headers": [("k", "v")], "payload": b"p"} | numbers
-
-
-_ONE_MESSAGE = pa.RecordBatch.from_pylist([_sample()], POSITIONED_SCHEMA)
-_NO_MESSAGES = pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA)
+    message = {"source": "s", "stream": "s", "headers": [("k", "v")], "payload": b"p"} | numbers
+    return pa.RecordBatch.from_pylist([message], POSITIONED_SCHEMA)

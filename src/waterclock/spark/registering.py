@@ -22,11 +22,8 @@ from waterclock.spark.options import plainly
 from waterclock.spark.reading.columns import spark_schema
 from waterclock.spark.reading.source import TopicReader
 from waterclock.spark.reading.table_read_options import TableReadOptions, refuse_batch_read
-from waterclock.spark.reading.table_stream import TableStreamReader
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_expired, refuse_stream_options
 from waterclock.spark.reading.topic_stream import TopicStreamReader
-from waterclock.spark.writing.sink import make_writer
-from waterclock.spark.writing.write_options import WriteOptions
 
 
 class WaterclockSource(DataSource):
@@ -71,16 +68,26 @@ class WaterclockSource(DataSource):
         """Prepare a stream."""
         with plainly():
             if self._reads_a_table:
+                from waterclock.spark.reading.table_stream import TableStreamReader  # noqa: PLC0415  # as in `writer`
+
                 return TableStreamReader(TableReadOptions.checked(self.options))
             return TopicStreamReader(TopicReadOptions.checked(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Check the options and prepare a write."""
+        # Spark starts a Python for each stream to plan its reads: that one imports neither writers nor message tables,
+        # which would be a fifth of its work.
+        from waterclock.spark.writing.sink import make_writer  # noqa: PLC0415
+        from waterclock.spark.writing.write_options import WriteOptions  # noqa: PLC0415
+
         with plainly():
             return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's
         """Check the options and prepare the writes of a stream."""
+        from waterclock.spark.writing.sink import make_writer  # noqa: PLC0415
+        from waterclock.spark.writing.write_options import WriteOptions  # noqa: PLC0415
+
         with plainly():
             return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite, streaming=True)
 
