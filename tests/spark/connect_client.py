@@ -32,6 +32,7 @@ SETTINGS = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
 }
 
 
