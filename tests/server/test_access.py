@@ -64,6 +64,7 @@ read table      GET    /api/tables/{table}/messages/{message}
 read table      GET    /api/tables/{table}/dead-letters
 manage table    POST   /api/tables/{table}/messages/ack
 manage table    POST   /api/tables/{table}/messages/cancel
+manage table    POST   /api/tables/{table}/messages/dead-letter
 manage table    POST   /api/tables/{table}/messages/reschedule
 manage table    POST   /api/tables/{table}/messages/retry
 manage table    POST   /api/tables/{table}/messages/redrive

@@ -209,6 +209,31 @@ def test_dead_letters_are_redriven_up_to_the_number_shown(orders: wc.MessageTabl
 
 
 @pytest.mark.one_database
+def test_a_selection_is_dead_lettered_without_messages_in_flight(
+    orders: wc.MessageTable, client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    [out] = orders.receive(1)
+    path = "/tables/orders/act/dead-letter"
+    assert "Dead-letter 5 messages" in client.get(path).text
+    assert "Dead-letter 3 messages" in client.get(f"{path}?error={quote(DECLINED)}").text
+    with caplog.at_level(logging.INFO, "waterclock.server.audit"):
+        answer = send_form(client, f"{path}?error={quote(DECLINED)}", reason="all cards expired")
+    assert answer.headers["location"] == "/tables/orders?done=dead-letter&rows=3"
+    assert "'error': 'ValueError: card <number> declined'" in caplog.text
+    assert "3 rows" in caplog.text
+    assert {one["dead_reason"] for one in orders.dead_letters()} == {"all cards expired"}
+    out.ack()
+
+
+@pytest.mark.one_database
+def test_dead_lettering_without_a_dead_letter_table_names_the_remedy(database: wc.Database, client: TestClient) -> None:
+    database.create_table("orders").put(b"")
+    answer = client.get("/tables/orders/act/dead-letter")
+    assert (answer.status_code, "set max_attempts" in answer.text) == (400, True)
+    assert "act/dead-letter" not in client.get("/tables/orders").text
+
+
+@pytest.mark.one_database
 def test_a_change_touches_no_more_messages_than_its_preview(orders: wc.MessageTable, client: TestClient) -> None:
     form = {"form_token": form_token(client.get("/tables/orders/act/cancel")), "most": "2"}
     orders.put("put meanwhile")

@@ -78,6 +78,16 @@ def test_every_way_to_end_a_delivery(client: TestClient) -> None:
     assert beat["cancelled"] == extended
 
 
+def test_waiting_messages_are_dead_lettered_by_id(client: TestClient) -> None:
+    create(client, max_attempts=3)
+    put(client, {"payload": 1}, {"payload": 2})
+    receive(client, limit=1)
+    body = {"ids": [1, 2, 99], "reason": "torn"}
+    assert client.post(f"{ORDERS}/messages/dead-letter", json=body).json() == {"changed": 1}
+    [letter] = client.get(f"{ORDERS}/dead-letters").json()
+    assert (letter["payload"], letter["dead_reason"]) == (2, "torn")
+
+
 @pytest.mark.one_database
 def test_lost_leases_are_named_and_the_others_are_acked(client: TestClient) -> None:
     create(client)

@@ -313,3 +313,25 @@ def test_a_message_in_the_middle_of_a_group_dies_and_its_group_continues(
     assert table.redrive() == 2
     table.ack([3, 4])
     assert [one.payload for one in table.receive()] == ["0", "1"]
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_dead_lettering_by_id_spares_leased_messages_and_frees_the_group(
+    make_table: MakeTable, clock: MovableClock, groups: str | None
+) -> None:
+    table = make_table(max_attempts=9, groups=groups)
+    ids = table.put_many([{"payload": str(number), "group": "g"} for number in range(4)])
+    [out] = table.receive(1)
+    assert table.dead_letter([*ids[:3], 99], "sold out") == 2
+    out.nack("1h")
+    assert table.dead_letter(ids[0], "sold out") == 1
+    assert [one["dead_reason"] for one in table.dead_letters()] == ["sold out"] * 3
+    assert [one.payload for one in table.receive(9)] == ["3"]
+    assert table.redrive() == 3
+
+
+def test_dead_lettering_by_id_without_a_dead_letter_table_is_refused(make_table: MakeTable) -> None:
+    table = make_table()
+    table.put("tea")
+    with pytest.raises(InvalidArgumentError, match="has no dead-letter table"):
+        table.dead_letter(1, "sold out")

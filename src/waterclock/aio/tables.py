@@ -96,6 +96,7 @@ class MessageTable(Facade[SyncTable]):
     cancel = Awaited(SyncTable.cancel)
     reschedule = Awaited(SyncTable.reschedule)
     retry = Awaited(SyncTable.retry)
+    dead_letter = Awaited(SyncTable.dead_letter)
     redrive = Awaited(SyncTable.redrive)
     purge = Awaited(SyncTable.purge)
     peek = Awaited(SyncTable.peek)

@@ -39,7 +39,7 @@ from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.message_schedules import MessageSchedules
 from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.finishing.cancelling import cancel, cancel_for_caller
-from waterclock.tables.messages.finishing.dead_letters import list_dead_letters, redrive
+from waterclock.tables.messages.finishing.dead_letters import bury_ids, list_dead_letters, redrive
 from waterclock.tables.messages.finishing.expiring import expire_some
 from waterclock.tables.messages.inspecting.explaining import Explanation, explain_message
 from waterclock.tables.messages.inspecting.failures import dead_messages, failed_messages
@@ -672,6 +672,30 @@ class MessageTable:
             if count:
                 heartbeat_of(context.backend).look_now()
             return count
+
+    def dead_letter(self, ids: MessageId | Iterable[MessageId], reason: str) -> int:
+        """Move messages to the dead-letter table, even if they have attempts left; return how many.
+
+        Those that consumers have stay with them. In a group, the messages behind them proceed.
+
+        Parameters
+        ----------
+        ids
+            Which.
+        reason
+            Kept in the column ``dead_reason``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If the table has no ``dead_letter``.
+        """
+        given = one_or_many(ids)
+        with self._loaded() as context, changing(context):
+            plain = [check_id(context, one) for one in given]
+            count = bury_ids(context, plain, check_reason(reason))
+        heartbeat_of(context.backend).look_now()
+        return count
 
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
         """Redrive dead letters into this table in their former order; return how many.

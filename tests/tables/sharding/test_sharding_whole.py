@@ -82,6 +82,13 @@ def test_dead_letters_come_back_to_their_shards(mortal: ShardedTable, clock: Mov
     assert sorted(one.id for one in mortal.receive(20)) == list(range(1, 9))
 
 
+def test_messages_of_all_shards_are_dead_lettered_by_id(mortal: ShardedTable) -> None:
+    for number in range(1, 9):
+        mortal.put(str(number), id=number)
+    assert mortal.dead_letter([*range(1, 8), 99], "sold out") == 7
+    assert [one.id for one in mortal.receive(20)] == [8]
+
+
 def test_deliveries_of_all_shards_are_given_back_together(orders: ShardedTable, clock: MovableClock) -> None:
     many(orders, 8)
     deliveries = orders.receive(8)

@@ -60,6 +60,12 @@ class CancelBody(IdsBody):
     reason: StrictStr | None = None
 
 
+class DeadLetterIdsBody(IdsBody):
+    """Which messages to move to the dead-letter table, and why."""
+
+    reason: StrictStr = Field(max_length=100_000)
+
+
 class RescheduleBody(IdsBody):
     """Which messages to send when."""
 
@@ -119,6 +125,12 @@ def ack(act: ManageTable, body: IdsBody) -> dict[str, Any]:
 def cancel(act: ManageTable, body: CancelBody) -> dict[str, Any]:
     """Cancel messages: they are no longer sent."""
     return _changed(act, body, lambda table, ids: table.cancel(ids, body.reason))
+
+
+@router.post("/messages/dead-letter")
+def dead_letter(act: ManageTable, body: DeadLetterIdsBody) -> dict[str, Any]:
+    """Move messages to the dead-letter table; those that consumers have stay with them."""
+    return _changed(act, body, lambda table, ids: table.dead_letter(ids, body.reason))
 
 
 @router.post("/messages/reschedule")

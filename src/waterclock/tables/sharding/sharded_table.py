@@ -329,6 +329,11 @@ class ShardedTable:
         home = self._home_of_all(by_shard, connection)
         return self._table(home).cancel(given, reason, connection=connection)
 
+    def dead_letter(self, ids: MessageId | Iterable[MessageId], reason: str) -> int:
+        """Move messages to the dead letters of their shards, as `MessageTable.dead_letter`."""
+        parts = self._split(one_or_many(ids))
+        return sum(self._each(parts, lambda table, part: table.dead_letter(part, reason), "dead_letter"))
+
     def redrive(self, ids: MessageId | Iterable[MessageId] | None = None, *, limit: int | None = None) -> int:
         """Redrive dead letters, as `MessageTable.redrive`, in the order that they had on their shard.
 

@@ -6,7 +6,7 @@ A change affects at most as many messages as its preview showed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from waterclock.server.pages.frame import name_url, page, see_other
 from waterclock.server.pages.tables.failures import dead_ids
 from waterclock.server.pages.tables.selections import message_filter, selection_of
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.inspecting.failures import dead_messages
 from waterclock.tables.messages.inspecting.searching import find_messages
 from waterclock.tables.model.schema import is_waiting
@@ -35,7 +36,7 @@ For more, send it again, or use the command line.
 
 _EXAMPLES = 10
 
-Action = Literal["retry", "reschedule", "cancel", "redrive", "purge", "pause", "resume", "rate"]
+Action = Literal["retry", "reschedule", "cancel", "dead-letter", "redrive", "purge", "pause", "resume", "rate"]
 
 router = APIRouter(include_in_schema=False)
 
@@ -108,6 +109,9 @@ def _touched(table: MessageTable, action: Action, chosen: Mapping[str, str]) -> 
             return _counted(connection, is_waiting(context.rows), context.rows)
         wanted = message_filter(context.options.id_type, chosen)
         found = find_messages(context, connection, wanted, MOST_CHANGED)
+        if action == "dead-letter":
+            dead_letter_table(context)  # refuses a table without one
+            found = replace(found, messages=[one for one in found.messages if one.state != "in_flight"])
         ids = [one.id for one in found.messages]
         dead = (
             dead_ids(context, connection, chosen["error"], MOST_CHANGED)
@@ -131,9 +135,15 @@ def _counted(connection: sa.Connection, which: sa.ColumnElement[bool], rows: sa.
     return Touched(count=min(count, MOST_CHANGED), more=count > MOST_CHANGED)
 
 
-def _each(act: Act, chosen: Mapping[str, str], form: Mapping[str, str], change_ids: Callable[[Any], int]) -> int:
+def _each(
+    act: Act,
+    chosen: Mapping[str, str],
+    form: Mapping[str, str],
+    change_ids: Callable[[Any], int],
+    action: Action = "cancel",
+) -> int:
     """Change the messages of a selection, as many as the preview showed, some at a time."""
-    ids = _touched(act.table(), "cancel", chosen).ids[: _most(form)]
+    ids = _touched(act.table(), action, chosen).ids[: _most(form)]
     return sum(change_ids(list(ids[at : at + MOST_ITEMS])) for at in range(0, len(ids), MOST_ITEMS))
 
 
@@ -162,6 +172,11 @@ def _reschedule(act: Act, chosen: Mapping[str, str], form: Mapping[str, str]) ->
 def _cancel(act: Act, chosen: Mapping[str, str], form: Mapping[str, str]) -> int:
     table, reason = act.table(), form.get("reason") or None
     return _each(act, chosen, form, lambda ids: table.cancel(ids, reason))
+
+
+def _dead_letter(act: Act, chosen: Mapping[str, str], form: Mapping[str, str]) -> int:
+    table, reason = act.table(), form.get("reason") or "moved by an operator"
+    return _each(act, chosen, form, lambda ids: table.dead_letter(ids, reason), "dead-letter")
 
 
 def _redrive(act: Act, chosen: Mapping[str, str], form: Mapping[str, str]) -> int:
@@ -212,6 +227,7 @@ _ACTIONS: dict[Action, Callable[[Act, Mapping[str, str], Mapping[str, str]], int
     "retry": _retry,
     "reschedule": _reschedule,
     "cancel": _cancel,
+    "dead-letter": _dead_letter,
     "redrive": _redrive,
     "purge": _purge,
     "pause": _pause,

@@ -18,7 +18,7 @@ from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups.group_state import UNGROUPED, settle
-from waterclock.tables.messages.rows.locking import still_leased
+from waterclock.tables.messages.rows.locking import lock_ids, still_leased
 from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.epochs import times_sent, times_sent_sql, uncounted_sql
 from waterclock.tables.model.claims.leased import Leased
@@ -163,6 +163,24 @@ def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequenc
     ours = uncount(context, connection, seqs, claim_id)
     if ours:
         bury(context, connection, ours, exhausted_reason(context))
+
+
+def bury_ids(context: TableContext, ids: Sequence[Any], why: str) -> int:
+    """Move messages to the dead-letter table by id; return how many. Those that consumers have stay with them."""
+    dead_letter_table(context)
+    chunks = (ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK))
+    return sum(context.backend.transact(lambda own, some=some: _bury_some(context, own, some, why)) for some in chunks)
+
+
+def _bury_some(context: TableContext, connection: SqlConnection, ids: Sequence[Any], why: str) -> int:
+    known, _ = lock_ids(context, connection, ids)
+    rows = context.rows
+    is_out = rows.c.claim_id.is_not(None) & (rows.c.time_next > context.backend.now_sql())
+    waiting = sa.select(rows.c.seq).where(context.unacked(), sa.not_(is_out), rows.c.ack_held_at.is_(None))
+    seqs = list(connection.scalars(waiting, {"seqs": [row.seq for row in known]}))
+    if seqs:
+        bury(context, connection, seqs, why)
+    return len(seqs)
 
 
 def uncount(context: TableContext, connection: SqlConnection, seqs: Sequence[int], claim_id: int) -> list[int]:
