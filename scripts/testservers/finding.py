@@ -72,6 +72,8 @@ _ALONE = (
     Product("mariadb-dump", "MariaDB's dump", (10, 6), ("mariadb-dump",), "--version", ("mariadb-client",)),
     Product("chromium", "Chromium", (100, 0), ("chromium",), "--version", ("chromium",)),
     Product("pgbouncer", "PgBouncer", (1, 12), ("pgbouncer",), "--version", ("pgbouncer",)),
+    # Its plugin for MQTT is in the core package, and the library that the plugin loads is not.
+    Product("collectd", "collectd", (5, 8), ("collectd",), "-h", ("collectd-core", "libmosquitto1")),
 )
 
 WITH_PROGRAMS = PRODUCTS | {product.name: product for product in _ALONE}

@@ -1,7 +1,8 @@
-"""``waterclock demo``: the main job, with progress on the terminal and the balance on stdout."""
+"""``waterclock demo``: the main job, or this machine live, with progress on the terminal and figures on stdout."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,28 +13,48 @@ from rich.console import Console
 
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.output import without_controls
+from waterclock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from waterclock.demo.main_job import ProgressReport
+    from waterclock.demo.live import LiveBooks
     from waterclock.demo.reconciliation import Reconciliation
+    from waterclock.demo.report import ProgressReport
 
 
-def demo(*, folder: Path = Path("demo"), common: Common = Common()) -> int:
+def demo(
+    *, folder: Path = Path("demo"), live: bool = False, seconds: int | None = None, common: Common = Common()
+) -> int:
     """Run the whole flow on a recording of real messages, and draw it.
 
     Parameters
     ----------
     folder
-        Folder for the database, the ledgers and timeline.svg; recreated each time.
+        Folder for the database, the ledgers and the picture; recreated each time.
+    live
+        Batch this machine's own measurements instead, from collectd through Mosquitto, which must be installed.
+    seconds
+        How long to measure with --live; default 60.
     """
-    from waterclock.demo.main_job import run_main_job
+    report = _TerminalReport(quiet=common.quiet)
+    if live:
+        from waterclock.demo.live import run_live
+        from waterclock.tables.model.options import check_count
 
-    books = run_main_job(folder, _TerminalReport(quiet=common.quiet))
+        duration = 60 if seconds is None else check_count(seconds, "seconds")
+        # The servers that it starts must end with it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        books = run_live(folder, duration, report)
+    else:
+        from waterclock.demo.main_job import run_main_job
+
+        if seconds is not None:
+            raise InvalidArgumentError("seconds must be omitted without --live, which measures")
+        books = run_main_job(folder, report)
     _print(books, common)
     return 0 if books.balances else 1
 
 
-def _print(books: Reconciliation, common: Common) -> None:
+def _print(books: Reconciliation | LiveBooks, common: Common) -> None:
     if common.json:
         common.output.facts(books.facts())
     else:

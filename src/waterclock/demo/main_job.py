@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, cast
-
-import sqlalchemy as sa
+from typing import cast
 
 from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch, Rejection, RejectReason
 from waterclock.connection import Database, connect
 from waterclock.demo.crew import CrewReport, run_crew
+from waterclock.demo.demo_folder import make_fresh, stored_batches
 from waterclock.demo.reconciliation import Reconciliation, count_astray
-from waterclock.errors import AlreadyExistsError
+from waterclock.demo.report import Report
 from waterclock.figures.timeline import timeline
 from waterclock.ingest.recording import read_recording
 from waterclock.message import Message, Position
@@ -49,24 +46,6 @@ PICTURED = ("2026-11-21T08:42:04Z", "2026-11-21T08:42:14Z")
 NOTES = [("2026-11-21T08:42:08.070Z", "the broker stalled for 2.4 s: 141 messages arrived too late")]
 """Explains the late messages in the picture; the longest gap between two receive times is 2.443 s."""
 
-_MARK = ".waterclock-demo"
-
-
-ProgressReport = Callable[[int], None]
-"""Takes the number of finished parts of a step."""
-
-
-class Report(Protocol):
-    """Shows the progress of the job."""
-
-    def step(self, text: str, total: int | None = None) -> AbstractContextManager[ProgressReport]:
-        """Begin a step of ``total`` parts, or of an unknown number."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Print a result."""
-        ...
-
 
 def run_main_job(folder: Path, report: Report) -> Reconciliation:
     """Run the whole flow on the recording, in ``folder``, which is recreated.
@@ -78,7 +57,7 @@ def run_main_job(folder: Path, report: Report) -> Reconciliation:
     UnavailableError
         If there is no Java for Spark.
     """
-    _make_fresh(folder)
+    make_fresh(folder)
     with connect(f"sqlite:///{folder / 'factory.db'}") as database:
         telemetry = database.create_topic("telemetry", roll_after=None)
         database.create_topic("telemetry-rejected")
@@ -90,7 +69,7 @@ def run_main_job(folder: Path, report: Report) -> Reconciliation:
         count = _batch_on_spark(database, start, report)
         with report.step("two workers take the batches; one is killed midway", count) as progress:
             crew = run_crew(str(database.backend.url), batches.name, count, progress)
-        landed = _acked_batches(database, batches.name)
+        landed = stored_batches(database, batches.name, acked=True)
         rejected = list(database.topic("telemetry-rejected").read())
         with report.step("reconcile"):
             books = _reconcile(telemetry, start, appended, landed, rejected, count, crew)
@@ -108,17 +87,6 @@ def draw(batches: list[Batch], rejected: list[Message]) -> str:
     start, end = PICTURED
     title = "Four machines, batched by when things happened"
     return timeline(batches, rejections, start=start, end=end, title=title, notes=NOTES)
-
-
-def _make_fresh(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / _MARK).exists():
-            raise AlreadyExistsError(
-                f"cannot run the demo in {folder}: it holds other files. Choose another folder with --folder"
-            )
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).touch()
 
 
 def _append_recording(topic: Topic, report: Report) -> int:
@@ -172,16 +140,6 @@ def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
         spark.stop()
     report.say(f"{counted(count, 'batch', 'batches')} in message table batches")
     return count
-
-
-def _acked_batches(database: Database, name: str) -> list[Batch]:
-    # Plain SQL, as from any client.
-    table = sa.table(name, sa.column("message", sa.LargeBinary), sa.column("time_acked"), sa.column("id"))
-    with database.backend.snapshot() as connection:
-        payloads = connection.scalars(
-            sa.select(table.c.message).where(table.c.time_acked.is_not(None)).order_by(table.c.id)
-        )
-        return [Batch.from_bytes(payload) for payload in payloads]
 
 
 def _reconcile(
