@@ -90,6 +90,9 @@ def test_schedules_are_shown_in_words_and_run_now(database: wc.Database, client:
         answer = client.post(path, data={"form_token": token}, follow_redirects=False)
         assert answer.headers["location"] == f"/schedules?done={command}&rows={rows}"
     assert table.stats().ready == 1
+    (found,) = client.get("/schedules?format=json").json()["schedules"]
+    assert [(one["outcome"], one["message_id"]) for one in found["history"]] == [("run", "1")]
+    assert 'href="/tables/orders/messages/1">message 1</a> by hand' in client.get("/schedules").text
 
 
 def test_a_table_that_cannot_be_opened_hides_no_schedule_of_another(database: wc.Database, client: TestClient) -> None:

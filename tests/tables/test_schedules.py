@@ -117,6 +117,30 @@ def test_missed_ticks_are_put_as_the_schedule_says_and_overlap_is_avoided(
     assert jobs.tick() == 4
 
 
+def test_a_schedule_keeps_its_last_ten_ticks_with_their_outcomes(jobs: MessageTable, clock: MovableClock) -> None:
+    jobs.schedule("hourly", cron="0 * * * *", payload="x", overlap="skip")
+    clock.move("1h")
+    jobs.tick()
+    by_tick = jobs.schedules()[0].last_id
+    clock.move("1h")
+    jobs.tick()
+    jobs.ack([by_tick])
+    clock.move("150m")
+    jobs.tick()
+    by_hand = jobs.schedules.run("hourly")
+    found = [(one.at - NOON, one.outcome, one.message_id) for one in jobs.schedules()[0].history]
+    hour = to_duration("1h")
+    assert found == [
+        (hour, "put", str(by_tick)),
+        (2 * hour, "skipped", None),
+        (3 * hour, "missed", None),
+        (clock.now - NOON, "run", str(by_hand)),
+    ]
+    for _ in range(12):
+        jobs.schedules.run("hourly")
+    assert [one.outcome for one in jobs.schedules()[0].history] == ["run"] * 10
+
+
 FAULTS = {
     "sqlite": "CREATE TRIGGER small BEFORE INSERT ON jobs WHEN NEW.priority > 4"
     " BEGIN SELECT RAISE(ABORT, 'small'); END",
@@ -141,6 +165,9 @@ def test_a_schedule_that_cannot_put_its_message_does_not_stop_others(
             tick(context)
     assert context.ticks.due_at == clock.now + to_duration("1m")
     assert payloads(jobs) == ["good"] * 3
+    bad, good = jobs.schedules()
+    assert [(one.at, one.outcome, bool(one.error)) for one in bad.history] == [(bad.next_tick, "failed", True)]
+    assert [one.outcome for one in good.history] == ["put"] * 3
 
 
 def test_of_many_processes_with_clocks_of_their_own_one_puts_each_tick(

@@ -205,5 +205,6 @@ schedules = sa.Table(
     sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: none."),
     sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: paused, or none."),
     sa.Column("last_id", Name, doc="Id of the message that was put last, as text; NULL: none."),
+    sa.Column("history", LongText, doc="Its last ten ticks with their outcomes, as JSON; NULL: none."),
 )
 """One row for each schedule; the process that puts the message of a tick locks it."""

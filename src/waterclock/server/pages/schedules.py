@@ -68,6 +68,7 @@ def _described(table: str, one: Schedule) -> dict[str, Any]:
         "last_tick": shapes.time(one.last_tick),
         "last_id": None if one.last_id is None else str(one.last_id),
         "ahead_seconds": shapes.seconds(one.ahead),
+        "history": shapes.past_ticks(one)[::-1],
         "next_ticks": [shapes.time(tick) for tick in _ticks(one)],
     }
 

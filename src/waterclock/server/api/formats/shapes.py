@@ -175,7 +175,12 @@ def schedule(kind: str, one: Schedule) -> dict[str, Any]:
         "next_tick": time(one.next_tick),
         "last_id": None if one.last_id is None else str(one.last_id),
         "ahead_seconds": seconds(ahead),
+        "history": past_ticks(one),
     }
+
+
+def past_ticks(one: Schedule) -> list[dict[str, Any]]:
+    return [{**asdict(each), "at": time(each.at)} for each in one.history]
 
 
 def delivery(kind: str, one: Delivery) -> dict[str, Any]:

@@ -38,7 +38,8 @@ from waterclock.tables.messages.putting.putting import MessageId, PutIds, check_
 from waterclock.tables.model.keyspace import WHOLE, KeyRange, keyspace_id
 from waterclock.tables.model.schema import not_acked
 from waterclock.tables.model.timing.cron import ON_TIME, CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
-from waterclock.tables.model.values.texts import check_text
+from waterclock.tables.model.timing.tick_history import PastTick, read_ticks, with_ticks
+from waterclock.tables.model.values.texts import check_text, storable
 from waterclock.time import MAX_NS, format_duration, format_time, to_duration
 
 Overlap = Literal["run", "skip"]
@@ -80,6 +81,8 @@ class Schedule:
     ahead
         How far the last processed tick is ahead of the database's clock, ns, because that clock was set back. Until
         then it puts nothing, unless it is reset. None: not ahead.
+    history
+        Its last ten ticks with their outcomes, latest last.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Schedule:
     next_tick: int | None
     last_id: MessageId | None
     ahead: int | None
+    history: Sequence[PastTick]
 
 
 def check_name(name: object, longest: int = _LONGEST_NAME) -> str:
@@ -203,8 +207,10 @@ def run_schedule(context: TableContext, name: str) -> MessageId:
 
     def put_now(own: SqlConnection) -> MessageId:
         row = _locked(context, own, name)
-        message_id = _put(context, own, row, [Tick(context.backend.now(own), False)], f"/{secrets.token_hex(4)}")[-1]
-        own.execute(_changing(context, name, last_id=str(message_id)))
+        now = context.backend.now(own)
+        message_id = _put(context, own, row, [Tick(now, False)], f"/{secrets.token_hex(4)}")[-1]
+        history = with_ticks(row.history, [PastTick(now, "run", str(message_id))])
+        own.execute(_changing(context, name, last_id=str(message_id), history=history))
         return message_id
 
     return context.backend.transact(put_now)
@@ -312,7 +318,17 @@ def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int
                     extra=event("schedule_failed", table=context.name, schedule=schedule.name),
                 )
                 refused[schedule.name] = error
+                context.backend.transact(
+                    lambda own, mine=schedule, why=str(error): _note_failure(context, own, mine, why)
+                )
         return put
+
+
+def _note_failure(context: TableContext, connection: SqlConnection, schedule: Schedule, why: str) -> None:
+    row = connection.execute(_of_name(context).with_for_update(), {"name": schedule.name}).first()
+    if row is not None and row.next_tick is not None and row.next_tick == schedule.next_tick:
+        failed = PastTick(row.next_tick, "failed", error=storable(why))
+        connection.execute(_changing(context, schedule.name, history=with_ticks(row.history, [failed])))
 
 
 def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[[str], bool]) -> int:
@@ -325,15 +341,20 @@ def _tick(context: TableContext, connection: SqlConnection, is_wanted: Callable[
         due = due_ticks(row.cron, timezone, row.seen_until, now, catch_up=row.catch_up, within=within)
         ticks = list(due.ticks)
         values: dict[str, Any] = {"next_tick": due.following}
+        past = [] if row.next_tick in [one.at for one in ticks] else [PastTick(row.next_tick, "missed")]
         if due.seen is not None:
             values["seen_until"] = due.seen
         if ticks and row.overlap == "skip":
-            ticks = [] if _is_under_way(context, connection, row.last_id) else ticks[-1:]
+            if _is_under_way(context, connection, row.last_id):
+                past.append(PastTick(ticks[-1].at, "skipped"))
+                ticks = []
+            ticks = ticks[-1:]
         if ticks:
             ids = _put(context, connection, row, ticks)
             values |= {"last_tick": ticks[-1].at, "last_id": str(ids[-1])}
             put += len(ids) - len(ids.existing)
-        connection.execute(_changing(context, row.name, **values))
+            past += [PastTick(one.at, "put", str(id_)) for one, id_ in zip(ticks, ids, strict=True)]
+        connection.execute(_changing(context, row.name, history=with_ticks(row.history, past), **values))
     return put
 
 
@@ -424,6 +445,7 @@ def _read(context: TableContext, row: Any, now: int) -> Schedule:
         row.next_tick,
         None if row.last_id is None else _message_id(context, row.last_id),
         _ahead(row.seen_until, now),
+        read_ticks(row.history),
     )
 
 
