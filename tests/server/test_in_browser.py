@@ -20,6 +20,7 @@ FLAGS = (
     " --disable-component-update --disable-sync"
 )
 LONGEST = 60_000  # ms: a slow machine
+START = 1_764_147_600_000_000_000  # 2025-11-26T09:00:00Z
 PAGES = (
     "/",
     "/tables",
@@ -27,6 +28,11 @@ PAGES = (
     "/tables/orders/messages/1?payload=true",
     "/tables/orders/act/cancel",
     "/tables/shipments/groups",
+    "/tables/shipments/act/dead-letter",
+    "/topics",
+    "/topics/telemetry?to=earliest&subscription=billing",
+    "/topics/telemetry/batches?window=2s&max_delay=1s",
+    "/topics/telemetry/batches?by=rate&source=press",
     "/workers",
     "/schedules",
     "/system",
@@ -48,6 +54,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         shipments = database.create_table("shipments", groups="sequenced", max_attempts=1, on_exhausted="block")
         shipments.put(b"", group="customer 7")
         shipments.receive(1)[0].nack(error="carrier away")
+        telemetry = database.create_topic("telemetry")
+        for second in range(0, 30, 10):
+            times = [START + (second + number) * 10**9 for number in range(10)]
+            pairs = [(time, source) for time in times for source in ("press", "oven")]
+            telemetry.append([wc.Message(source, "heat", time, receive_time=time + 10**8) for time, source in pairs])
+            telemetry.roll()
+        telemetry.subscribe("billing")
     return url
 
 
@@ -94,6 +107,33 @@ def test_a_purge_is_previewed_and_failures_are_retried_together(page: Page) -> N
     page.get_by_role("link", name="Retry all").click()
     page.get_by_role("button", name="Retry 3 messages").click()
     expect(page.get_by_role("status").filter(has_text="Messages retried: 3")).to_be_visible()
+
+
+def test_a_seek_is_previewed_and_confirmed_by_a_typed_and_by_a_dragged_time(page: Page) -> None:
+    page.goto("/topics/telemetry")
+    page.get_by_role("link", name="Seek billing").click()
+    page.get_by_label("Time with offset").fill("2025-11-26T09:00:20Z")
+    page.get_by_label("Compared with").select_option("event_time")
+    page.get_by_role("button", name="Preview", exact=True).click()
+    preview = page.get_by_role("region", name="Preview")
+    expect(preview).to_contain_text("20 unread after it")
+    preview.get_by_role("button", name="Move billing").click()
+    expect(page.get_by_role("status").filter(has_text="with 20 unread")).to_be_visible()
+    page.get_by_role("link", name="Seek billing").click()
+    page.get_by_role("slider").fill("0")
+    page.get_by_role("button", name="Preview this time").click()
+    expect(preview).to_contain_text("are delivered again")
+    preview.get_by_role("button", name="Move billing").click()
+    expect(page.get_by_role("status").filter(has_text="with 60 unread")).to_be_visible()
+
+
+def test_the_timeline_zooms_by_keyboard_and_names_why_batches_closed(page: Page) -> None:
+    page.goto("/topics/telemetry/batches?window=2s&max_delay=1s&since=2025-11-26T09:00:00Z&until=2025-11-26T09:00:30Z")
+    closed = page.get_by_text("cut by conflict:")
+    before = closed.inner_text()
+    page.keyboard.press("+")
+    page.wait_for_url("**since=2025-11-26T09%3A00%3A07*")
+    expect(closed).not_to_have_text(before)
 
 
 def test_a_page_refreshes_itself_until_it_is_paused(page: Page, url: str) -> None:
