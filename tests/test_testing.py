@@ -96,6 +96,7 @@ def test_handlers_by_kind_leave_unknown_kinds(orders: MessageTable) -> None:
     assert drain(orders, {"welcome": handle}) == 0
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
 def test_handlers_may_come_from_a_context_manager(orders: MessageTable, kind: str) -> None:
     happened: list[Any] = []
@@ -135,6 +136,7 @@ class Order:
     press: int
 
 
+@pytest.mark.one_database
 def test_a_handler_gets_the_arguments_of_a_worker(database: Database) -> None:
     table = database.create_table("typed", payload="json")
     seen: list[Order] = []
@@ -147,6 +149,7 @@ def test_a_handler_gets_the_arguments_of_a_worker(database: Database) -> None:
     assert seen == [Order(17)]
 
 
+@pytest.mark.one_database
 def test_a_handler_that_always_puts_another_is_stopped(orders: MessageTable) -> None:
     orders.put("x")
     with pytest.raises(wc.InvalidArgumentError, match="limit"):

@@ -83,10 +83,12 @@ def test_the_overview_names_what_is_wrong_first(
     assert page.index("Table paused is paused") < page.index("Failures by error") < page.index("Message tables")
 
 
+@pytest.mark.one_database
 def test_an_empty_overview_says_what_to_type(client: TestClient) -> None:
     assert "waterclock table add orders" in client.get("/").text
 
 
+@pytest.mark.one_database
 def test_the_overview_shows_only_what_its_reader_may_read(
     orders: wc.MessageTable,
     database: wc.Database,

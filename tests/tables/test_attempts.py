@@ -69,6 +69,7 @@ def test_a_change_of_attempts_kept_holds_from_the_next_failure_on(orders: Messag
     assert errors_of(orders) == [(4, "four")]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("kept", [-1, MOST_KEPT + 1, True, "5", None, 1.0])
 def test_attempts_kept_must_be_a_count(make_table: MakeTable, kept: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^attempts_kept must be an integer from 0 to 100, got"):

@@ -164,6 +164,7 @@ def test_cancelling_a_thousand_messages_is_one_statement(orders: MessageTable, d
     assert len([text for text, _ in statements if text.startswith("UPDATE")]) == 1
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("reason", [7, b"why"])
 def test_a_reason_other_than_text_is_refused(orders: MessageTable, reason: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="reason"):

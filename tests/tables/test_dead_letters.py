@@ -88,6 +88,7 @@ def test_a_stale_delivery_cannot_dead_letter_a_message_of_another_consumer(
     assert fragile.stats().dead == 0
 
 
+@pytest.mark.one_database
 def test_without_a_dead_letter_table_the_option_is_named(orders: MessageTable) -> None:
     orders.put("tea")
     [delivery] = orders.receive()

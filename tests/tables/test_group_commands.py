@@ -345,6 +345,7 @@ def test_a_free_message_that_used_up_its_attempts_dies(
     assert names(database.table("orders_dead").receive()) == ["1"]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("command", ["purge", "pause", "resume", "close", "release", "unpin", "skip_head"])
 @pytest.mark.parametrize("group", [None, ""])
 def test_a_command_about_messages_that_are_in_no_group_is_refused(

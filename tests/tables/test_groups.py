@@ -133,6 +133,7 @@ def test_priority_orders_groups_and_not_the_messages_in_a_group(sequenced: Messa
     assert names(sequenced.receive()) == ["b1", "a1", "a2"]
 
 
+@pytest.mark.one_database
 def test_the_group_comes_from_the_argument_or_else_from_the_header(
     make_table: Callable[..., MessageTable],
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_payload_that_cannot_be_read_is_shown_as_a_problem(make_table: Callabl
     assert (whole.payload, whole.problem) == (b"two", None)
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"limit": None}, {"limit": "3"}, {"group": "a"}, {"group": 7}])
 def test_an_invalid_look_is_refused(orders: MessageTable, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):

@@ -71,6 +71,7 @@ def test_a_delivery_that_is_over_saves_nothing(orders: MessageTable) -> None:
         delivery.save(1)
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("progress", [{1, 2}, float("nan"), {1: 2}, b"bytes", "\x00", object()])
 def test_progress_must_be_json(orders: MessageTable, progress: Any) -> None:
     orders.put("tea")

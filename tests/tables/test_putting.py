@@ -63,6 +63,7 @@ def test_uuid_ids_are_generated_in_order_of_time(make_table: Callable[..., Messa
     assert table.ack(str(message_id)) == 1
 
 
+@pytest.mark.one_database
 def test_text_ids_must_be_given(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(id_type="text")
     assert table.put("a", id="first") == "first"
@@ -152,6 +153,7 @@ def test_a_delayed_message_is_due_so_long_after_it_was_put(
     assert "soon" in payloads(orders)
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("delay", [-1, "soon", 1.5, "-5s", object()])
 def test_an_invalid_delay_is_refused(orders: MessageTable, delay: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="delay"):
@@ -168,6 +170,7 @@ def test_a_delay_without_end_is_the_largest_time(orders: MessageTable) -> None:
     assert payloads(orders) == []
 
 
+@pytest.mark.one_database
 def test_no_further_column_is_named_as_an_argument(make_table: Callable[..., MessageTable]) -> None:
     with pytest.raises(InvalidArgumentError, match="not in use, got 'delay'"):
         make_table(columns={"delay": "bigint"})

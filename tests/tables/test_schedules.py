@@ -338,6 +338,7 @@ def _forbid(_context: object, **_options: object) -> None:
     raise ForbiddenError("denied")
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("given", "named"),
     [

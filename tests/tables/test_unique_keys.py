@@ -242,6 +242,7 @@ def test_a_put_without_a_key_needs_no_key_statement(database: Database, orders: 
     assert statements == []
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("given", "named"),
     [

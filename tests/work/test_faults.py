@@ -109,6 +109,7 @@ def test_an_ack_that_meets_a_database_that_is_away_is_tried_again_and_nothing_is
     assert (len(tries), orders.stats().acked, orders.stats().sent) == (3, 1, 1)
 
 
+@pytest.mark.one_database
 def test_a_handler_that_blocks_the_loop_keeps_its_lease_and_is_named(
     make_table: MakeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_thread_that_is_stuck_in_c_costs_no_slot_and_is_a_metric(make_table: M
     assert (orders.stats().acked, orders.stats().delayed) == (20, 2)
 
 
+@pytest.mark.one_database
 def test_a_blocked_loop_costs_the_messages_whose_handlers_have_not_begun_no_attempt(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +281,7 @@ class Unspeakable(Exception):  # noqa: N818  # it is one, and cannot say so
         raise RuntimeError("no text")
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("kind", ["thread", "task"])
 def test_an_exception_with_a_broken_repr_does_not_end_a_slot(
     make_table: MakeTable, kind: str, caplog: pytest.LogCaptureFixture
@@ -299,6 +302,7 @@ def test_an_exception_with_a_broken_repr_does_not_end_a_slot(
     assert [one["dead_reason"] for one in orders.dead_letters()] == ["sent 1 times without an ack"] * 2
 
 
+@pytest.mark.one_database
 def test_a_handlers_exception_is_one_line_of_the_log_and_a_reason_may_be_an_exception(
     make_table: MakeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +323,7 @@ def test_a_handlers_exception_is_one_line_of_the_log_and_a_reason_may_be_an_exce
     assert {one["dead_reason"] for one in orders.dead_letters()} >= {"ValueError: wrong\npress"}
 
 
+@pytest.mark.one_database
 def test_a_child_process_that_dies_while_one_of_its_own_lives_is_noticed(make_table: MakeTable) -> None:
     orders = make_table(max_attempts=1)
     orders.put(1)

@@ -37,6 +37,7 @@ def test_each_message_is_handled_and_acked(orders: MessageTable) -> None:
     assert orders.stats().sent == 301
 
 
+@pytest.mark.one_database
 def test_asynchronous_handlers_run_in_one_loop_as_many_at_a_time_as_there_are_slots(orders: MessageTable) -> None:
     put(orders, *range(20))
     at_a_time: list[int] = []
@@ -85,6 +86,7 @@ def test_a_handler_chooses_the_outcome_of_its_message(make_table: MakeTable) -> 
     assert (counts.done, counts.failed, counts.snoozed, counts.dead, counts.discarded) == (0, 2, 1, 1, 1)
 
 
+@pytest.mark.one_database
 def test_a_failure_is_one_line_with_the_id_the_attempt_and_the_next_try(
     make_table: MakeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,6 +231,7 @@ def test_nothing_waits_claimed_behind_a_long_handler(orders: MessageTable) -> No
     assert orders.stats().sent == 301
 
 
+@pytest.mark.one_database
 def test_a_thread_that_is_stuck_gives_its_slot_to_another_and_its_message_backs_off(
     make_table: MakeTable, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,6 +257,7 @@ def test_a_thread_that_is_stuck_gives_its_slot_to_another_and_its_message_backs_
     assert orders.stats().acked == 1
 
 
+@pytest.mark.one_database
 def test_an_asynchronous_handler_that_takes_too_long_is_cancelled(make_table: MakeTable) -> None:
     orders = make_table(min_backoff="1h", ack_wait="1h")
     put(orders, "x")
@@ -365,6 +369,7 @@ def test_a_group_waits_for_a_worker_that_knows_the_kind_of_its_first_message(
     assert [kind for group, kind in seen if group == "a"] == ["old", "new", "old"]
 
 
+@pytest.mark.one_database
 def test_handlers_may_come_from_a_context_manager_that_lasts_as_long_as_the_worker(orders: MessageTable) -> None:
     put(orders, 1, 2, 3)
     happened: list[Any] = []
@@ -381,6 +386,7 @@ def test_handlers_may_come_from_a_context_manager_that_lasts_as_long_as_the_work
     assert happened == ["begin", 1, 2, 3, "end"]
 
 
+@pytest.mark.one_database
 def test_a_factory_may_be_asynchronous_and_so_may_what_is_around_each_message(orders: MessageTable) -> None:
     put(orders, 1, 2)
     happened: list[Any] = []

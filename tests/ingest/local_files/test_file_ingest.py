@@ -73,6 +73,7 @@ def test_a_rerun_continues_and_new_lines_are_appended_once(topic: wc.Topic, inge
     assert numbers(topic) == list(range(8))
 
 
+@pytest.mark.one_database
 def test_half_a_last_line_is_left_until_it_is_whole(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event]
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_database_that_is_away_loses_and_duplicates_nothing(
     assert names(events) == ["database_away", "database_back"]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("size", [70_000 * 6 + (1 << 20), 3 << 20])
 def test_a_line_that_is_too_long_becomes_a_dead_letter_and_the_next_is_read(
     database: wc.Database, topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, size: int
@@ -216,6 +218,7 @@ def test_a_line_that_is_too_long_becomes_a_dead_letter_and_the_next_is_read(
     assert "must have at most" in letter.headers["reason"]
 
 
+@pytest.mark.one_database
 def test_csv_with_other_column_names_keeps_the_rest_as_payload(
     database: wc.Database, topic: wc.Topic, ingest: MakeIngest, tmp_path: Path
 ) -> None:
@@ -233,6 +236,7 @@ def test_csv_with_other_column_names_keeps_the_rest_as_payload(
     assert (letter.payload, (letter.headers or {})["reason"]) == (b"1,press", "row must have 4 columns, got 2")
 
 
+@pytest.mark.one_database
 def test_a_folder_of_collectd_becomes_hosts_and_streams(topic: wc.Topic, ingest: MakeIngest, tmp_path: Path) -> None:
     for host in ("lab", "gate"):
         folder = tmp_path / "csv" / host / "interface-eth0"
@@ -259,6 +263,7 @@ def test_parquet_is_read_row_by_row_once(
     assert numbers(topic) == list(range(5))
 
 
+@pytest.mark.one_database
 def test_unreadable_files_are_named_and_the_others_are_read(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event]
 ) -> None:
@@ -275,6 +280,7 @@ def test_unreadable_files_are_named_and_the_others_are_read(
         ingest("x*").run(follow=False)
 
 
+@pytest.mark.one_database
 def test_a_csv_without_its_columns_is_an_error_of_the_file(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event]
 ) -> None:

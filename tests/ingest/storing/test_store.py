@@ -159,6 +159,7 @@ def test_a_session_that_was_taken_over_appends_nothing(database: Database) -> No
     assert other.append([received(1)]).appended == 1
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize(
     ("topic", "payload", "reason"),
     [
@@ -182,6 +183,7 @@ def test_a_message_that_cannot_be_mapped_becomes_one_dead_letter(
     assert store.append([received(1, payload, topic=topic, repeat=True)]).repeats == 1
 
 
+@pytest.mark.one_database
 def test_of_a_payload_above_the_limit_the_beginning_is_kept(database: Database) -> None:
     store = make_store(database)
     store.append([received(1, b"x" * 100_000)])
@@ -190,6 +192,7 @@ def test_of_a_payload_above_the_limit_the_beginning_is_kept(database: Database) 
     assert "must have at most 1000 bytes, got 100000" in (letter.headers or {})["reason"]
 
 
+@pytest.mark.one_database
 def test_retained_messages_are_skipped_unless_wanted(database: Database) -> None:
     assert make_store(database).append([received(1, retained=True)]).skipped == 1
     assert payloads(database) == []
