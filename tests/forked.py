@@ -31,9 +31,11 @@ IMPORTED = (
     "sqlalchemy.dialects.mysql.pymysql",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
+    "waterclock.batching.event_time.kernel",
     "waterclock.connection",
     "waterclock.ingest.ingest",
     "waterclock.ingest.kafka.kafka_ingest",
+    "waterclock.live.follower",
     "waterclock.tables.message_table",
     "waterclock.topics.topic",
 )
