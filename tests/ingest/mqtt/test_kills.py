@@ -18,8 +18,10 @@ from tests.services import Service
 
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError
+from waterclock.ingest.mqtt import session
 from waterclock.ingest.mqtt.connection import Connection
 from waterclock.ingest.recording import read_recording
+from waterclock.ingest.storing.received import Received
 from waterclock.topics.writing.appending import JointAppend
 
 VERSIONS = ("5", "3.1.1")
@@ -116,6 +118,63 @@ def test_a_broker_that_is_restarted_under_load_loses_nothing_that_it_acked(
     assert stored.keys() == set(sent)
     # The publisher sends what it saw no ack for again: at most the 20 that it has in flight, at each restart.
     assert stored.total() - count <= 20 * restarts
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize(("count", "kills"), [(1_500, 1), pytest.param(250_000, 5, marks=pytest.mark.slow)])
+def test_a_broker_that_is_killed_under_load_loses_only_messages_that_it_had_not_sent(
+    database: Database,
+    place: Place,
+    publisher: Publisher,
+    gate: threading.Event,
+    mosquitto_server: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    kills: int,
+) -> None:
+    recorded = read_recording()["payload"].to_pylist()[: count + 1]
+    published = [b"%d %s" % (number, recorded[number % len(recorded)]) for number in range(count)]
+    at_once = 500  # as above
+    due = {count * (kill + 1) // (kills + 1) // at_once * at_once for kill in range(kills)}
+    delivered: set[bytes] = set()
+    deliver = session.BrokerSession._deliver
+
+    def note(own: session.BrokerSession, received: Received) -> bool:
+        is_taken = deliver(own, received)
+        if is_taken:
+            delivered.add(received.published.payload)
+        return is_taken
+
+    monkeypatch.setattr(session.BrokerSession, "_deliver", note)
+    mosquitto_server.restart()  # it saves its queues 30 minutes later, which would change the counts
+    gate.set()
+    killed = 0
+    with running(database, place.plan(version="3.1.1")) as own:
+        for first in range(0, count, at_once):
+            some = published[first : first + at_once]
+            if first not in due:
+                publisher.publish(place.topic(), *some)
+                until(lambda: some[-1] in delivered)  # noqa: B023  # at once
+                continue
+            gate.clear()
+            publisher.publish(place.topic(), *some[:300])  # of which the broker sends 20
+            killing = threading.Thread(target=mosquitto_server.restart, kwargs={"immediate": True})
+            killing.start()
+            publisher.publish(place.topic(), *some[300:])
+            killing.join()
+            gate.set()
+            killed += 1
+            until(lambda: own.names().count("session_lost") == killed)  # noqa: B023  # at once
+            until(lambda: own.names().count("subscribed") == killed + 1)  # noqa: B023  # at once
+        publisher.publish(place.topic(), b"last")
+        until(lambda: b"last" in delivered)
+        until(lambda: own.counts.appended + own.counts.repeats == own.counts.received)
+    stored = Counter(payloads(database))
+    assert stored.keys() == delivered
+    lost = set(published) - stored.keys()
+    assert 200 * kills <= len(lost) <= at_once * kills
+    # The publisher sends what it saw no ack for again.
+    assert stored.total() - len(stored) <= 20 * kills
 
 
 @pytest.mark.one_database
