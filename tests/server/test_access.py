@@ -114,6 +114,7 @@ read topic      GET    /topics/{topic}/batches
 any             GET    /schedules
 manage table    POST   /tables/{table}/schedules/{schedule}/{command}
 any             GET    /workers
+any             GET    /ingest
 any             GET    /system
 """
 """The right that each route needs."""

@@ -33,6 +33,7 @@ PAGES = (
     "/topics/telemetry?to=earliest&subscription=billing",
     "/topics/telemetry/batches?window=2s&max_delay=1s",
     "/topics/telemetry/batches?by=rate&source=press",
+    "/ingest",
     "/workers",
     "/schedules",
     "/system",

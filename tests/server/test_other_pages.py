@@ -11,6 +11,8 @@ from fastapi.testclient import TestClient
 from tests.server.browsing import BROWSER, send_form
 
 import waterclock as wc
+from waterclock.database.schema.ingest_catalogue import ingest_files, ingest_partitions, ingest_sessions
+from waterclock.server.pages import ingest
 from waterclock.server.pages.cron_words import in_words
 
 pytestmark = pytest.mark.one_database
@@ -140,6 +142,40 @@ def test_workers_shows_processes_and_consumers(database: wc.Database, client: Te
         assert [(one["table"], one["subscriptions"]) for one in found["processes"]] == [("orders", 1)]
         assert [one["consumer"] for one in found["consumers"]] == ["packer"]
         assert "packer" in client.get("/workers").text
+
+
+def test_ingest_shows_what_is_appended_and_which_sessions_are_silent(
+    database: wc.Database, serve: Callable[..., TestClient], bearer: Callable[..., dict[str, str]]
+) -> None:
+    client = serve()
+    assert "waterclock ingest mqtt://" in client.get("/ingest").text
+    ids = {name: database.create_topic(name).storage.topic_id for name in ("telemetry", "secret")}
+    now = database.backend.now()
+    with database.begin() as connection:
+        for number, seen_at in enumerate((now, now - ingest.SILENT - 1)):
+            session = {"name": f"{HOSTILE}{number}@broker:1883", "owner": 1, "filters": "[]", "unacked": b""}
+            connection.execute(sa.insert(ingest_sessions).values(**session, dropped=number, seen_at=seen_at))
+        for name, topic_id in ids.items():
+            file = {"device": 1, "inode": topic_id, "owner": 1, "path": f"/data/{name}{HOSTILE}", "fingerprint": b""}
+            connection.execute(
+                sa.insert(ingest_files).values(**file, topic_id=topic_id, offset=2_000, lines=7, seen_at=now)
+            )
+            partition = {"cluster": "c", "kafka_topic_id": "k", "partition": 3, "kafka_topic": name, "owner_epoch": 4}
+            connection.execute(
+                sa.insert(ingest_partitions).values(**partition, topic_id=topic_id, offset=17, seen_at=now)
+            )
+    found = client.get("/ingest?format=json").json()
+    assert [(one["dropped"], one["silent"]) for one in found["sessions"]] == [(0, False), (1, True)]
+    assert {(one["topic"], one["offset"], one["starts"]) for one in found["partitions"]} == {
+        ("telemetry", 17, 4),
+        ("secret", 17, 4),
+    }
+    page = client.get("/ingest").text
+    assert "silent" in page
+    assert "<script>alert" not in page
+    shown = serve(require_token=True).get("/ingest?format=json", headers=bearer("read topic:telemetry"))
+    assert "secret" not in shown.text
+    assert (shown.json()["sessions"], shown.json()["files"][0]["path"]) == ([], None)
 
 
 def test_the_system_page_hides_the_inside_from_tokens(

@@ -27,6 +27,7 @@ NAVIGATION = (
     ("/", "Overview"),
     ("/tables", "Tables"),
     ("/topics", "Topics"),
+    ("/ingest", "Ingest"),
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
     ("/system", "System"),
