@@ -10,11 +10,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.routing import Route
+from tests.server.browsing import sign_in
 
 import waterclock as wc
 from waterclock.server.access import Policy
 from waterclock.server.app import create_app
-from waterclock.server.limits import MAX_BODY
+from waterclock.server.limits import MAX_BODY, MAX_WRONG_TOKENS
 from waterclock.server.rights import VERBS, Right
 from waterclock.server.tokens import add_token, find_token, remove_token
 
@@ -113,8 +114,8 @@ manage topic    POST   /topics/{topic}/seek
 read topic      GET    /topics/{topic}/batches
 any             GET    /schedules
 manage table    POST   /tables/{table}/schedules/{schedule}/{command}
-any             GET    /workers
 any             GET    /ingest
+any             GET    /workers
 any             GET    /system
 """
 """The right that each route needs."""
@@ -420,3 +421,19 @@ def test_every_act_is_in_the_audit_log(
     assert len(caplog.records) == 3
     assert "secret" not in text
     assert "\x1b" not in text
+
+
+def test_an_address_that_guesses_tokens_is_refused_for_a_while_but_known_tokens_still_work(
+    serve: Callable[..., TestClient], bearer: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.server.access._CACHED_FOR", 0)
+    client, known, unseen = serve(require_token=True), bearer("read topic:t"), bearer("read topic:u")
+    assert client.get("/api/me", headers=known).status_code == 200
+    wrong = [{"Authorization": f"Bearer wct_{'0' * 16}_{number:043}"} for number in range(MAX_WRONG_TOKENS + 1)]
+    for each in [*wrong[:MAX_WRONG_TOKENS], wrong[0]]:
+        assert client.get("/api/me", headers=each).status_code == 401
+    assert client.get("/api/me", headers=wrong[-1]).status_code == 429
+    refused = client.get("/api/me", headers=unseen)
+    assert (refused.status_code, 0 < int(refused.headers["retry-after"]) <= 61) == (429, True)
+    assert client.get("/api/me", headers=known).status_code == 200
+    assert sign_in(client, unseen).status_code == 429

@@ -25,9 +25,10 @@ from waterclock._support.quoting import in_a_line, quoted
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
 from waterclock.server.errors import error_response, http_error
+from waterclock.server.limits import WrongTokens
 from waterclock.server.opened_tables import OpenedTables
 from waterclock.server.rights import Client, Kind, Verb
-from waterclock.server.tokens import find_token
+from waterclock.server.tokens import find_token, is_token
 from waterclock.tables.message_table import MessageTable
 from waterclock.topics.topic import Topic
 
@@ -180,27 +181,27 @@ class Access:
     (CSRF).
     """
 
-    def __init__(self, app: ASGIApp, database: Database, policy: Policy) -> None:
+    def __init__(self, app: ASGIApp, database: Database, policy: Policy, known: KnownTokens) -> None:
         self._app = app
         self._backend = database.backend
         self._policy = policy
-        self._known = _KnownTokens(database)
+        self._known = known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, address = Headers(scope=scope), address_of(scope)
         try:
             is_foreign = self._check_origin(scope, headers)
-            caller, credential = await self._find_caller(scope["path"], headers)
+            caller, credential = await self._find_caller(scope["path"], headers, address)
         except HTTPException as error:
             await _refusal(error, scope, headers)(scope, receive, send)
             return
         except WaterclockError as error:
             await error_response(error, self._backend, suggests=False)(scope, receive, send)
             return
-        again = partial(self._find_caller, scope["path"], headers)
+        again = partial(self._find_caller, scope["path"], headers, address)
         facts = {"caller": caller, "credential": credential, "is_foreign": is_foreign, "find_caller_again": again}
         state: dict[str, Any] = {**scope.get("state", {}), **facts}
         status = 0
@@ -228,7 +229,7 @@ class Access:
             raise _foreign()
         return is_foreign
 
-    async def _find_caller(self, path: str, headers: Headers) -> tuple[Client, str | None]:
+    async def _find_caller(self, path: str, headers: Headers, address: str) -> tuple[Client, str | None]:
         """Return the sender, and its cookie's token if it signed in with one."""
         policy = self._policy
         given = headers.get("authorization")
@@ -237,9 +238,9 @@ class Access:
         if given is None and is_open:
             return _LOCAL, None
         scheme, _, text = (given or "").partition(" ")
-        if scheme.lower() == "bearer" and (caller := await self._known.find(text.strip())) is not None:
+        if scheme.lower() == "bearer" and (caller := await self._known.find(text.strip(), address)) is not None:
             return caller, None
-        if given is None and cookie and (caller := await self._known.find(cookie)) is not None:
+        if given is None and cookie and (caller := await self._known.find(cookie, address)) is not None:
             return caller, cookie
         if path in OPEN_PATHS or path.startswith(_STATIC):
             return NOBODY, None
@@ -262,6 +263,11 @@ def _foreign() -> HTTPException:
 def _is_at(origin: str, host: str) -> bool:
     _, colon, place = origin.partition("://")
     return bool(colon) and place.lower() == host.lower()
+
+
+def address_of(scope: Scope) -> str:
+    """Return the address of a request's sender, or of the proxy before it."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def is_forwarded(headers: Headers) -> bool:
@@ -296,22 +302,31 @@ def _note(act: Act, scope: Scope, status: int) -> None:
     )
 
 
-class _KnownTokens:
-    """The callers of tokens, each looked up at most once a second."""
+class KnownTokens:
+    """The callers of tokens, each looked up at most once a second, and wrong tokens up to a limit."""
 
     def __init__(self, database: Database) -> None:
         self._backend = database.backend
         self._lock = threading.Lock()
         self._callers: dict[str, tuple[float, Client]] = {}
+        self._wrong = WrongTokens()
 
-    async def find(self, text: str) -> Client | None:
+    async def find(self, text: str, address: str) -> Client | None:
+        """Return the caller of a token; None if the token is invalid."""
+        if not is_token(text):
+            return None
         now = moments.monotonic()
         with self._lock:
             until, caller = self._callers.get(text, (now, NOBODY))
         if until > now:
             return caller
+        if self._wrong.is_known(address, text, now):
+            return None
+        if caller is NOBODY:  # a token that was valid lately is looked up whatever others behind the proxy send
+            self._wrong.check(address, now)
         token = await run_in_threadpool(find_token, self._backend, text)
         if token is None:
+            self._wrong.note(address, text, now)
             return None
         caller = Client(token.name, frozenset(token.rights))
         with self._lock:

@@ -22,7 +22,7 @@ from waterclock.connection import Database
 from waterclock.errors import WaterclockError
 from waterclock.monitoring.database_facts import FactsReader
 from waterclock.monitoring.shared_collection import SharedCollection
-from waterclock.server.access import Access, Policy
+from waterclock.server.access import Access, KnownTokens, Policy
 from waterclock.server.api import (
     account,
     deliveries,
@@ -110,7 +110,8 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
     app.state.facts = SharedCollection("the state of the database", FactsReader(database.backend).read, _FACTS_WITHIN)
     app.state.form_key = secrets.token_hex(32)
     app.add_middleware(LimitedBodies)
-    app.add_middleware(Access, database=database, policy=policy)
+    app.state.known_tokens = KnownTokens(database)
+    app.add_middleware(Access, database=database, policy=policy, known=app.state.known_tokens)
     _handle_errors(app, database)
     _add_probes(app, database)
     for module in _ROUTERS:

@@ -1,4 +1,4 @@
-"""Limits on the server's memory and connections for one caller: bytes of a body, and open streams."""
+"""Limits on what callers may use of the server: bytes of a body, open streams, and look-ups of wrong tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ MAX_STREAMS = 500
 MAX_THREADS = 12
 """Maximum concurrent calls of the database. Others wait in the event loop. An engine's pool has 15 connections."""
 
+MAX_WRONG_TOKENS = 20
+"""Maximum wrong tokens of an address in a minute: each costs a query. No one types as many."""
+
 _TOO_LARGE = 413
+_MINUTE = 60.0
+_MOST_ADDRESSES = 10_000
 
 
 class LimitedBodies:
@@ -74,3 +79,31 @@ class StreamLimit:
             yield
         finally:
             self._open -= 1
+
+
+class WrongTokens:
+    """The wrong tokens that each address has sent in this minute. Used in the event loop alone.
+
+    A browser sends an expired one with every request, so each counts once, and is not looked up again.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[str, set[str]] = {}
+        self._until = -1.0
+
+    def is_known(self, address: str, text: str, now: float) -> bool:
+        """Return whether the address has sent it in this minute; ``now`` in seconds."""
+        return now < self._until and text in self._sent.get(address, ())
+
+    def check(self, address: str, now: float) -> None:
+        """Refuse an address that has sent too many in this minute."""
+        if now < self._until and len(self._sent.get(address, ())) >= MAX_WRONG_TOKENS:
+            left = {"Retry-After": str(int(self._until - now) + 1)}
+            raise HTTPException(429, "too many wrong tokens; try again later", left)
+
+    def note(self, address: str, text: str, now: float) -> None:
+        """Count a wrong token."""
+        if now >= self._until or len(self._sent) >= _MOST_ADDRESSES:
+            self._sent.clear()
+            self._until = now + _MINUTE
+        self._sent.setdefault(address, set()).add(text)

@@ -103,6 +103,11 @@ def remove_token(backend: Backend, name: str) -> None:
         raise NotFoundError(unknown_name("token", name, known, "list them with 'waterclock token ls'"))
 
 
+def is_token(text: str) -> bool:
+    """Return whether a text has the form of a token."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 def find_token(backend: Backend, text: str) -> AccessToken | None:
     """Return the token that a caller sent; None if it is unknown or has expired."""
     parts = _TOKEN.fullmatch(text)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from waterclock.server.access import COOKIE, is_forwarded
+from waterclock.server.access import COOKIE, address_of, is_forwarded
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import page, see_other
-from waterclock.server.tokens import find_token
 
 _KEPT_FOR = 12 * 3600  # s: a shift
 
@@ -21,10 +20,10 @@ async def show_form(request: Request) -> Response:
 
 
 @router.post("/login")
-def sign_in(request: Request, form: Form) -> Response:
+async def sign_in(request: Request, form: Form) -> Response:
     """Keep a valid token in a cookie that no script can read and no other site can send."""
     text = form.get("token", "").strip()
-    if find_token(request.app.state.database.backend, text) is None:
+    if await request.app.state.known_tokens.find(text, address_of(request.scope)) is None:
         return page(request, "login.html", {"refused": True}, 401)
     answer = see_other(_own_path(request.query_params.get("next", "")))
     answer.set_cookie(COOKIE, text, max_age=_KEPT_FOR, httponly=True, samesite="strict", secure=_is_secure(request))
