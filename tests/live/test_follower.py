@@ -102,6 +102,7 @@ def test_a_step_that_fails_takes_nothing_and_is_made_again(
     assert landed(table) == expected(topic)
 
 
+@pytest.mark.one_database
 def test_silence_closes_batches_once_the_clock_is_max_skew_further(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
@@ -182,6 +183,7 @@ def test_other_options_for_the_same_table_are_refused_with_both(follow: MakeFoll
         follow(RULE, sources=["s1"])
 
 
+@pytest.mark.one_database
 def test_chosen_sources_alone_are_batched(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
@@ -216,6 +218,7 @@ def test_removing_the_topic_removes_its_followers(
     assert again.info.messages == 6
 
 
+@pytest.mark.one_database
 def test_batches_by_rate_are_those_of_the_batcher(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
 ) -> None:
@@ -250,6 +253,7 @@ def steps_take(*took: int) -> Callable[[], int]:
     return lambda: next(readings)
 
 
+@pytest.mark.one_database
 def test_an_adaptive_length_follows_the_time_of_a_step_and_gives_the_batches_of_the_batcher(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
 ) -> None:
@@ -295,6 +299,7 @@ def without_positions(batch: wc.Batch) -> list[object]:
     return [batch.source, batch.start, batch.end, batch.closed_at, batch.reason, messages]
 
 
+@pytest.mark.one_database
 def test_an_adaptive_length_shrinks_when_nothing_comes_and_stays_between_its_bounds(
     topic: wc.Topic, follow: MakeFollower
 ) -> None:
@@ -315,6 +320,7 @@ def test_an_adaptive_length_shrinks_when_nothing_comes_and_stays_between_its_bou
         follow(ByRate.checked("2s"))
 
 
+@pytest.mark.one_database
 def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:

@@ -19,6 +19,7 @@ from waterclock.tables.model.values.texts import check_text, storable
 NUL, HALF = "a\0b", "a\ud800b"
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("text", [NUL, HALF])
 def test_texts_that_no_database_or_not_every_one_keeps_are_refused_by_their_arguments_names(
     database: Database, text: str

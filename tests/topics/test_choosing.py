@@ -39,6 +39,7 @@ def _holds(choice: dict[str, Any], message: Message) -> bool:
     )
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_selection_reads_the_rows_that_a_filter_would_keep(topic: Topic, choice: dict[str, Any]) -> None:
     _fill(topic)

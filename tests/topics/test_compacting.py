@@ -85,6 +85,7 @@ def test_compacted_ledgers_are_compacted_again_with_newer_ones(sealed: Topic) ->
     assert answers(sealed) == before
 
 
+@pytest.mark.one_database
 def test_a_file_that_ledgers_share_is_plain_parquet_with_their_numbers(sealed: Topic) -> None:
     sealed.compact()
     table = pq.read_table(ledger_path(sealed, 0))
@@ -128,6 +129,7 @@ def test_a_slice_spans_ledgers_that_share_a_file(sealed: Topic) -> None:
     assert tail.start == Position(4, 0, 0)
 
 
+@pytest.mark.one_database
 def test_row_groups_without_a_wanted_source_are_left_out(sealed: Topic) -> None:
     sealed.compact()
     assert [part.start.ledger for part in sealed.plan(wanted=ReadFilter(sources=["unknown"]))] == [4]

@@ -84,6 +84,7 @@ def test_a_store_that_lacks_a_file_is_not_recorded(sealed: Topic, tmp_path: Path
         again(sealed)
 
 
+@pytest.mark.one_database
 def test_a_copy_of_a_store_is_not_taken_for_it_while_the_original_is_there(sealed: Topic, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "ledgers", tmp_path / "copy")
     with pytest.raises(InvalidArgumentError, match="must not hold a copy of the store"):

@@ -283,6 +283,7 @@ def test_a_file_that_reads_back_differently_is_rejected(
     assert all_files(tmp_path) == set()
 
 
+@pytest.mark.one_database
 def test_an_object_store_is_written_straight_to_the_unique_name(topic: Topic, tmp_path: Path) -> None:
     topic, _ = on_counting_files(topic, tmp_path / "bucket")
     append_ledgers(topic, FLOW)

@@ -91,6 +91,7 @@ def held(topic: Topic) -> list[int]:
     return [message.event_time for message in topic.read()]
 
 
+@pytest.mark.one_database
 def test_a_message_too_far_ahead_is_left_out_and_named_with_its_reason(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:
@@ -116,6 +117,7 @@ def test_an_append_with_all_messages_rejected_writes_nothing(clocked_topic: Topi
     assert topic.info.messages == 0
 
 
+@pytest.mark.one_database
 def test_a_message_kept_although_ahead_is_a_warning(
     clocked_topic: Topic, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_repeat_is_judged_by_the_limit_of_the_first_time(clocked_topic: Topic,
     assert topic.append(sent(6), producer="p", sequence=2) == whole._replace(duplicate=True)
 
 
+@pytest.mark.one_database
 def test_a_topic_without_a_limit_takes_any_publish_time(clocked_topic: Topic) -> None:
     assert clocked_topic.append(sent(10**9)) == Appended(Position(0, 0, 0), 1)
     assert clocked_topic.info.max_ahead is None
@@ -220,6 +223,7 @@ def test_the_limit_applies_up_to_the_largest_time() -> None:
     assert [each.index for each in now_only.rejected(times, lambda: -5)] == [0]
 
 
+@pytest.mark.one_database
 @pytest.mark.parametrize("as_table", [False, True])
 def test_a_receive_time_too_far_ahead_is_rejected_as_a_publish_time_is(clocked_topic: Topic, as_table: bool) -> None:
     topic = limited(clocked_topic)
