@@ -336,3 +336,12 @@ def test_dead_lettering_by_id_without_a_dead_letter_table_is_refused(make_table:
     table.put("tea")
     with pytest.raises(InvalidArgumentError, match="has no dead-letter table"):
         table.dead_letter(1, "sold out")
+
+
+def test_a_cancelled_message_that_came_back_is_not_counted_as_dead_lettered(make_table: MakeTable) -> None:
+    table = make_table(max_attempts=9)
+    table.put("tea")
+    [out] = table.receive()
+    table.cancel(1)
+    out.nack()
+    assert (table.dead_letter(1, "sold out"), table.dead_letters()) == (0, [])

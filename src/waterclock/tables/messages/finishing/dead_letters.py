@@ -176,7 +176,8 @@ def _bury_some(context: TableContext, connection: SqlConnection, ids: Sequence[A
     known, _ = lock_ids(context, connection, ids)
     rows = context.rows
     is_out = rows.c.claim_id.is_not(None) & (rows.c.time_next > context.backend.now_sql())
-    waiting = sa.select(rows.c.seq).where(context.unacked(), sa.not_(is_out), rows.c.ack_held_at.is_(None))
+    is_fresh = sa.func.coalesce(rows.c.expires_at, 0) != sa.literal(CANCELLED, sa.BigInteger)
+    waiting = sa.select(rows.c.seq).where(context.unacked(), sa.not_(is_out), rows.c.ack_held_at.is_(None), is_fresh)
     seqs = list(connection.scalars(waiting, {"seqs": [row.seq for row in known]}))
     if seqs:
         bury(context, connection, seqs, why)
