@@ -143,8 +143,9 @@ def test_a_stream_whose_clock_is_ahead_is_told_to_correct_it() -> None:
         watch.warn()
 
 
-def test_a_silence_longer_than_an_era_names_its_remedy() -> None:
-    messages = [*pulses("a", 5, 0, 5), *pulses("a", 5, 3600, 3620)]
+def test_rare_messages_after_a_silence_longer_than_an_era_name_the_remedy() -> None:
+    rare = [message("a", at(3600 + 5 * number)) for number in range(6)]
+    messages = [*pulses("a", 5, 0, 5), *rare]
     with pytest.warns(OutsideWindowWarning, match="silence .* forget_after"):
         feed(RateAwareBatcher(clock=frozen), messages)
 

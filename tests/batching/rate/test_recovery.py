@@ -80,6 +80,40 @@ def test_a_broken_stream_that_was_alone_in_the_silence_gives_the_window_back(
     assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1020, 10**8),
+    st.sampled_from([None, *range(SECOND // 2, 5 * SECOND, SECOND // 2)]),
+    st.sampled_from([1, 5, 14]),
+    st.booleans(),
+    st.floats(0, 1),
+)
+def test_messages_after_a_long_silence_lie_in_their_own_windows(
+    silence: int, length: int | None, rate: int, gated: bool, phase: float
+) -> None:
+    before = pulses("det", 14, 0, 20) + pulses("mon", rate, 0, 20)
+    after = pulses("det", 14, 20 + silence, 60 + silence, phase) + pulses("mon", rate, 20 + silence, 60 + silence)
+    arrivals = in_calls(arriving(on_time(before), on_time(after)), length)
+    chosen = {"gated": gated}
+    batcher = RateAwareBatcher(**chosen, clock=frozen)
+    batches = _batches(batcher, arrivals) + batcher.flush()
+    resumed = [b for b in batches if b.start >= at(19 + silence)]
+    assert sum(len(b.messages) for b in resumed) == len(after)
+    assert not any(b.outside for b in resumed)
+    assert {b.end - b.start for b in resumed} == {SECOND}
+    columns = RateAwareColumns(NAMES, **chosen)
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == run_class(arrivals, chosen)
+
+
+def test_a_window_that_was_empty_in_the_silence_leaves_no_batch() -> None:
+    detector = pulses("det", 14, 0, 20) + pulses("det", 14, 20 + SILENCE, 60 + SILENCE)
+    arrivals = in_calls(on_time(detector), None)
+    assert all(b.messages for b in _batches(RateAwareBatcher(clock=frozen), arrivals))
+    columns = RateAwareColumns(NAMES)
+    found = columns.add(*laid_out(arrivals, NAMES), flush=True)
+    assert described_columns(found) == run_class(arrivals, {})
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([43 * YEAR, -43 * YEAR]),

@@ -972,6 +972,34 @@ def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: Kerne
 
 
 @njit(error_model="numpy")
+def _follow(oldest: int, newest: int, rows: Codes, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    """As `Assembly.follow`."""
+    facts, times = known.facts, messages.times
+    traffic = np.empty(facts[JOINED] - facts[ACTIVE_FROM], np.int64)
+    count, stop = 0, int(facts[ACTIVE_FROM])
+    for place in range(stop, facts[JOINED]):
+        message = out.joined[place]
+        if oldest <= times[message] <= newest:
+            traffic[count] = message
+            count += 1
+        else:
+            out.joined[stop] = message
+            stop += 1
+    facts[JOINED] = stop
+    facts[STRAYS] -= count
+    batches = facts[BATCHES]
+    _place_anew(oldest, known, messages, out)
+    if out.until[batches] == (out.until[batches - 1] if batches else 0):
+        facts[BATCHES] = batches  # the batch that this closes is empty
+    mark = BEFORE_ALL
+    for message in traffic[:count]:
+        if _place(int(rows[message]), message, known, messages, out):
+            mark = max(mark, times[message])
+    cap = facts[WINDOW_START] + HORIZON * facts[LENGTH]
+    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(mark, cap))
+
+
+@njit(error_model="numpy")
 def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
     """Collect the event times of all messages that wait behind others."""
     together = np.empty(len(times) + known.facts[ALL_PILED], np.int64)
@@ -997,7 +1025,7 @@ def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
 
 
 @njit(error_model="numpy")
-def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+def _recover(rows: Codes, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     start, length = facts[WINDOW_START], facts[LENGTH]
     active = facts[JOINED] - facts[ACTIVE_FROM]
@@ -1006,12 +1034,14 @@ def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None
         times = np.empty(recent, np.int64)
         for k in range(recent):
             times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
-        anchor = _plausible_range(times, length, True)[1]
+        oldest, anchor = _plausible_range(times, length, True)
         if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
             anchor = start + length
         if start <= anchor <= start + length:
             _give_out(STALL, known, out)
             _open_window(start + length, 1, known, messages, out)
+        elif oldest > start + length + ERA * length and _apart(oldest, anchor) >= np.uint64(MOVING * length):
+            _follow(oldest, anchor, rows, known, messages, out)
         else:
             _place_anew(anchor, known, messages, out)
     elif facts[ALL_PILED]:
@@ -1024,7 +1054,14 @@ def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None
 
 @njit(error_model="numpy")
 def _gives_way(
-    first: int, stop: int, mark: int, held: int, known: Known, messages: WaitingMessages, out: KernelOutput
+    rows: Codes,
+    first: int,
+    stop: int,
+    mark: int,
+    held: int,
+    known: Known,
+    messages: WaitingMessages,
+    out: KernelOutput,
 ) -> bool:
     """Recover if a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
     facts = known.facts
@@ -1035,7 +1072,7 @@ def _gives_way(
     if not _is_stuck(messages.times, first, stop, mark, start, length, facts):
         return False
     contested = _is_contested(length, facts)
-    _recover(known, messages, out)
+    _recover(rows, known, messages, out)
     if contested and not _in_era(facts[WINDOW_START], start, length):
         facts[DOUBTFUL] = 0
     return True
@@ -1060,7 +1097,7 @@ def _add(
     high_water, held = facts[HIGH_WATER], facts[JOINED]
     _take(rows, first, stop, known, messages, out)
     rivalled = _is_rivalled(facts)
-    closed, stalled = False, rivalled and _gives_way(first, stop, high_water, held, known, messages, out)
+    closed, stalled = False, rivalled and _gives_way(rows, first, stop, high_water, held, known, messages, out)
     timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
     if not stalled and (not facts[WAITING] or facts[ALL_PILED] or timed_out):
         closed = _close_complete(known, messages, out)
@@ -1071,7 +1108,7 @@ def _add(
             facts[UNMOVED] += facts[JOINED] - held
             stalled = _is_stuck(messages.times, first, stop, high_water, start, length, facts)
         if stalled or now - facts[SINCE] >= STALLED * length:
-            _recover(known, messages, out)
+            _recover(rows, known, messages, out)
     if closed:
         _moved(rivalled, facts)
         facts[SINCE] = now

@@ -17,7 +17,7 @@ from waterclock.batching.rate.by_message.stall import StallWatch
 from waterclock.batching.rate.by_message.state import from_bytes, to_bytes
 from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.long_call import warn_of_long_call
-from waterclock.batching.rate.rule import ERA, Gated, RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.rate.rule import ERA, MOVING, Gated, RateRule, RateWindow, placed, plausible_range
 from waterclock.batching.stats import BatcherStats
 from waterclock.batching.stream_clocks import StreamClocks
 from waterclock.errors import InvalidArgumentError
@@ -71,7 +71,9 @@ class RateAwareBatcher:
         If messages are buffered and nothing has closed for 10 lengths by ``clock``, the window closes with all its
         messages (``stall``). If most of them lie within it, the next window follows, as in a replay. Otherwise the next
         window begins at the newest plausible event time. Here traffic that covers at least 5 lengths takes precedence
-        over traffic that is only more numerous.
+        over traffic that is only more numerous. If such traffic is more than 1000 lengths after the window, as after a
+        long silence, it is not in the stalled batch: the next window begins at its oldest event time, and its messages
+        are placed in that window and those that follow.
 
         The same happens without a clock, so that a replay recovers, too: if the high-water mark stays while another
         era's messages, or those more than three lengths behind, advance by 10 lengths in more than one call. A gap in
@@ -122,7 +124,7 @@ class RateAwareBatcher:
         batches.
     OutsideWindowWarning
         For a stream most of whose messages lie outside the windows of their batches, in 10 batches in a row; and for a
-        silence of more than 1000 lengths without ``forget_after``.
+        stalled batch most of whose messages came after a silence of more than 1000 lengths.
 
     Notes
     -----
@@ -511,13 +513,15 @@ class RateAwareBatcher:
             # Messages that came while the mark stayed show the place of the traffic.
             recent = assembly.active[-self._stall.unmoved :]
             times, length = list(map(_event_time, recent)), assembly.rule.batch_length
-            _, anchor = plausible_range(times, length, moving=True)
+            oldest, anchor = plausible_range(times, length, moving=True)
             if assembly.piled:
                 times += map(_event_time, assembly.waiting_messages())
                 if plausible_range(times, length, moving=True)[1] != anchor:
                     anchor = window.end  # most messages wait for the following windows
             if window.start <= anchor <= window.end:
                 batches.append(assembly.close("stall"))
+            elif oldest > window.era_until and anchor - oldest >= MOVING * length:
+                batches += assembly.follow(oldest, anchor)
             else:
                 batches.append(assembly.place_anew(anchor))
         elif assembly.piled:

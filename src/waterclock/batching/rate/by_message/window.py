@@ -247,6 +247,26 @@ class Assembly:
         self.open(start)
         return batch
 
+    def follow(self, oldest: int, newest: int) -> list[Batch]:
+        """Stall: place the window at the traffic of a later era, and that traffic in it and the windows that follow.
+
+        Parameters
+        ----------
+        oldest, newest
+            The traffic's event times, ns.
+
+        Returns
+        -------
+        list of Batch
+            The other messages of the window that ends; empty if it had none.
+        """
+        traffic = [message for message in self.active if oldest <= message.event_time <= newest]
+        self.active = [message for message in self.active if not oldest <= message.event_time <= newest]
+        self.strays -= len(traffic)
+        batch = self.place_anew(oldest)
+        self.take(traffic)
+        return [batch] if batch.messages else []
+
     def find(self, anchor: int) -> None:
         """Place a lost window, which is empty, at ``anchor`` (ns)."""
         self.lost = False

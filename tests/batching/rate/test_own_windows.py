@@ -1,0 +1,89 @@
+"""The share of messages that are in their own window: delays, clocks that disagree and silences, and the remedies."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from tests.batching.rate.silence import arriving, in_calls, on_time
+from tests.batching.rate.traffic import SECOND, at, frozen, message, pulses
+
+from waterclock.batching.batch import Batch
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.message import Message
+
+pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.OutsideWindowWarning")
+
+Arrivals = list[tuple[int, Message]]
+
+DETECTOR, MONITOR = pulses("det", 14, 0, 120), pulses("mon", 14, 0, 120, phase=0.01)
+
+
+def delayed(seconds: float) -> Arrivals:
+    """Make a stream that arrives so much later than the other, forever."""
+    return [*on_time(DETECTOR), *((m.event_time + round(seconds * SECOND), m) for m in MONITOR)]
+
+
+def off(step: float, drift: float = 0.0) -> Arrivals:
+    """Make a stream whose clock steps (s) after 20 s, or drifts (s/s) from then on."""
+    shifted: Arrivals = []
+    for m in MONITOR:
+        since = m.event_time - at(20)
+        offset = round(step * SECOND + drift * since) if since >= 0 else 0
+        shifted.append((m.event_time, message("mon", m.event_time + offset)))
+    return [*on_time(DETECTOR), *shifted]
+
+
+def disordered(seconds: float) -> Arrivals:
+    """Make streams whose messages each arrive up to so much later, in any order."""
+    random = Random(1)  # noqa: S311
+    return [(m.event_time + random.randrange(round(seconds * SECOND)), m) for m in [*DETECTOR, *MONITOR]]
+
+
+def silent(hours: int) -> Arrivals:
+    """Make streams that are silent for so long after 20 s, and then send for 30 s."""
+    parts = [(0, 20), (20 + 3600 * hours, 50 + 3600 * hours)]
+    return [
+        a
+        for part in parts
+        for name, phase in (("det", 0), ("mon", 0.01))
+        for a in on_time(pulses(name, 14, *part, phase))
+    ]
+
+
+def share(arrivals: Arrivals, **options: Any) -> float:
+    """Return which percentage of the messages after the first batch lie in their own window."""
+    batcher = RateAwareBatcher(**options, clock=frozen)
+    batches: list[Batch] = []
+    for call in in_calls(arriving(arrivals), SECOND // 10):
+        batches += batcher.add(call)
+    batches = [batch for batch in [*batches, *batcher.flush()] if batch.reason != "start"]
+    count = sum(len(batch.messages) for batch in batches)
+    return 100 - 100 * sum(counts.total for batch in batches for counts in batch.outside.values()) / count
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "default", "waiting", "auto"),
+    [
+        pytest.param(delayed(0), 100, 100, 100, id="on time"),
+        pytest.param(delayed(0.5), 89, 100, 100, id="0.5 s of delay"),
+        pytest.param(delayed(1), 65, 100, 99, id="1 s of delay"),
+        pytest.param(delayed(1.5), 50, 100, 99, id="1.5 s of delay"),
+        pytest.param(off(0, 0.01), 90, 100, 100, id="a clock that gains 10 ms/s"),
+        pytest.param(off(0, -0.01), 89, 100, 100, id="a clock that loses 10 ms/s"),
+        pytest.param(off(1), 70, 100, 100, id="a clock set by 1 s"),
+        pytest.param(off(2.5), 58, 82, 59, id="a clock set by 2.5 s"),
+        pytest.param(off(5), 58, 58, 58, id="a clock set by 5 s"),
+        pytest.param(off(-30), 58, 58, 58, id="a clock set back by 30 s"),
+        pytest.param(disordered(1), 77, 78, 78, id="up to 1 s of disorder"),
+        pytest.param(disordered(2), 45, 48, 46, id="up to 2 s of disorder"),
+        pytest.param(silent(1), 100, 100, 100, id="a silence of an hour"),
+        pytest.param(silent(1000), 100, 100, 100, id="a silence of 1000 hours"),
+    ],
+)
+def test_a_longer_timeout_puts_late_messages_in_their_own_windows(
+    arrivals: Arrivals, default: int, waiting: int, auto: int
+) -> None:
+    shares = [share(arrivals), share(arrivals, timeout="3s"), share(arrivals, timeout="auto")]
+    assert [round(percentage) for percentage in shares] == [default, waiting, auto]
