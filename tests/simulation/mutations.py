@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,10 +16,11 @@ from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.catalogue import totals
 from waterclock.tables.consumers import receiving
 from waterclock.tables.groups import consumers, group_state, routing
-from waterclock.tables.messages.claiming import claiming
+from waterclock.tables.messages.claiming import claiming, lost_claims
 from waterclock.tables.messages.finishing import acking, dead_letters, expiring
 from waterclock.tables.messages.group_admin import group_commands
 from waterclock.tables.messages.upkeep import purging, reconcile
+from waterclock.tables.model.claims.claim import Claimed
 from waterclock.tables.model.claims.leased import Acked
 
 Replaced = tuple[Any, str, Any]
@@ -114,6 +115,7 @@ def _none(*_: Any, **__: Any) -> set[Any]:
 
 
 _window = routing._route_window
+_as_before = lost_claims._as_before
 _join = consumers.join
 _ack_leased = acking._ack_leased_rows
 _back_off_row = acking._back_off_row
@@ -168,6 +170,10 @@ def _any_of_free(context: Any) -> sa.Select[Any]:
     return sa.select(*columns).where(context.unacked()).with_for_update(skip_locked=True)
 
 
+def _not_first(names: list[str], row: Any, now: int) -> Claimed:
+    return replace(_as_before(names, row, now), is_first=False)
+
+
 def _look_at(context: Any, connection: Any, names: Any) -> dict[str, Any]:
     table = group_state.groups
     chosen = sa.select(table).where(table.c.table_id == context.table_id, table.c.group_id.in_(list(names)))
@@ -207,6 +213,11 @@ _OF_GROUPS_OR_ROWS = rf"{_FREE_GROUPS}|(?:FROM|JOIN) orders"
 MUTATIONS = {
     one.name: one
     for one in (
+        Mutation(
+            "first_messages_of_lost_claims_are_not_marked",
+            "two_own",
+            replaced=((lost_claims, "_as_before", _not_first),),
+        ),
         # Locks
         Mutation(
             "passed_windows_are_forgotten",

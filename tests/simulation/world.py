@@ -238,6 +238,7 @@ class World:
         self.buried: set[Any] = set()
         self.order: dict[str, list[Any]] = defaultdict(list)
         self.holds: dict[Any, list[Hold]] = defaultdict(list)
+        self.had: dict[str | None, set[str]] = defaultdict(set)  # which processes learnt that a group is new to them
         self.due_at: dict[Any, int] = {}  # of those that back off
         self.expires: dict[Any, int] = {}
         self.lets_all_end = False  # whether nothing ends a lease before its time
@@ -494,6 +495,8 @@ class World:
                 self.faults.append(f"{process} got {self.number(delivery.id)} too early")
             if lasts and self.is_grouped:
                 self._judge_order(process, delivery)
+            if delivery.context.options.groups == "exclusive":
+                self._judge_first(process, delivery, lasts=lasts)
             for message, holds in self.holds.items():
                 same = message == delivery.id or (self.is_grouped and self._group(message) == delivery.group)
                 for one in holds:
@@ -503,6 +506,15 @@ class World:
                             f" {self.number(message)}"
                         )
             self.holds[delivery.id].append(Hold(process, delivery, beats, self.scheduler.seen["jump"]))
+
+    def _judge_first(self, process: str, delivery: Delivery, *, lasts: bool) -> None:
+        """Check that a process learns that a group is new to it, unless it was the last one to learn that."""
+        if delivery.first_for_consumer:
+            self.had[delivery.group] = {process, *(() if lasts else self.had[delivery.group])}
+        elif lasts and process not in self.had[delivery.group]:
+            self.faults.append(
+                f"{process} got {self.number(delivery.id)} of {delivery.group!r}, not said to be new to it"
+            )
 
     def _judge_order(self, process: str, delivery: Delivery) -> None:
         """Check that who gets a message of a group has those before it, as far as they are not acked."""

@@ -36,6 +36,7 @@ class Delivery(Facade[SyncDelivery]):
     columns = Plain[SyncDelivery, dict[str, Any]](lambda delivery: delivery.columns)
     progress = Plain[SyncDelivery, Any](lambda delivery: delivery.progress)
     attempts = Plain[SyncDelivery, Sequence[Attempt]](lambda delivery: delivery.attempts)
+    first_for_consumer = Plain[SyncDelivery, bool](lambda delivery: delivery.first_for_consumer)
     epoch = Plain[SyncDelivery, int](lambda delivery: delivery.epoch)
     lease_until = Plain[SyncDelivery, int](lambda delivery: delivery.lease_until)
     expires_at = Plain[SyncDelivery, int | None](lambda delivery: delivery.expires_at)

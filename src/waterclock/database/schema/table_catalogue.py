@@ -107,6 +107,9 @@ groups = sa.Table(
         BigInt,
         doc="No message of the group is sent before this time, ns; NULL: not paused.",
     ),
+    sa.Column("had_by", Name, doc="The consumer that last got a message of an exclusive group; NULL: none did."),
+    sa.Column("had_in", BigInt, doc="The session of that consumer."),
+    sa.Column("had_first", BigInt, doc="Position of the first message of the group that it got."),
     sa.Column("idle_since", BigInt, doc="Since when an exclusive group has no message, ns; NULL while it has some."),
     sa.Column(
         "first_seq",

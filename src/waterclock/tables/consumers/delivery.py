@@ -60,6 +60,7 @@ _FACTS = (
     "columns",
     "epoch",
     "expires_at",
+    "first_for_consumer",
     "group",
     "id",
     "lease_until",
@@ -108,6 +109,9 @@ class Delivery:
         Bytes, text or a JSON value, by the table's option ``payload``.
     group
         Its group; None if it has none.
+    first_for_consumer
+        Whether it is the first message of its exclusive group that this consumer gets since the group became its own,
+        also when it is sent again. A cache for the group is then out of date.
     epoch
         How often it has been sent: 1 the first time.
     lease_until
@@ -150,6 +154,7 @@ class Delivery:
         "context",
         "epoch",
         "expires_at",
+        "first_for_consumer",
         "group",
         "id",
         "lease_until",
@@ -191,6 +196,7 @@ class Delivery:
         before: int = row.epoch or 0
         self.epoch = before + (before < MOST_COUNTED)  # as in the claim's statement
         self.lease_until = claimed.lease_until
+        self.first_for_consumer = claimed.is_first
         self.priority: int = row.priority
         self.time_created: int = row.time_created
         self.time_scheduled: int = row.time_scheduled
@@ -210,7 +216,7 @@ class Delivery:
         delivery.unanswered = False
         known = {"id": leased.id, "group": leased.group_id, "epoch": leased.epoch, "lease_until": lease_until}
         flags = {"_undecided": False, "cancelled": False, "lost": False, "columns": {}, "beat_at": 0, "leased": leased}
-        flags["_claimed_at"] = claimed_at
+        flags |= {"_claimed_at": claimed_at, "first_for_consumer": False}
         delivery.set_facts(dict.fromkeys(_FACTS) | flags | known)
         return delivery
 

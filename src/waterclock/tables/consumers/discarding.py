@@ -6,10 +6,28 @@ from collections.abc import Iterable
 
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.groups.consumers import replace_first
+from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.messages.finishing import acking
 
 LOOK_AGAIN_AFTER = int(LOOK_EVERY * 1_000_000_000)
 """For how long a waiting message is trusted without another check, ns."""
+
+
+def replace_first_for_consumer(dropped: Iterable[Delivery], waiting: Iterable[Delivery]) -> None:
+    """Mark the next message of a group as the first one for the consumer, instead of one that is dropped."""
+    first = {one.group: one.context for one in dropped if one.first_for_consumer}
+    if not first:
+        return
+    heirs: dict[str | None, Delivery] = {}
+    for one in waiting:
+        if one.group in first:
+            heirs.setdefault(one.group, one)
+    for heir in heirs.values():
+        heir.first_for_consumer = True
+    positions = {name or UNGROUPED: heirs[name].leased.position if name in heirs else None for name in first}
+    context = next(iter(first.values()))
+    context.backend.transact(lambda own: replace_first(context, own, positions))
 
 
 def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:

@@ -28,7 +28,7 @@ from waterclock.tables.catalogue.selection import select_on
 from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
 from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard, replace_first_for_consumer
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.heartbeats.leaving import leave_behind, leaving
@@ -455,6 +455,7 @@ class TableSubscription(Closing):
             self._process_heartbeat.note_sent(len(kept) - len(expired))
         for _ in over:
             self._waiting.popleft()
+        replace_first_for_consumer((one for one in over if one not in kept), self._waiting)
         if not kept:
             return self._waiting.popleft() if self._waiting else None
         held = {one.group for one in kept} if context.options.groups else set[str | None]()

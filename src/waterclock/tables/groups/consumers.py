@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -19,6 +19,7 @@ from waterclock.tables.groups.group_state import (
     belongs_to,
     epoch_begun,
     has_something_out,
+    lock_groups,
     lock_out,
     settle,
     these_groups,
@@ -234,6 +235,19 @@ def share_sql(
     return sa.select(sa.func.least(share - taken, room))
 
 
+def is_new_to(name: Any, session: Any) -> sa.ColumnElement[bool]:
+    """Return the condition that another consumer, or an earlier session, was the last to get a message of a group."""
+    changed = groups.c.had_by.is_distinct_from(name) | groups.c.had_in.is_distinct_from(session)
+    return changed | groups.c.had_first.is_(None)
+
+
+def replace_first(context: TableContext, connection: SqlConnection, first: Mapping[str, int | None]) -> None:
+    """Note which message of each group its owner gets first, by position; None: it has had none."""
+    lock_groups(context, connection, first)
+    values = [{"groups": [name], "first": position} for name, position in first.items()]
+    connection.execute(_replacing_first(context), values)
+
+
 def has_room(context: TableContext) -> sa.ColumnElement[bool]:
     """Build the SQL condition that a consumer, a row of the outer statement, may get more groups."""
     return sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > _count_of(context, consumers.c.name))
@@ -360,6 +374,11 @@ def _due_for_any() -> sa.Select[Any]:
     )
     due = found.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger)
     return sa.select(sa.func.count().label("shared")).select_from(found).where(due)
+
+
+@built_once(maxsize=256)
+def _replacing_first(context: TableContext) -> sa.Update:
+    return sa.update(groups).where(these_groups(context)).values(had_first=sa.bindparam("first", type_=sa.BigInteger))
 
 
 def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -6,14 +6,14 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 from waterclock._support import moments
 from waterclock._support.quoting import quoted
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, replace_first_for_consumer
 from waterclock.time import format_duration
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 from waterclock.work.ground.counts import WorkCounts
@@ -188,7 +188,13 @@ def _is_old(one: Handling) -> bool:
 def _unbegun(one: Handling) -> Outcome | None:
     """Return the outcome of a message that must not be handled any more; None if it must be."""
     delivery = one.delivery
+    behind = () if one.lane is None else tuple(one.lane.waiting)
     if delivery.lost or delivery.over:
-        return SKIP
-    expires_at = delivery.expires_at
-    return GIVE_BACK if expires_at is not None and expires_at <= delivery.context.backend.now_about() else None
+        outcome = SKIP
+    elif delivery.expires_at is not None and delivery.expires_at <= delivery.context.backend.now_about():
+        outcome, behind = GIVE_BACK, ()  # those behind it go back, too
+    else:
+        return None
+    with suppress(WaterclockError):  # those behind it know already
+        replace_first_for_consumer([delivery], [each.delivery for each in behind])
+    return outcome

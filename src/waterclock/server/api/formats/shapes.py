@@ -189,6 +189,7 @@ def delivery(kind: str, one: Delivery) -> dict[str, Any]:
         "id": str(one.id),
         **payload(kind, one.payload),
         "group": one.group,
+        "first_for_consumer": one.first_for_consumer,
         "headers": dict(one.headers),
         "priority": one.priority,
         "epoch": one.epoch,

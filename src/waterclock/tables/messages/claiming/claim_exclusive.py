@@ -76,18 +76,22 @@ class _ExclusiveClaim(GroupClaim):
 
     def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
         context, connection = self._context, self._connection
+        free = list(free)
         chosen = self._revoke_lapsed(self._choose(free, most))
         if not chosen:
             return
+        first = {row.group_id: None if who == UNASSIGNED or row.is_new else row.had_first for row in free}
         sent = self._due_first(self._first_messages(chosen, most, who), most)
-        self._hand_out(sent)
-        if who == UNASSIGNED and sent:
-            connection.execute(_assign(context), {"groups": sorted(sent), "who": self._me})
-            if self._room is not None:
-                self._room -= len(sent)
+        self._hand_out(sent, first)
+        new = sorted(name for name in sent if first[name] is None)
+        if new:
+            by = {"who": self._me, "process": context.backend.session, "by": self._wanted.claim_id}
+            connection.execute(_assign(context), {"groups": new, **by})
+        if who == UNASSIGNED and self._room is not None:
+            self._room -= len(sent)
         settle(context, connection, chosen)
 
-    def _hand_out(self, sent: dict[str, list[Any]]) -> None:
+    def _hand_out(self, sent: dict[str, list[Any]], first: dict[str, int | None]) -> None:
         context, connection = self._context, self._connection
         ends = dict(connection.execute(_last_ends(context), {"groups": list(sent)}).all()) if sent else {}
         by_end: dict[int, list[Any]] = {}
@@ -95,7 +99,8 @@ class _ExclusiveClaim(GroupClaim):
             # No shorter than the leases of those already leased, so that none returns while an earlier one is leased.
             until = max(self._lease_end(members), ends.get(group_id) or 0)
             by_end.setdefault(until, []).extend(members)
-            self.claimed += [Claimed(row, until) for row in members]
+            of = members[0].position if first[group_id] is None else first[group_id]
+            self.claimed += [Claimed(row, until, is_first=row.position == of) for row in members]
         for until, together in by_end.items():
             connection.execute(leave_out(context), self._out_values(together, until))
 
@@ -165,4 +170,8 @@ def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
 
 @built_once(maxsize=256)
 def _assign(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(assigned=sa.bindparam("who"))
+    who, process = sa.bindparam("who"), sa.bindparam("process", type_=sa.BigInteger)
+    rows = context.rows
+    first = first_of(context, rows.c.position, rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
+    values = {"assigned": who, "had_by": who, "had_in": process, "had_first": first}
+    return sa.update(groups).where(these_groups(context)).values(values)

@@ -19,6 +19,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.groups.consumers import is_new_to
 from waterclock.tables.groups.group_state import epoch_begun, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.claiming.group_levels import (
@@ -180,7 +181,10 @@ class GroupClaim(ABC):
             self._free = (None, None)
             return locked
         at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
-        found = self._connection.execute(_free_groups(), {**at, "count": count + len(self._seen)})
+        owns = self._context.options.groups == "exclusive"
+        if owns:
+            at |= {"me": self._me, "process": self._context.backend.session}
+        found = self._connection.execute(_free_groups(owns=owns), {**at, "count": count + len(self._seen)})
         # The groups may be the consumer's own, and so not among those found: then there are more than requested.
         if not self._seen:
             return list(found)
@@ -325,10 +329,12 @@ _position = attrgetter("position")
 _seq = attrgetter("seq")
 
 
-@built_once(maxsize=1)
-def _free_groups() -> sa.Select[*tuple[Any, ...]]:
+@built_once(maxsize=2)
+def _free_groups(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
+    me, process = sa.bindparam("me", type_=groups.c.assigned.type), sa.bindparam("process", type_=sa.BigInteger)
+    owned = (is_new_to(me, process).label("is_new"), groups.c.had_first) if owns else ()
     return (
-        sa.select(*FREE_COLUMNS)
+        sa.select(*FREE_COLUMNS, *owned)
         .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
         .order_by(groups.c.ready_at, groups.c.first_seq)
         .limit(sa.bindparam("count"))

@@ -122,7 +122,7 @@ def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed],
         if seen.is_new:
             asking = _Asking(ABOVE_EVERY_PRIORITY, asking.after, reached.per_group, seen.top.first_new)
             continue
-        claimed = _joined(claimed, seen.given)
+        claimed = _joined(claimed, seen, owned=context.options.groups == "exclusive")
         taken += seen.taken
         if seen.free:
             reached.per_group = _per_group(seen.free, left)
@@ -147,10 +147,15 @@ def _may_route(context: TableContext, seen: _RoundTrip) -> bool:
     return not seen.top.is_much_new and not context.refused_groups.some and context.options.ack_order != "hold"
 
 
-def _joined(claimed: Sequence[Claimed], given: Sequence[Any]) -> list[Claimed]:
+def _joined(claimed: Sequence[Claimed], seen: _RoundTrip, *, owned: bool) -> list[Claimed]:
     # If this process was suspended in between, it may have claimed some messages a second time.
-    again = {row.seq for row in given}
-    return [*(one for one in claimed if one.row.seq not in again), *(Claimed(row, row[-1]) for row in given)]
+    again = {row.seq for row in seen.given}
+    first = {row.nth: row.had_first for row in seen.free if not row.is_new} if owned else {}
+    given = [
+        Claimed(row, row[-1], is_first=owned and row.position == first.setdefault(row[-2], row.position))
+        for row in seen.given
+    ]
+    return [*(one for one in claimed if one.row.seq not in again), *given]
 
 
 def _next(context: TableContext, asking: _Asking, seen: _RoundTrip) -> _Asking | None:
@@ -244,9 +249,14 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
         top.c.may_claim & (top.c.first_new.is_(None) | sa.bindparam("anyhow", type_=sa.Boolean))
     ).scalar_subquery()
 
+    owned: list[sa.ColumnElement[Any]] = []
+    if owns:
+        is_new = consumers.is_new_to(me, sa.bindparam("process", type_=sa.BigInteger))
+        owned = [is_new.label("is_new"), groups.c.had_first]
+
     def locked(who: sa.ColumnElement[str], firsts: sa.CTE, limit: sa.ColumnElement[int]) -> sa.CTE:
         return (
-            sa.select(*FREE_COLUMNS, groups.c.ready_at, groups.c.first_seq)
+            sa.select(*FREE_COLUMNS, groups.c.ready_at, groups.c.first_seq, *owned)
             .where(
                 groups.c.table_id == context.table_id,
                 groups.c.assigned == who,
@@ -275,6 +285,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
     ranked = sa.select(
         both.c.group_id,
         both.c.is_for_any,
+        *([(both.c.is_for_any | both.c.is_new).label("is_new"), both.c.had_first] if owns else []),
         sa.func.row_number().over(order_by=order).label("nth"),
         expected.label("expected"),
         (sa.func.sum(expected).over(order_by=order, rows=(None, 0)) - expected).label("before"),
@@ -295,6 +306,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
         ranked.c.group_id,
         ranked.c.is_for_any,
         ranked.c.nth,
+        *([ranked.c.is_new, ranked.c.had_first] if owns else []),
         sa.cast(ranked.c.expected, sa.BigInteger).label("expected"),
         chosen.label("is_chosen"),
         context.sql.keep(names, names.c.is_chosen).scalar_subquery().label("kept"),
@@ -355,7 +367,12 @@ def _giving_out(context: TableContext) -> sa.Update:
     # No shorter than the leases of those already leased, so that none returns while an earlier one is leased.
     until = sa.func.greatest(now + _wait(context, sent), first.c.out_until, type_=sa.BigInteger)
     found = sa.select(first, until.label("until")).cte("found").prefix_with("MATERIALIZED")
-    ends = sa.select(found.c.name, sa.func.max(found.c.until).label("until")).group_by(found.c.name).cte("ends")
+    its_first = [sa.func.min(found.c.position).label("first")] if context.options.groups == "exclusive" else []
+    ends = (
+        sa.select(found.c.name, sa.func.max(found.c.until).label("until"), *its_first)
+        .group_by(found.c.name)
+        .cte("ends")
+    )
     before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
     statement = (
         sa.update(rows)
@@ -424,7 +441,12 @@ def _noting(context: TableContext, ends: sa.CTE) -> dict[str, sa.Update]:
         owner.c.table_id == context.table_id, owner.c.name == me, owner.c.session == process, owner.c.lease_until < last
     )
     return {
-        "noted": theirs.where(is_assigned(UNASSIGNED)).values(assigned=me),
+        "noted": theirs.where(is_assigned(UNASSIGNED) | consumers.is_new_to(me, process)).values(
+            assigned=me,
+            had_by=me,
+            had_in=process,
+            had_first=context.sql.value_of(groups.c.group_id, ends, ends.c.first),
+        ),
         "renewed": renewed.values(lease_until=last),
     }
 

@@ -120,7 +120,9 @@ def _as_before(names: list[str], row: Any, now: int) -> Claimed:
     """Return a message as it was before it was claimed. Its due time is no longer known: at most ``now``."""
     before = {"epoch": before_claim(row.epoch), "time_next": now, "claim_id": None}
     values = dict(zip(names, row, strict=False)) | before
-    return Claimed(SimpleNamespace(**values), row.time_next, claim_id=row.claim_id)
+    return Claimed(
+        SimpleNamespace(**values), row.time_next, claim_id=row.claim_id, is_first=row.position == row.had_first
+    )
 
 
 @built_once(maxsize=256)
@@ -128,7 +130,7 @@ def _of_claims(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     """Find the messages of claims in the consumer's groups: they lie between the head and the next position."""
     rows = context.rows
     return (
-        sa.select(*columns_read(rows))
+        sa.select(*columns_read(rows), groups.c.had_first)
         .select_from(groups.join(rows, rows.c.group_id == groups.c.group_id))
         .where(
             groups.c.table_id == context.table_id,

@@ -33,12 +33,15 @@ class Claimed:
         Whether it had expired, and so must be removed and not handed out.
     claim_id
         The id of the claim that took it; None: of the current claim.
+    is_first
+        Whether it is the first message that the owner of its group gets of it.
     """
 
     row: Any
     lease_until: int
     expired: bool = False
     claim_id: int | None = None
+    is_first: bool = False
 
 
 @dataclass(slots=True)
