@@ -16,7 +16,7 @@ from waterclock.live.rules import ByEventTime
 from waterclock.topics.finding.positions import beginning
 
 SECOND = 10**9
-RULE = ByEventTime.checked("2s", "1500ms", "20s")
+RULE = ByEventTime.checked("2s", "1500ms", "5s")
 """The lead accepts some of the messages that are received while the clock is behind."""
 
 

@@ -30,7 +30,7 @@ def batch_through_kills(database: wc.Database, url: str, ledgers: Path, clock: M
     table = database.create_table("batches", id_type="text")
     chance = random.Random(kills)  # noqa: S311  # a schedule
     phases = kills // 3
-    messages = traffic(20 * phases + _BACKLOG * 10 // (7 * SECOND))
+    messages = traffic((14 * phases * SECOND + _BACKLOG) * 10 // (7 * SECOND))
     first_received = [message.receive_time or 0 for message in messages]
     lives = count()
 
@@ -59,7 +59,7 @@ def batch_through_kills(database: wc.Database, url: str, ledgers: Path, clock: M
     topic.roll()
     topic.seal()
     for number in range(kills - 2 * phases):
-        append(now := now + 4 * SECOND, behind=_HOUR if number < phases // 2 else 0)
+        append(now := now + 10 * SECOND, behind=_HOUR if number * 2 < phases else 0)
         live(20)
     append(now + _HOUR)
     clock.now = now + 2 * _HOUR
