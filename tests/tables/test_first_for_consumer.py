@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from types import SimpleNamespace
 
 import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import discard
 from waterclock.tables.message_table import MessageTable
-from waterclock.work.worker import Worker
+from waterclock.work.running import calling
 
 from .conftest import MovableClock
 from .grouped import put
@@ -97,17 +99,12 @@ def test_the_next_message_is_first_if_the_first_was_acked_by_its_id_while_it_wai
 
 
 def test_a_worker_marks_the_message_behind_a_first_one_that_is_never_handled(exclusive: MessageTable) -> None:
-    put(exclusive, "a1", "b1", "b2", "b3")
-    [skipped] = [one.id for one in exclusive.peek(10) if one.payload == "b1"]
-    handled: list[tuple[str, bool]] = []
-
-    def handle(delivery: Delivery) -> None:
-        if delivery.payload == "a1":
-            exclusive.ack([skipped])
-        handled.extend(firsts([delivery]))
-        if len(handled) == 3:
-            worker.stop()
-
-    worker = Worker(exclusive, handle)
-    worker.run()
-    assert handled == [("a1", True), ("b2", True), ("b3", False)]
+    put(exclusive, "b1", "b2")
+    skipped, behind = exclusive.receive(2, consumer="x")
+    exclusive.ack([skipped.id])
+    discard([skipped], extended=False)
+    lane = SimpleNamespace(waiting=[SimpleNamespace(delivery=behind)])
+    calling._unbegun(SimpleNamespace(delivery=skipped, lane=lane))  # as it skips the message
+    assert behind.first_for_consumer
+    put(exclusive, "b3")
+    assert firsts(exclusive.receive(1, consumer="x")) == [("b3", False)]
