@@ -158,6 +158,14 @@ def _keep_built_statements() -> None:
     per_database_cache.CLOSED_AT_MOST = 1_000
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compile_kernels() -> None:
+    """Run kernels compiled, as for many rows; tests/batching/test_kernels.py compares the interpreted form with it."""
+    from waterclock.batching import kernels  # noqa: PLC0415  # as above
+
+    kernels.INTERPRETED_ROWS = 0
+
+
 @pytest.fixture(scope="session")
 def postgresql_server() -> Generator[Service]:
     with running_service("postgresql") as service, service.with_template() as ready:

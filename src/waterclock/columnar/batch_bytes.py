@@ -22,10 +22,12 @@ import pyarrow.compute as pc
 
 from waterclock.arrow import POSITIONED_SCHEMA, WORTH_COMPRESSING, to_ipc
 from waterclock.batching.batch import add_trailer, batch_metadata, batch_trailer, encode_batch, encode_facts
+from waterclock.batching.kernels import Kernel
 from waterclock.checksum import FRAME_BYTES
-from waterclock.columnar.records import compiled
 
 Numbers = npt.NDArray[np.int64]
+
+_KERNEL = Kernel("waterclock.columnar.batch_bytes_kernel")
 
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _PREFIX = 8  # bytes before a message's metadata: a mark, and the metadata's length
@@ -70,7 +72,7 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
     written = np.zeros(bounds[-1], np.uint8)
     at = bounds[:-1].copy()
     for piece in pieces:
-        _kernel().copy_bytes(*piece, at, written)
+        _KERNEL.compiled.copy_bytes(*piece, at, written)
         at += piece.lengths
     for number, buffer in enumerate(buffers.each):
         buffer.write(at + places[:, number], written)
@@ -102,10 +104,6 @@ def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
         pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA),
         encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS)),
     )
-
-
-def _kernel() -> Any:
-    return compiled("batch_bytes_kernel")
 
 
 def _repeated(data: npt.NDArray[np.uint8], count: int, length: int) -> _Runs:
@@ -190,20 +188,20 @@ class _Buffers:
         held = np.where(nulls > 0, counts, 0)
 
         def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
-            _kernel().copy_bits(flags, firsts, held, places, written)
+            _KERNEL.compiled.copy_bits(flags, firsts, held, places, written)
 
         self.each.append(_Buffer(-(-held // 8), write))
 
     def _add_offsets(self, offsets: npt.NDArray[np.int32], firsts: Numbers, counts: Numbers) -> None:
         def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
             numbers = written.view(np.int32)
-            _kernel().copy_offsets(offsets, firsts, counts, places // offsets.itemsize, numbers)
+            _KERNEL.compiled.copy_offsets(offsets, firsts, counts, places // offsets.itemsize, numbers)
 
         self.each.append(_Buffer((counts + 1) * offsets.itemsize, write))
 
     def _add_bytes(self, data: npt.NDArray[np.uint8], begins: Numbers, lengths: Numbers) -> None:
         def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
-            _kernel().copy_bytes(data, begins, lengths, places, written)
+            _KERNEL.compiled.copy_bytes(data, begins, lengths, places, written)
 
         self.each.append(_Buffer(lengths, write))
 

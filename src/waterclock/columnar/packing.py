@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 
 from waterclock._support.quoting import quoted
 from waterclock.columnar.records import (
+    PACKING,
     PLAIN,
     POSITIONED,
     Records,
     cells_of_differences,
     cells_of_records,
-    compiled,
     records,
     records_of,
     words,
@@ -251,13 +251,13 @@ def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
     streams_of, numbers = local_streams(sources, len(source_names), streams, stream_names)
     fields = [columns[name].to_numpy() for name in record.names or () if name != "stream"]
     fields.insert((record.names or ()).index("stream"), numbers)
-    if record == POSITIONED and not compiled().is_ascending(*fields[-3:]):
+    if record == POSITIONED and not PACKING.compiled.is_ascending(*fields[-3:]):
         order = np.lexsort(fields[:-4:-1])
         sources, *fields = (field[order] for field in (sources, *fields))
     counts = np.bincount(sources, minlength=len(source_names))
     messages = np.empty(len(sources), record)
     absent = [np.empty(0, kind) for kind in (np.int64, np.int64, np.int32)] if record == PLAIN else []
-    compiled().scatter(sources.astype(np.uint32), np.cumsum(counts) - counts, *fields, *absent, words(messages))
+    PACKING.compiled.scatter(sources.astype(np.uint32), np.cumsum(counts) - counts, *fields, *absent, words(messages))
     bounds, row_sources = _rows(counts, _LARGEST_CELL // record.itemsize)
     return pa.record_batch(
         {

@@ -16,14 +16,16 @@ A cell of differences takes about a third of that, which crosses between Spark's
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.errors import DamagedError, SchemaError, UnavailableError
+from waterclock.batching.kernels import Kernel
+from waterclock.errors import DamagedError, SchemaError
+
+PACKING = Kernel("waterclock.columnar.packing_kernel")
 
 PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u4")])
 """The record of a message without position."""
@@ -78,7 +80,7 @@ def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.
 
 
 def _read(held: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Records:
-    kernel, counts = compiled(), counts.astype(np.int64)
+    kernel, counts = PACKING.compiled, counts.astype(np.int64)
     if not kernel.are_whole(held, bounds, counts):
         raise DamagedError("packed messages are corrupt: the length of a cell does not match its header")
     read = np.empty(counts.sum(), POSITIONED)
@@ -99,7 +101,7 @@ def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa
 
     None holds more than `packing_kernel.MOST_IN_A_CELL`.
     """
-    kernel, rows = compiled(), words(messages)
+    kernel, rows = PACKING.compiled, words(messages)
     widths = np.empty((len(bounds) - 1, len(kernel.FIELDS)), np.uint8)
     kernel.measure(rows, bounds, widths)
     lengths = (kernel.HEADER_BYTES + widths.sum(1, dtype=np.int64) * (np.diff(bounds) - 1)) | 1
@@ -109,23 +111,6 @@ def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa
     return pa.Array.from_buffers(
         pa.binary(), len(lengths), [None, pa.py_buffer(places.astype(np.int32)), pa.py_buffer(data)]
     )
-
-
-def compiled(kernel: str = "packing_kernel") -> Any:
-    """Return a module of compiled functions.
-
-    Raises
-    ------
-    UnavailableError
-        If no folder can be written in which Numba could keep them.
-    """
-    try:
-        # Importing Numba takes several times as long as all other imports, and planning a read does not need it.
-        return import_module(f"waterclock.columnar.{kernel}")
-    except RuntimeError as error:
-        raise UnavailableError(
-            f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"
-        ) from error
 
 
 def words(messages: Records) -> npt.NDArray[np.uint32]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
 
 from waterclock.batching.event_time.rule import (
     ACCEPTED,
@@ -24,7 +23,10 @@ from waterclock.batching.event_time.rule import (
     SPLIT,
     UNDECIDED,
 )
+from waterclock.batching.kernels import numba_for
 from waterclock.time import MAX_NS, MIN_NS
+
+njit, types = numba_for(__name__)
 
 Times = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
@@ -320,6 +322,49 @@ def _cut(
 @njit(
     types.int64(
         *[_codes_in, _codes_in, _times_in, _times_in],
+        *[types.int64] * 5,
+        _times_in,
+        *[_times_out, _times_out, _bytes_out, _bytes_out],
+        *_spare_out,
+    ),
+    cache=True,
+    nogil=True,
+)
+def assign_judged(
+    sources: Codes,
+    streams: Codes,
+    event_times: Times,
+    receive_times: Times,
+    stream_count: int,
+    window: int,
+    max_delay: int,
+    on_conflict: int,
+    silence: int,
+    nows: Times,
+    starts: Times,
+    ends: Times,
+    conflicts: Bytes,
+    verdicts: Bytes,
+    times: Times,
+    rows: Codes,
+    spare_times: Times,
+    spare_rows: Codes,
+    bucket_ends: Codes,
+) -> int:
+    """Find the windows of rows that were already judged; see `waterclock.batching.event_time.columns.assign_judged`.
+
+    Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
+    """
+    return _cut(
+        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
+        nows, _EventTimeOutput(starts, ends, conflicts, verdicts),
+        times, rows, spare_times, spare_rows, bucket_ends,
+    )  # fmt: skip
+
+
+@njit(
+    types.int64(
+        *[_codes_in, _codes_in, _times_in, _times_in],
         *[types.int64] * 8,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
         *_spare_out,
@@ -358,52 +403,9 @@ def assign(
     sorting.
     """
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
-    return _cut(
-        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
-        np.full(source_count, now), _EventTimeOutput(starts, ends, conflicts, verdicts),
-        times, rows, spare_times, spare_rows, bucket_ends,
-    )  # fmt: skip
-
-
-@njit(
-    types.int64(
-        *[_codes_in, _codes_in, _times_in, _times_in],
-        *[types.int64] * 5,
-        _times_in,
-        *[_times_out, _times_out, _bytes_out, _bytes_out],
-        *_spare_out,
-    ),
-    cache=True,
-    nogil=True,
-)
-def assign_judged(
-    sources: Codes,
-    streams: Codes,
-    event_times: Times,
-    receive_times: Times,
-    stream_count: int,
-    window: int,
-    max_delay: int,
-    on_conflict: int,
-    silence: int,
-    nows: Times,
-    starts: Times,
-    ends: Times,
-    conflicts: Bytes,
-    verdicts: Bytes,
-    times: Times,
-    rows: Codes,
-    spare_times: Times,
-    spare_rows: Codes,
-    bucket_ends: Codes,
-) -> int:
-    """Find the windows of rows that were already judged; see `waterclock.batching.event_time.columns.assign_judged`.
-
-    Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
-    """
-    return _cut(
-        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
-        nows, _EventTimeOutput(starts, ends, conflicts, verdicts),
+    return assign_judged(
+        sources, streams, event_times, receive_times, stream_count, window, max_delay, on_conflict, silence,
+        np.full(source_count, now), starts, ends, conflicts, verdicts,
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
 

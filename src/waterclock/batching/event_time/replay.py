@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.event_time.columns import Assignment, compiled, judge_arrivals, read_clocks
+from waterclock.batching.event_time.columns import KERNEL, Assignment, judge_arrivals, read_clocks
 from waterclock.batching.event_time.rule import ACCEPTED, CONFLICTS, REPLACED, EventTimeRule
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -101,7 +101,9 @@ def synchronised(
     order = np.flatnonzero(known)
     order = order[np.lexsort((event_times[order], sources[order]))]
     found = np.zeros(count, np.uint8)
-    compiled().synchronise(
+    KERNEL.call(
+        "synchronise",
+        len(order),
         streams[order].astype(np.uint32),
         event_times[order],
         np.searchsorted(sources[order], np.arange(count + 1)).astype(np.int64),

@@ -13,7 +13,7 @@ from waterclock.batching.event_time.replay import ReplayRange, synchronised
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.columnar.many_sources import from_packed, nothing
 from waterclock.columnar.packing import reading_order
-from waterclock.columnar.records import POSITIONED, compiled, words
+from waterclock.columnar.records import PACKING, POSITIONED, words
 from waterclock.columnar.streams.event_time_rows import outcome_rows
 from waterclock.columnar.streams.event_time_stream import EventTimeStream
 from waterclock.columnar.streams.slices import slices
@@ -98,7 +98,7 @@ def unsynchronised(
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
     many = from_packed(packed, record)
-    if record == POSITIONED and not compiled().is_in_order(many.sources.astype(np.uint32), words(many.messages)):
+    if record == POSITIONED and not PACKING.compiled.is_in_order(many.sources.astype(np.uint32), words(many.messages)):
         many = many.take(reading_order(many.messages, many.sources))
     event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
     if record == POSITIONED:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.facts import count, each, parsed, read_as
-from waterclock.batching.rate.by_column.columns import compiled, long_calls
+from waterclock.batching.rate.by_column.columns import KERNEL, long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.by_column.outside import count_outside
@@ -323,12 +323,12 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
     firsts = found.offsets[row_bounds]
     rows = np.repeat(np.arange(len(sources)), np.diff(firsts))
     leaving = ordered.take(found.messages[_leaving_order(ordered, found.messages, batch_of)])
-    windows = found.reasons != compiled().START
+    windows = found.reasons != KERNEL.interpreted.START
     times = leaving.messages["event_time"]
     outside = count_outside(found.starts, found.ends, windows, found.offsets, leaving.streams, times)
     streams, leaving.messages["stream"] = local_streams(rows, len(sources), leaving.streams, ordered.stream_names)
     batches = batch_structs(
-        np.array([REASONS.index(reason) for reason in compiled().REASONS])[found.reasons],
+        np.array([REASONS.index(reason) for reason in KERNEL.interpreted.REASONS])[found.reasons],
         start=found.starts,
         end=found.ends,
         closed_at=found.closed_at,

@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock._support.quoting import quoted
+from waterclock.batching.kernels import Kernel
 from waterclock.batching.rate.by_column.columns_state import RateColumnsState
 from waterclock.batching.rate.by_column.outside import count_outside
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import ERA, Gated, RateRule, gate_chooser
-from waterclock.errors import InvalidArgumentError, UnavailableError
+from waterclock.errors import InvalidArgumentError
 from waterclock.time import MAX_NS, Duration
 
 Ints = npt.NDArray[np.int64]
+
+KERNEL = Kernel("waterclock.batching.rate.by_column.kernel")
 
 _MOST_MESSAGES = 2**31 - 1
 
@@ -82,13 +85,12 @@ class RateAwareColumns:
     ------
     InvalidArgumentError
         For an invalid option.
-    UnavailableError
-        If no folder can be written in which Numba could keep the compiled code.
 
     Notes
     -----
-    Source: *RateAwareMessageBatcher* of ESS livedata; `RateAwareBatcher` describes the rules. Compiled code is kept
-    next to the package or in the user's cache folder: only the very first use waits, some 15 s.
+    Source: *RateAwareMessageBatcher* of ESS livedata; `RateAwareBatcher` describes the rules. The first 50,000 messages
+    of a process run interpreted. For more, Numba compiles the rules, which takes up to a minute once per installation,
+    and keeps the result next to the package or in the user's cache folder.
     """
 
     __slots__ = (
@@ -119,7 +121,7 @@ class RateAwareColumns:
         self._names = list(streams)
         self._factor = rule.factor
         may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
         self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
         self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
@@ -137,7 +139,7 @@ class RateAwareColumns:
     @property
     def batch_length(self) -> int:
         """Length of the window in progress, ns."""
-        return int(self._facts[compiled().LENGTH])
+        return int(self._facts[KERNEL.interpreted.LENGTH])
 
     @property
     def buffered(self) -> int:
@@ -152,7 +154,7 @@ class RateAwareColumns:
         InvalidArgumentError
             For a length that is not above zero or beyond 30 days.
         """
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         rule = RateRule.of(self.batch_length, self._factor).with_length(batch_length)
         begun = self._facts[kernel.BEGUN]
         columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
@@ -181,7 +183,7 @@ class RateAwareColumns:
         riding = len(self._row_of) - 1
         added = len(may_gate)
         tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
-        tracks[:, compiled().MAY_GATE] = may_gate
+        tracks[:, KERNEL.interpreted.MAY_GATE] = may_gate
         rings = np.zeros((added, self._rings.shape[1]), np.int64)
         # Streams that may not gate share the last row, which moves.
         self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
@@ -225,6 +227,8 @@ class RateAwareColumns:
             For arrays of different lengths, numbers of unknown streams, calls that omit messages, a clock without one
             reading per call, 2**31 messages or more, and arrays of other types than integers: floats, booleans, NumPy's
             datetimes, which have no time zone.
+        UnavailableError
+            If Numba must compile, and no folder is writable in which it could keep the compiled code.
 
         Warns
         -----
@@ -253,7 +257,7 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Encode the whole state, including options, for `restore`."""
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         elsewhere, runs = self._rows()
         arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
             "facts": self._facts[: kernel.FACTS],
@@ -299,7 +303,7 @@ class RateAwareColumns:
 
     def _rows(self) -> tuple[Ints, Ints]:
         """Return views of the rows of other eras' traffic and of runs of starts, which follow the other facts."""
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
         return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
 
@@ -327,7 +331,7 @@ class RateAwareColumns:
     def _pass_time(self, readings: Ints) -> None:
         """If the clock was not read for a while, resume counting at the first reading."""
         if self._paused and len(readings):
-            kernel = compiled()
+            kernel = KERNEL.interpreted
             self._facts[kernel.SINCE] += readings[0] - self._facts[kernel.LOOKED]
             self._paused = False
 
@@ -342,7 +346,7 @@ class RateAwareColumns:
         *,
         flush: bool,
     ) -> RateBatches:
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         count = len(times)
         facts, tracks = self._facts, self._tracks
         facts[[kernel.JOINED, kernel.ACTIVE_FROM, kernel.BATCHES, kernel.ALL_PILED]] = 0
@@ -350,7 +354,8 @@ class RateAwareColumns:
         tracks[:, kernel.PILED] = 0
         joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
         children = (np.empty(count, np.int32) for _ in range(2))
-        kernel.run(
+        KERNEL.call(
+            "run", count,
             rows, times, calls, clock, flush, facts, tracks, self._rings,
             *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
@@ -399,7 +404,7 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
 
 def in_kernel(rule: RateRule) -> tuple[int, int]:
     """Return length and timeout in the kernel's form."""
-    return rule.batch_length, compiled().NEVER if rule.factor is None else int(rule.timeout)
+    return rule.batch_length, KERNEL.interpreted.NEVER if rule.factor is None else int(rule.timeout)
 
 
 def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:
@@ -417,22 +422,3 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
     if given.dtype == np.uint64 and given.max(initial=0) > MAX_NS:
         raise InvalidArgumentError(f"{name} must fit in 64 bits, got {given.max()}. Are they nanoseconds?")
     return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])
-
-
-def compiled() -> Any:
-    """Return the compiled rule.
-
-    Raises
-    ------
-    UnavailableError
-        If no folder can be written in which Numba could keep the compiled code.
-    """
-    try:
-        # Importing Numba takes several times as long as all other imports, and batching message by message does not
-        # need it.
-        from waterclock.batching.rate.by_column import kernel  # noqa: PLC0415
-    except RuntimeError as error:
-        raise UnavailableError(
-            f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"
-        ) from error
-    return kernel

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
 
+from waterclock.batching.kernels import numba_for
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
 from waterclock.batching.rate.rule import (
@@ -30,6 +30,8 @@ from waterclock.batching.rate.rule import (
 )
 from waterclock.batching.rate.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
+
+njit, types = numba_for(__name__)
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.rate.by_column.columns import compiled, in_kernel
+from waterclock.batching.rate.by_column.columns import KERNEL, in_kernel
 from waterclock.batching.rate.rule import RateRule
 
 Ints = npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class RateAwareMany:
     __slots__ = ("_rule", "facts", "kept_sources", "pairs", "rings", "track_bounds", "tracks", "waits_for")
 
     def __init__(self, rule: RateRule) -> None:
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         self._rule = rule
         self.facts = np.empty((0, kernel.ALL_FACTS), np.int64)
         self.tracks = np.empty((0, kernel.TRACK_COLUMNS), np.int64)
@@ -111,7 +111,7 @@ class RateAwareMany:
         may_gate
             Returns which of some streams may gate.
         """
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         added = sources - len(self.facts)
         if added:
             facts = np.zeros((added, kernel.ALL_FACTS), np.int64)
@@ -148,7 +148,7 @@ class RateAwareMany:
         flush
             Sources of which everything is returned at the end.
         """
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         count, sources = len(times), len(bounds) - 1
         calls, call_bounds = _calls(bounds, begins)
         left, right, waits_for = (np.empty(count, np.int32) for _ in range(3))
@@ -157,7 +157,8 @@ class RateAwareMany:
         joined, starts, ends, closed, reasons, until = (np.empty(count + sources, np.int64) for _ in range(6))
         given, kept = (np.empty(count, np.int64) for _ in range(2))
         batch_bounds = np.zeros(sources + 1, np.int64)
-        keeps = kernel.run_many(
+        keeps = KERNEL.call(
+            "run_many", count,
             rows.astype(np.uint32), times, bounds, calls, call_bounds, self.track_bounds, flush,
             self.facts, self.tracks, self.rings, left, right, waits_for,
             joined, starts, ends, closed, reasons, until, batch_bounds, given, kept,
@@ -178,7 +179,7 @@ class RateAwareMany:
 
     def use(self, rule: RateRule) -> None:
         """Adopt a rule with another length: each source from its next window on, new sources at once."""
-        kernel = compiled()
+        kernel = KERNEL.interpreted
         self._rule = rule
         begun = self.facts[:, kernel.BEGUN] != 0
         self.facts[np.ix_(begun, [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT])] = in_kernel(rule)
@@ -228,7 +229,7 @@ class RateAwareMany:
         last = self.track_bounds[1:] - 1
         moved[last] = bounds[1:] - 1
         self.tracks, self.rings = (_moved(table, moved, int(bounds[-1])) for table in (self.tracks, self.rings))
-        self.tracks[bounds[sources[gates]] + rows[gates], compiled().MAY_GATE] = 1
+        self.tracks[bounds[sources[gates]] + rows[gates], KERNEL.interpreted.MAY_GATE] = 1
         known = self.pairs
         known[:, 2] = _behind(known[:, 2], before[known[:, 0]] - 1, added[known[:, 0]])
         pairs = np.concatenate([known, np.stack([sources, numbers, rows], axis=1)])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.rate.by_column.columns import compiled
+from waterclock.batching.rate.by_column.columns import KERNEL
 from waterclock.batching.rate.by_column.many import LASTING_COLUMNS, RateAwareMany
 from waterclock.batching.rate.rule import MOST_ERAS, RateRule
 from waterclock.batching.rate.starts import MOST_RUNS
@@ -20,7 +20,7 @@ _LEVEL = 1
 
 def to_arrays(rules: RateAwareMany) -> tuple[list[int], bytes]:
     """Encode the state; return the sizes of its parts, and the bytes."""
-    kernel = compiled()
+    kernel = KERNEL.interpreted
     elsewhere, runs = _further(rules.facts)
     arrays = [
         np.diff(rules.track_bounds),
@@ -46,7 +46,7 @@ def from_arrays(
     ValueError
         If it is something else.
     """
-    kernel = compiled()
+    kernel = KERNEL.interpreted
     unpacker = zlib.decompressobj()
     total = sum(sizes) * 8
     try:
@@ -79,7 +79,7 @@ def from_arrays(
 
 def _further(facts: Ints) -> tuple[Ints, Ints]:
     """Return views of the rows of other eras' traffic and of runs of starts, which follow the other facts."""
-    kernel = compiled()
+    kernel = KERNEL.interpreted
     elsewhere = facts[:, kernel.ELSEWHERE_FROM : kernel.RUNS_FROM]
     return (
         elsewhere.reshape(len(facts), MOST_ERAS, kernel.ELSEWHERE_COLUMNS),

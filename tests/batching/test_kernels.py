@@ -1,0 +1,154 @@
+"""Kernels: few rows run interpreted, and the interpreted and compiled forms have equal results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import PropertyMock, patch
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.batching.rate.columns import NAMES, described_columns, laid_out
+from tests.batching.rate.traffic import calls, options
+from tests.imports import loaded_after
+
+from waterclock.batching import kernels
+from waterclock.batching.event_time import columns as event_time
+from waterclock.batching.event_time.replay import ReplayRange, synchronised
+from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
+from waterclock.batching.rate.by_column.many import RateAwareMany
+from waterclock.batching.rate.by_column.many_state import to_arrays
+from waterclock.batching.rate.rule import RateRule
+from waterclock.message import Message
+from waterclock.time import MAX_NS, MIN_NS
+
+pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
+
+_KERNELS = ("waterclock.batching.event_time.kernel", "waterclock.batching.rate.by_column.kernel")
+
+
+@contextmanager
+def interpreting(rows: int = 2**31) -> Generator[None]:
+    """Act as a process that has not imported the compiled form, for this many rows of a kernel."""
+    with patch.dict(sys.modules), patch.object(kernels, "INTERPRETED_ROWS", rows):
+        for name in _KERNELS:
+            sys.modules.pop(name, None)
+        yield
+
+
+def same_in_both_forms(run: Callable[[], Any]) -> None:
+    for name in _KERNELS:
+        kernels.Kernel(name).compiled  # noqa: B018  # from here on, calls run compiled
+    expected = run()
+    refused = PropertyMock(side_effect=AssertionError("the compiled form was called"))
+    with interpreting(), patch.object(kernels.Kernel, "compiled", refused), catch_warnings():
+        simplefilter("error", RuntimeWarning)  # of overflows
+        np.testing.assert_equal(run(), expected)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[Any, Any, Any, Any]:
+    """Draw sources, streams, event times and receive times of few rows, also near the bounds of time."""
+    base = draw(st.sampled_from([MIN_NS, -20, 0, 10**18, MAX_NS - 80]))
+    places = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 60), st.integers(-3, 9))
+    drawn = np.array(draw(st.lists(places, max_size=120)), np.int64).reshape(-1, 4)
+    receive_times = base + np.maximum(drawn[:, 2] + drawn[:, 3], 0)
+    return drawn[:, 0].astype(np.int32), drawn[:, 1].astype(np.int32), base + drawn[:, 2], receive_times
+
+
+lengths = st.builds(
+    EventTimeRule,
+    window=st.integers(1, 30),
+    max_delay=st.integers(0, 9),
+    max_lead=st.integers(0, 3),
+    on_conflict=st.sampled_from(sorted(CONFLICTS)),
+    gap=st.none() | st.integers(1, 9),
+)
+
+
+@given(rows(), lengths, st.none() | st.integers(0, 70))
+def test_event_time_kernel_is_the_same_in_both_forms(
+    arrays: tuple[Any, Any, Any, Any], rule: EventTimeRule, passed: int | None
+) -> None:
+    sources, streams, event_times, receive_times = arrays
+    now = None if passed is None else int(receive_times.min(initial=MAX_NS - 70)) + passed
+
+    def run() -> Any:
+        clocks = np.full(3, MIN_NS)
+        readings = event_time.read_clocks(sources, receive_times, clocks)
+        verdicts = event_time.judge_arrivals(event_times, readings, rule)
+        found = event_time.assign_arrays(*arrays, rule, now=now)
+        judged = event_time.assign_judged(sources, streams, event_times, verdicts, rule, clocks)
+        return [clocks, readings, *found, *judged]
+
+    same_in_both_forms(run)
+
+
+@given(rows(), lengths, st.integers(0, 30), st.integers(0, 30))
+def test_synchronised_sources_are_the_same_in_both_forms(
+    arrays: tuple[Any, Any, Any, Any], rule: EventTimeRule, begin: int, since: int
+) -> None:
+    first = int(arrays[2].min(initial=0))
+    span = ReplayRange(first + begin + since, first + begin + since + 40, first + begin)
+    same_in_both_forms(lambda: synchronised(*arrays, rule, span))
+
+
+@given(calls(), options)
+def test_rate_kernel_is_the_same_in_both_forms(arrivals: list[list[Message]], chosen: dict[str, Any]) -> None:
+    def run() -> Any:
+        columns = RateAwareColumns(NAMES, **chosen)
+        first = described_columns(columns.add(*laid_out(arrivals, NAMES)))
+        nothing = np.empty(0, np.int64)
+        return first, columns.state(), described_columns(columns.add(nothing, nothing, flush=True))
+
+    same_in_both_forms(run)
+
+
+@given(st.lists(calls(largest=20), min_size=1, max_size=3), st.booleans())
+def test_rates_of_many_sources_are_the_same_in_both_forms(arrivals: list[list[list[Message]]], flush: bool) -> None:
+    laid = [laid_out(of_source, NAMES) for of_source in arrivals]
+    counts = [len(times) for _, times, _ in laid]
+    streams, times = (np.concatenate([source[k] for source in laid]).astype(np.int64) for k in (0, 1))
+    begins = np.zeros(len(times) + 1, np.bool_)
+    for first, (_, _, bounds) in zip(np.cumsum([0, *counts]), laid, strict=False):
+        begins[first + np.asarray(bounds)[:-1]] = True
+
+    def run() -> Any:
+        many = RateAwareMany(RateRule.checked("1s", None))
+        keys = np.repeat(np.arange(len(laid)), counts) * len(NAMES) + streams
+        tracks = many.admit(len(laid), keys, len(NAMES), lambda of: np.ones(len(of), np.bool_))
+        found = many.add(tracks, times, np.cumsum([0, *counts]), begins[: len(times)], np.full(len(laid), flush))
+        return [*found, *to_arrays(many)]
+
+    same_in_both_forms(run)
+
+
+def test_few_rows_do_not_import_numba() -> None:
+    code = """
+import pyarrow as pa
+import waterclock as wc
+table = pa.table({"source": ["x"], "stream": ["a"], "event_time": [1], "receive_time": [1]})
+assert wc.assign_batches(table, window=5, max_delay=2)["batch_start"].to_pylist() == [1]
+columns = wc.RateAwareColumns(["a"])
+columns = wc.RateAwareColumns.restore(columns.state())
+columns.add([0, 0], [1, 2], flush=True)
+"""
+    loaded = loaded_after(code)
+    assert "waterclock" in loaded
+    assert "numba" not in loaded
+
+
+def test_more_rows_of_a_process_run_compiled() -> None:
+    compiled = SimpleNamespace(read_clocks=lambda *_: "compiled")
+    few = np.zeros(4, np.uint32), np.arange(4), np.full(1, MIN_NS), np.zeros(4, np.int64)
+    with interpreting(rows=10), patch.object(kernels.Kernel, "compiled", PropertyMock(return_value=compiled)):
+        kernel = kernels.Kernel(_KERNELS[0])
+        assert [kernel.call("read_clocks", 4, *few) for _ in range(3)] == [None, None, "compiled"]
+    assert few[3].tolist() == [3, 3, 3, 3]  # the clock stays where the first call left it
