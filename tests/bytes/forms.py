@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
+from waterclock.batching.by_id.batcher import IdBatcher
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
@@ -93,6 +94,26 @@ def _read_event_time(data: bytes) -> object:
     state = batcher.state()
     batcher.add(Message(batcher._source or "press-01", "load", 10**12, receive_time=10**12))
     return state, batcher.flush(), batcher.take_rejected()
+
+
+def _id_of(message: Message) -> int:
+    return message.event_time // (30 * _MS)
+
+
+def _id_states() -> list[bytes]:
+    states: list[bytes] = []
+    for count, streams in ((0, None), (1, None), (40, ["load", "speed", "öl"])):
+        batcher = IdBatcher(_id_of, max_delay="100ms", streams=streams)
+        for message in flow(count):
+            batcher.add(message)
+        batcher.add(flow(1)[0])  # is late or a duplicate
+        states.append(batcher.state())
+    return states
+
+
+def _read_id(data: bytes) -> object:
+    batcher = IdBatcher.restore(data, _id_of)
+    return batcher.state(), batcher.flush(), batcher.take_rejected()
 
 
 def _still() -> float:
@@ -216,6 +237,7 @@ _ROW = (pa.string(), pa.list_(pa.string()), pa.int32(), pa.binary())
 FORMS: dict[str, Callable[[], Form]] = {
     "batch": lambda: Form([batch.to_bytes() for batch in batches()], Batch.from_bytes),
     "event-time batcher": lambda: Form(_event_time_states(), _read_event_time),
+    "id batcher": lambda: Form(_id_states(), _read_id),
     "rate-aware batcher": lambda: Form(_rate_states(), _read_rate),
     "rate-aware columns": lambda: Form(_rate_columns(), _read_columns),
     "event-time stream": lambda: Form(_event_time_streams(), _read_event_time_stream),
