@@ -27,6 +27,11 @@ _QUEUED_RECORDS = 5_000
 content.
 """
 
+_FETCH_AGAIN_MS = 20
+"""How long librdkafka waits to fetch again after its queue was full. Its default, a second, empties so short a queue:
+100,000 records of 90 bytes took 18 s instead of 4.
+"""
+
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """The id of a topic of a cluster that has no ids, as before Kafka 2.8."""
 
@@ -83,6 +88,7 @@ def open_consumer(cluster: KafkaCluster, note_error: Callable[[KafkaError], None
     properties: dict[str, Any] = {
         "queued.max.messages.kbytes": _QUEUED_KILOBYTES,
         "queued.min.messages": _QUEUED_RECORDS,
+        "fetch.queue.backoff.ms": _FETCH_AGAIN_MS,
         **cluster.properties,
         "bootstrap.servers": cluster.servers,
         # librdkafka requires a name even without a group; no group is joined, and no offset is committed.
