@@ -26,6 +26,7 @@ from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_column.many import RateAwareMany
 from waterclock.batching.rate.by_column.many_state import to_arrays
 from waterclock.batching.rate.rule import RateRule
+from waterclock.errors import UnavailableError
 from waterclock.message import Message
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -152,3 +153,9 @@ def test_more_rows_of_a_process_run_compiled() -> None:
         kernel = kernels.Kernel(_KERNELS[0])
         assert [kernel.call("read_clocks", 4, *few) for _ in range(3)] == [None, None, "compiled"]
     assert few[3].tolist() == [3, 3, 3, 3]  # the clock stays where the first call left it
+
+
+def test_numba_without_a_writable_folder_is_unavailable_with_the_remedy() -> None:
+    failing = patch.object(kernels, "import_module", side_effect=RuntimeError("no locator available"))
+    with interpreting(), failing, pytest.raises(UnavailableError, match=r"no locator available.*Set NUMBA_CACHE_DIR"):
+        kernels.Kernel(_KERNELS[0]).compiled  # noqa: B018
