@@ -244,4 +244,5 @@ def _told(log: Path) -> Generator[dict[str, Any]]:
 
 def _draw(batches: list[Batch]) -> str:
     end = max(batch.end for batch in batches)
-    return timeline(batches, (), start=end - PICTURED, end=end, title="This machine, batched by when things happened")
+    start = max(end - PICTURED, min(batch.start for batch in batches))
+    return timeline(batches, (), start=start, end=end, title="This machine, batched by when things happened")
