@@ -10,9 +10,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 import waterclock as wc
+from waterclock.ingest import topic_lags
 from waterclock.time import format_time
 
 pytestmark = pytest.mark.one_database
@@ -227,3 +229,15 @@ def test_an_empty_topic_says_what_to_do_next(database: wc.Database, client: Test
     page = client.get("/topics/new")
     assert "waterclock topic append new" in page.text
     assert "waterclock subscription add new" in page.text
+
+
+def test_a_topic_whose_newest_ledgers_are_corrupt_still_has_its_page(
+    database: wc.Database, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = filled(database, "broken")
+    topic.roll()
+    topic.seal()
+    with database.begin() as connection:
+        connection.execute(sa.text("UPDATE waterclock_ledgers SET row_groups = NULL WHERE ledger = 1"))
+    monkeypatch.setattr(topic_lags, "MOST_READ", 15)  # from the middle of the corrupt ledger on
+    assert data(client, "/topics/broken")["lags"]["messages"] == 10

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock.topics.catalogue.damage_policy import Damage
+from waterclock.topics.finding.positions import position_of
 from waterclock.topics.topic import Topic
 
 MOST_READ = 20_000
@@ -44,7 +46,8 @@ class TopicLag(NamedTuple):
 def topic_lags(topic: Topic) -> list[TopicLag]:
     """Return the lag of each stream in the newest messages; UnavailableError if they cannot be read."""
     head = topic.head
-    start = topic.at(max(topic.index(head) - MOST_READ, 0))
+    skipping = Damage(topic.name, "skip", quiet=True)
+    start = position_of(topic.storage, max(topic.index(head) - MOST_READ, 0), skipping)
     found = list(topic.read_arrow(start, head, columns=_COLUMNS, on_damage="skip"))
     if not found:
         return []
