@@ -14,6 +14,7 @@ import waterclock as wc
 from waterclock.database.schema.ingest_catalogue import ingest_files, ingest_partitions, ingest_sessions
 from waterclock.server.pages import ingest
 from waterclock.server.pages.cron_words import in_words
+from waterclock.server.pages.tables import groups
 
 pytestmark = pytest.mark.one_database
 
@@ -226,3 +227,18 @@ def test_a_database_that_is_away_has_a_page_that_tries_again(
         assert 'http-equiv="refresh"' in answer.text
         assert "secret" not in answer.text
         assert "Traceback" not in answer.text
+
+
+def test_groups_of_new_messages_are_listed_from_a_bounded_number_of_them(
+    database: wc.Database, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = database.create_table("orders", payload="text", groups="sequenced")
+    table.put_many([{"payload": "x", "group": f"g{number // 4}"} for number in range(12)])
+    monkeypatch.setattr(groups, "MOST_NEW", 8)
+    page = client.get("/tables/orders/groups")
+    assert "New messages may begin more groups than these" in page.text
+    listed = client.get("/tables/orders/groups", params={"format": "json"}).json()
+    assert [one["group"] for one in listed["groups"]] == ["g0", "g1"]
+    assert client.get("/tables/orders/groups", params={"group": "g2", "format": "json"}).json()["groups"]
+    monkeypatch.setattr(groups, "MOST_NEW", 12)
+    assert "may begin more" not in client.get("/tables/orders/groups").text

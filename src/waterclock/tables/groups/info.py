@@ -129,20 +129,41 @@ def blocked_by(state: GroupState, members: Members, paused_until: int | None, dr
     )
 
 
-def first_names(context: TableContext, connection: sa.Connection, limit: int) -> list[str]:
-    """Return the names of the first groups in the database's order."""
+def first_names(context: TableContext, connection: sa.Connection, limit: int, most_new: int | None = None) -> list[str]:
+    """Return the names of the first groups in the database's order.
+
+    Parameters
+    ----------
+    most_new
+        How many messages that are not routed yet are read for the names of their groups, which no index has in order;
+        None: all of them.
+    """
     rows = context.rows
     # Routed messages have their group in the catalogue, too.
     routed = sa.select(groups.c.group_id.label("name")).where(context.sql.of_table(groups.c.table_id, context.table_id))
     name = group_of(rows)
-    # With their order, and not by the index of groups, so that the index of these is taken.
-    unrouted = context.sql.is_unrouted(rows), context.sql.routing_place(rows) > 0
-    new = sa.select(name.label("name")).distinct().where(*unrouted, not_acked(rows))
+    new = sa.select(name.label("name")).where(*_unrouted(context))
     if context.options.ungrouped == "free":
         new = new.where(name != UNGROUPED)
+    if most_new is not None:
+        some = new.order_by(context.sql.routing_place(rows)).limit(most_new).subquery()
+        new = sa.select(some.c.name)
+    new = new.distinct()
     first = [each.order_by("name").limit(limit).subquery() for each in (routed, new)]
     every = sa.union(*(sa.select(each.c.name) for each in first)).subquery()
     return list(connection.scalars(sa.select(every.c.name).order_by(every.c.name).limit(limit)))
+
+
+def has_more_new(context: TableContext, connection: sa.Connection, most: int) -> bool:
+    """Return whether more than so many messages are not routed yet."""
+    some = sa.select(sa.literal(1).label("one")).where(*_unrouted(context)).limit(most + 1).subquery()
+    return connection.scalar(sa.select(sa.func.count()).select_from(some)) == most + 1
+
+
+def _unrouted(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
+    # With their order, and not by the index of groups, so that the index of these is taken.
+    rows = context.rows
+    return context.sql.is_unrouted(rows), context.sql.routing_place(rows) > 0, not_acked(rows)
 
 
 def list_groups(

@@ -15,13 +15,16 @@ from waterclock.server.api.formats import shapes
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.info import first_names, list_groups
+from waterclock.tables.groups.info import first_names, has_more_new, list_groups
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.group_admin.group_commands import GroupChange
 
 MOST_GROUPS = 100
 """Maximum groups on a page: each costs some reads of its first messages."""
+
+MOST_NEW = 10_000
+"""Maximum messages without a place in their group yet whose groups a page lists: a million take more than a second."""
 
 Command = Literal["release", "close", "skip", "pause", "resume", "purge", "move"]
 
@@ -39,16 +42,18 @@ def groups_data(table: MessageTable, group: str | None, *, blocked_only: bool) -
     kind = context.options.groups
     found: dict[str, Any] = {"table": table.name, "kind": kind, "group": group, "blocked_only": blocked_only}
     if kind is None:
-        return {**found, "groups": [], "more": False}
+        return {**found, "groups": [], "more": False, "unread": False}
     with context.backend.snapshot(indexed=True) as connection:
         names = [group] if group is not None else _names(context, connection, blocked_only=blocked_only)
         infos = list_groups(context, connection, names[:MOST_GROUPS])
-    return {**found, "groups": [shapes.group(info) for info in infos], "more": len(names) > MOST_GROUPS}
+        unread = group is None and not blocked_only and has_more_new(context, connection, MOST_NEW)
+    more = len(names) > MOST_GROUPS
+    return {**found, "groups": [shapes.group(info) for info in infos], "more": more, "unread": unread}
 
 
 def _names(context: TableContext, connection: sa.Connection, *, blocked_only: bool) -> list[str]:
     if not blocked_only:
-        return first_names(context, connection, MOST_GROUPS + 1)
+        return first_names(context, connection, MOST_GROUPS + 1, MOST_NEW)
     which = context.sql.blocked_groups(connection, context.table_id)
     return list(connection.scalars(sa.select(group_rows.c.group_id).where(which).limit(MOST_GROUPS + 1)))
 
