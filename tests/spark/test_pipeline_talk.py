@@ -120,7 +120,7 @@ Caused by: java.lang.IllegalStateException: more
         ),
         (
             TRACE.format(error="JSONDecodeError: Expecting value: line 1"),
-            "a file of the checkpoint is damaged, it seems: put",
+            "a file of the checkpoint is corrupt, it seems: put",
         ),
         ("[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST", "one of Spark's processes has"),
         ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
