@@ -56,7 +56,7 @@ def test_the_picture_shows_the_batches(run: tuple[dict[str, object], str, Path])
     assert "This machine" in (run[2] / "live.svg").read_text()
 
 
-def test_sigterm_ends_the_servers_too(tmp_path: Path) -> None:
+def test_sigterm_ends_the_measurement_and_every_process(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     process = demo(folder, "--seconds", "600")
     assert process.stderr is not None
@@ -64,8 +64,9 @@ def test_sigterm_ends_the_servers_too(tmp_path: Path) -> None:
         if "measurements" in line:
             break
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + signal.SIGTERM
+    data, talk = process.communicate(timeout=PATIENCE_S)
+    # It may have ended before the first measurement came.
+    assert json.loads(data)["balances"] is (process.returncode == 0), talk
     assert not list(commands_with(str(folder)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ def demo(
     live
         Batch this machine's own measurements instead, from collectd through Mosquitto, which must be installed.
     seconds
-        How long to measure with --live; default 60.
+        How long to measure with --live; default 60. Ctrl-C ends the measurement early.
     """
     report = _TerminalReport(quiet=common.quiet)
     if live:
@@ -41,8 +40,6 @@ def demo(
         from waterclock.tables.model.options import check_count
 
         duration = 60 if seconds is None else check_count(seconds, "seconds")
-        # The servers that it starts must end with it.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         books = run_live(folder, duration, report)
     else:
         from waterclock.demo.main_job import run_main_job

@@ -21,6 +21,7 @@ from waterclock.demo.demo_folder import make_fresh, stored_batches
 from waterclock.demo.report import ProgressReport, Report
 from waterclock.errors import UnavailableError
 from waterclock.figures.timeline import timeline
+from waterclock.work.running.signals import stopping_at_signals
 
 WINDOW = "500ms"
 MAX_DELAY = "1s"
@@ -96,8 +97,23 @@ class LiveBooks:
         ]
 
 
+class _Measurement:
+    """Whether to measure on. A flag, because an exception from a signal handler could come between two statements."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def end(self, *, again: bool) -> None:
+        """End the measurement; on a second call, end at once."""
+        self.is_over = True
+        if again:
+            raise KeyboardInterrupt
+
+
 def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
     """Ingest and batch this machine's measurements for some seconds, in ``folder``, which is recreated.
+
+    SIGINT and SIGTERM end the measurement early.
 
     Raises
     ------
@@ -110,7 +126,8 @@ def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
     make_fresh(folder)
     folder = folder.absolute()
     url = f"sqlite:///{folder / 'live.db'}"
-    with connect(url) as database:
+    measurement = _Measurement()
+    with stopping_at_signals(measurement.end), connect(url) as database:
         topic = database.create_topic("telemetry")
         database.create_table("batches", id_type="text")
         with _broker(folder, mosquitto) as port:
@@ -121,7 +138,7 @@ def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
                     _await_subscription(gateway, log)
                 text = f"ingest and batch this machine's measurements for {seconds:g} s"
                 with report.step(text, round(seconds)) as progress, _collectd(folder, collectd, port):
-                    _wait(seconds, gateway, log, progress)
+                    _wait(seconds, gateway, log, progress, measurement)
                 with report.step("wait for the last windows to close"):
                     _wait(_CLOSES_IN, gateway, log)
         batches = stored_batches(database, "batches")
@@ -225,10 +242,14 @@ def _await_subscription(gateway: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _wait(
-    seconds: float, gateway: subprocess.Popen[bytes], log: Path, progress: ProgressReport = lambda _done: None
+    seconds: float,
+    gateway: subprocess.Popen[bytes],
+    log: Path,
+    progress: ProgressReport = lambda _done: None,
+    measurement: _Measurement | None = None,
 ) -> None:
     begun = moments.monotonic()
-    while (passed := moments.monotonic() - begun) < seconds:
+    while (passed := moments.monotonic() - begun) < seconds and not (measurement and measurement.is_over):
         if gateway.poll() is not None:
             raise UnavailableError(f"the ingest or the batching has ended. See {log}")
         progress(int(passed))
