@@ -42,7 +42,7 @@ def test_a_message_without_a_group_passes_few_functions_and_files(make_table: Ca
     ("groups", "calls", "files"),
     [
         ("sequenced", 137, 19),
-        ("exclusive", 183, 21),  # which also looks after the consumers that are alive
+        ("exclusive", 185, 21),  # which also looks after living consumers, and notes the first message of an owner
     ],
 )
 def test_a_message_of_a_group_passes_not_many_more(
