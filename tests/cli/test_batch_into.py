@@ -92,9 +92,7 @@ def test_a_database_that_is_away_is_waited_for(filled: Shell, monkeypatch: pytes
         return 1
 
     monkeypatch.setattr(Follower, "step", step)
-    monkeypatch.setattr(
-        "waterclock.cli.gateway.batch_into._StopFlag.wait", lambda _stop, seconds: waits.append(seconds)
-    )
+    monkeypatch.setattr("waterclock.work.running.signals.StopFlag.wait", lambda _stop, seconds: waits.append(seconds))
     filled(*FOLLOW, "--follow", expect=130)
     assert waits == [30 / 64, 30 / 32]
 

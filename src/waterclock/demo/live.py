@@ -16,12 +16,12 @@ from typing import Any
 from waterclock._support import moments
 from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
-from waterclock.connection import connect
+from waterclock.connection import Database, connect
 from waterclock.demo.demo_folder import make_fresh, stored_batches
 from waterclock.demo.report import ProgressReport, Report
 from waterclock.errors import UnavailableError
 from waterclock.figures.timeline import timeline
-from waterclock.work.running.signals import stopping_at_signals
+from waterclock.work.running.signals import StopFlag, stopping_at_signals
 
 WINDOW = "500ms"
 MAX_DELAY = "1s"
@@ -33,6 +33,9 @@ PICTURED = 10_000_000_000
 
 _CLOSES_IN = 4.0
 """Seconds after the last message in which every window has closed and is stored: twice window and delay."""
+
+_CLOSES_WITHIN = 15.0
+"""Seconds more for a busy machine, while messages are in no batch; rejected ones are counted only at the end."""
 
 _STARTS_WITHIN = 30.0
 """Seconds in which the broker must accept connections, and the ingest must subscribe."""
@@ -97,19 +100,6 @@ class LiveBooks:
         ]
 
 
-class _Measurement:
-    """Whether to measure on. A flag, because an exception from a signal handler could come between two statements."""
-
-    def __init__(self) -> None:
-        self.is_over = False
-
-    def end(self, *, again: bool) -> None:
-        """End the measurement; on a second call, end at once."""
-        self.is_over = True
-        if again:
-            raise KeyboardInterrupt
-
-
 def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
     """Ingest and batch this machine's measurements for some seconds, in ``folder``, which is recreated.
 
@@ -126,8 +116,8 @@ def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
     make_fresh(folder)
     folder = folder.absolute()
     url = f"sqlite:///{folder / 'live.db'}"
-    measurement = _Measurement()
-    with stopping_at_signals(measurement.end), connect(url) as database:
+    stop = StopFlag()
+    with stopping_at_signals(stop.wish), connect(url) as database:
         topic = database.create_topic("telemetry")
         database.create_table("batches", id_type="text")
         with _broker(folder, mosquitto) as port:
@@ -138,9 +128,12 @@ def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
                     _await_subscription(gateway, log)
                 text = f"ingest and batch this machine's measurements for {seconds:g} s"
                 with report.step(text, round(seconds)) as progress, _collectd(folder, collectd, port):
-                    _wait(seconds, gateway, log, progress, measurement)
+                    _wait(seconds, gateway, log, progress, stop)
                 with report.step("wait for the last windows to close"):
                     _wait(_CLOSES_IN, gateway, log)
+                    give_up = moments.monotonic() + _CLOSES_WITHIN
+                    while _batched(database) < topic.info.messages and moments.monotonic() < give_up:
+                        _wait(0.5, gateway, log)
         batches = stored_batches(database, "batches")
         ended = next((each for each in _told(log) if each.get("event") == "ended"), None)
         rejected: dict[str, int] = {} if ended is None else ended["rejected"]
@@ -150,8 +143,11 @@ def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
         picture = folder / "live.svg"
         picture.write_text(_draw(batches), encoding="utf-8")
         report.say(f"drew {picture}")
-    batched = sum(len(batch.messages) for batch in batches)
-    return LiveBooks(received, batched, len(batches), rejected, len(streams))
+    return LiveBooks(received, sum(len(batch.messages) for batch in batches), len(batches), rejected, len(streams))
+
+
+def _batched(database: Database) -> int:
+    return sum(len(batch.messages) for batch in stored_batches(database, "batches"))
 
 
 def _find(program: str) -> str:
@@ -246,10 +242,10 @@ def _wait(
     gateway: subprocess.Popen[bytes],
     log: Path,
     progress: ProgressReport = lambda _done: None,
-    measurement: _Measurement | None = None,
+    stop: StopFlag | None = None,
 ) -> None:
     begun = moments.monotonic()
-    while (passed := moments.monotonic() - begun) < seconds and not (measurement and measurement.is_over):
+    while (passed := moments.monotonic() - begun) < seconds and not (stop and stop.is_wished):
         if gateway.poll() is not None:
             raise UnavailableError(f"the ingest or the batching has ended. See {log}")
         progress(int(passed))

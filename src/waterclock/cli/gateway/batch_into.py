@@ -19,7 +19,7 @@ from waterclock.live.rules import ByEventTime, ByRate, LiveRule
 from waterclock.time import format_duration, to_duration
 from waterclock.topics.finding.finding import find_start
 from waterclock.topics.finding.positions import beginning, place_of
-from waterclock.work.running.signals import stopping_at_signals
+from waterclock.work.running.signals import StopFlag, stopping_at_signals
 
 LOOK_EVERY = 0.2
 """Seconds between two checks for new messages: each is a query, and a message waits at most this long."""
@@ -49,7 +49,7 @@ def batch_into(
     """Batch a topic into a message table, until its end or, if it is followed, until a signal."""
     rule = _rule(by, options)
     skew = to_duration(max_skew, "max_skew")
-    stop = _StopFlag()
+    stop = StopFlag()
     with common.connect() as database, stopping_at_signals(stop.wish):
         topic, table = database.topic(topic_name), database.table(table_name)
         if table.options.id_type != "text":
@@ -78,7 +78,7 @@ def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
 
 
-def _run(follower: Follower, stop: _StopFlag, reporter: _BatchReporter, *, follow: bool) -> None:
+def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow: bool) -> None:
     wait = 0.0
     while not stop.is_wished:
         try:
@@ -102,25 +102,6 @@ def _run(follower: Follower, stop: _StopFlag, reporter: _BatchReporter, *, follo
             if not follow:
                 return
             stop.wait(LOOK_EVERY)
-
-
-class _StopFlag:
-    """A flag without a lock: a signal handler that sets an `Event` can deadlock with the wait that it interrupts."""
-
-    def __init__(self) -> None:
-        self.is_wished = False
-
-    def wish(self, *, again: bool) -> None:
-        """Stop after the step under way; at once on a second call."""
-        self.is_wished = True
-        if again:
-            raise KeyboardInterrupt
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a stop, at most this long."""
-        end = moments.monotonic() + seconds
-        while not self.is_wished and (left := end - moments.monotonic()) > 0:
-            moments.sleep(min(left, LOOK_EVERY))
 
 
 class _BatchReporter:

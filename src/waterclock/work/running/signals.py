@@ -1,4 +1,4 @@
-"""Signals that stop a worker."""
+"""Signals that stop a worker or another long-running command."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+from waterclock._support import moments
+
+_LOOK_EVERY = 0.2
+"""Seconds within which a wait notices a stop."""
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,6 +22,28 @@ class Stops(Protocol):
     def __call__(self, *, again: bool) -> None:
         """Stop."""
         ...
+
+
+class StopFlag:
+    """A flag that a signal sets: an exception could come between any two statements, and an `Event` could deadlock.
+
+    A signal handler that sets an event can interrupt a wait that holds the event's lock.
+    """
+
+    def __init__(self) -> None:
+        self.is_wished = False
+
+    def wish(self, *, again: bool) -> None:
+        """Stop after the step under way; at once on a second call."""
+        self.is_wished = True
+        if again:
+            raise KeyboardInterrupt
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a stop, at most this long."""
+        end = moments.monotonic() + seconds
+        while not self.is_wished and (left := end - moments.monotonic()) > 0:
+            moments.sleep(min(left, _LOOK_EVERY))
 
 
 @contextmanager
