@@ -85,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises
     ------
     NotFoundError
-        If there is no whole backup.
+        If the folder holds no complete backup.
     SchemaError
         If a newer version has written it.
     DamagedError

@@ -62,7 +62,7 @@ def check_backup(source: str | Path, report: Report = no_report) -> Manifest:
     Raises
     ------
     NotFoundError
-        If there is no whole backup.
+        If the folder holds no complete backup.
     DamagedError
         If a file of it is gone, or differs from its written form.
     UnavailableError
@@ -103,7 +103,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     InvalidArgumentError
         For a database on a server, and if the file or the folder is not new.
     NotFoundError, DamagedError
-        If there is no whole backup, or a file of it is corrupt; then nothing was written.
+        If the folder holds no complete backup, or a file of it is corrupt; then nothing was written.
     UnavailableError
         If something cannot be read or written; then the partial result is removed.
     """

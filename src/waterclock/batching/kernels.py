@@ -63,7 +63,7 @@ class Kernel:
             spec = find_spec(self._name)
             assert spec is not None  # noqa: S101  # a module of this package
             code = cast("InspectLoader", spec.loader).get_code(self._name)
-            assert code is not None  # noqa: S101
+            assert code is not None  # noqa: S101  # it has a source file
             module = ModuleType(self._name + _INTERPRETED)
             exec(code, module.__dict__)  # noqa: S102  # this package's own file, as an import would execute it
             self._interpreted = module
