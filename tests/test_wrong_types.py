@@ -188,3 +188,20 @@ def test_bytes_are_refused_as_ids(database: wc.Database) -> None:
 def test_messages_are_given_as_a_list_of_dicts(database: wc.Database, rows: Any) -> None:
     with pytest.raises(wc.InvalidArgumentError, match=r"^rows.*(a list of|must be dicts)"):
         database.create_table("orders", payload="text").put_many(rows)
+
+
+def test_pictures_of_batches(database: wc.Database) -> None:
+    batch = wc.Batch("a", 0, 9, 9, "gap", (NEEDED["message"],))
+    wrong_lists: list[object] = [*WRONG, [1], ["x"], [NEEDED["message"]], [(1, 2)]]
+
+    def tried() -> Iterator[tuple[str, Callable[[], object]]]:
+        for name in ("batches", "rejected", "lanes", "start", "end", "width", "title", "notes"):
+            for wrong in wrong_lists:
+                given: dict[str, Any] = {"batches": [batch], name: wrong}
+                yield f"timeline {name}={wrong!r:.40}", lambda given=given: wc.timeline(**given)
+        for name in ("batches", "width", "title"):
+            for wrong in wrong_lists:
+                given = {"batches": [batch], name: wrong}
+                yield f"clock_offsets {name}={wrong!r:.40}", lambda given=given: wc.clock_offsets(**given)
+
+    assert errors_of_others(tried()) == []

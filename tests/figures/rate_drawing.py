@@ -8,9 +8,10 @@ from xml.etree.ElementTree import Element
 
 from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
+from waterclock.figures.arguments import check_frame
 from waterclock.figures.glyphs import beyond, box, dots, window
 from waterclock.figures.legend import LegendLine, draw_legend, outside_line, reason_lines
-from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
+from waterclock.figures.panel import HEADER, MARGIN, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import add, number, path, shorten
 from waterclock.message import Message
@@ -63,7 +64,7 @@ def rate_drawing(
     InvalidArgumentError
         For a width below 400.
     """
-    check_width(width)
+    check_frame(width, title)
     closed, open_messages = sorted(batches, key=lambda batch: batch.start), list(waiting)
     if not closed:
         return empty_panel(width, title, "Nothing to draw: no batch.")

@@ -8,10 +8,10 @@ from xml.etree.ElementTree import Element
 from waterclock._support.quoting import counted, quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
+from waterclock.figures.arguments import check_frame, rejection_list
 from waterclock.figures.glyphs import GLYPHS, dots, window
-from waterclock.figures.lanes import check_reason
 from waterclock.figures.legend import draw_legend, reason_lines
-from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
+from waterclock.figures.panel import HEADER, MARGIN, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_step
 from waterclock.figures.svg import add, number, path, text_width
 from waterclock.message import Message
@@ -57,13 +57,11 @@ def scenario_drawing(
     InvalidArgumentError
         For a message without receive_time, a unit below 1, a width below 400, or a rejection whose reason has no mark.
     """
-    check_width(width)
+    check_frame(width, title)
     if unit < 1:
         raise InvalidArgumentError(f"unit: {quoted(unit)} ns is nothing to count in; give at least 1")
-    closed, refused = sorted(batches, key=lambda batch: batch.start), list(rejected)
+    closed, refused = sorted(batches, key=lambda batch: batch.start), rejection_list(rejected)
     accepted = [message for batch in closed for message in batch.messages]
-    for rejection in refused:
-        check_reason(rejection)
     if not closed and not refused:
         return empty_panel(width, title, "Nothing to draw: no batch and no rejected message.")
 

@@ -49,7 +49,7 @@ def test_the_same_batches_in_any_order_draw_the_same_picture() -> None:
 
 def test_nothing_to_draw_is_said() -> None:
     assert "Nothing to draw" in clock_offsets([])
-    with pytest.raises(InvalidArgumentError, match="width must be at least 400 px, got 9"):
+    with pytest.raises(InvalidArgumentError, match="width must be an integer from 400 to 100000 px, got 9"):
         clock_offsets([], width=9)
 
 

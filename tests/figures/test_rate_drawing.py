@@ -69,7 +69,7 @@ def test_nothing_to_draw_says_so() -> None:
 
 
 def test_a_picture_too_narrow_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="width must be at least 400 px, got 100"):
+    with pytest.raises(InvalidArgumentError, match="width must be an integer from 400 to 100000 px, got 100"):
         rate_drawing([], width=100)
 
 

@@ -83,7 +83,7 @@ def test_a_bad_argument_is_an_error_that_names_it() -> None:
         scenario_drawing([batch(Message("s", "a", 1))], [])
     with pytest.raises(InvalidArgumentError, match="unit: 0"):
         scenario_drawing(conflict(), [], unit=0)
-    with pytest.raises(InvalidArgumentError, match="width must be at least 400 px, got 100"):
+    with pytest.raises(InvalidArgumentError, match="width must be an integer from 400 to 100000 px, got 100"):
         scenario_drawing(conflict(), [], width=100)
     with pytest.raises(InvalidArgumentError, match="'lost'"):
         scenario_drawing([], [rejection("lost")])  # pyright: ignore[reportArgumentType]

@@ -245,7 +245,7 @@ def test_the_picture_describes_itself_and_needs_nothing_else() -> None:
 def test_a_bad_argument_is_an_error_that_names_it() -> None:
     with pytest.raises(InvalidArgumentError, match="end must be after start 5, got 5"):
         timeline([], [], start=5, end=5)
-    with pytest.raises(InvalidArgumentError, match="width must be at least 400 px, got 399"):
+    with pytest.raises(InvalidArgumentError, match="width must be an integer from 400 to 100000 px, got 399"):
         timeline([], [], width=399)
     with pytest.raises(InvalidArgumentError, match="reasons in rejected must be one of late, future"):
         timeline([], [Rejection(message(), "lost")])  # pyright: ignore[reportArgumentType]

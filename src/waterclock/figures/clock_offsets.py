@@ -8,7 +8,8 @@ from xml.etree.ElementTree import Element
 from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
 from waterclock.batching.stream_clocks import offsets
-from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
+from waterclock.figures.arguments import batch_list, check_frame
+from waterclock.figures.panel import HEADER, MARGIN, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import Svg, add, number, path, shorten
 from waterclock.time import format_time
@@ -40,7 +41,7 @@ def clock_offsets(
     batches
         Batches of one source, in any order. Messages without a receive time are left out.
     width
-        Width of the picture, px; at least 400.
+        Width of the picture, px; from 400 to 100,000.
     title
         Its heading.
 
@@ -52,10 +53,10 @@ def clock_offsets(
     Raises
     ------
     InvalidArgumentError
-        For a width below 400.
+        For an argument of another type, or a width that is out of range.
     """
-    check_width(width)
-    lines = offsets(batches)
+    check_frame(width, title)
+    lines = offsets(batch_list(batches))
     if not lines:
         return empty_panel(width, title, "Nothing to draw: no batch has messages with a receive time.")
     shown = dict(list(lines.items())[:_MOST_LANES])

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch, Rejection
-from waterclock.errors import InvalidArgumentError
-from waterclock.figures.theme import REJECTED
 from waterclock.message import Message
 
 _SECOND = 1_000_000_000
@@ -79,11 +76,6 @@ def sort_into_lanes(
         Which sources get a lane, from top to bottom. Default: every source, by name.
     start, end
         The stretch of event time.
-
-    Raises
-    ------
-    InvalidArgumentError
-        For a rejection whose reason has no mark.
     """
     if order is None:
         order = sorted({batch.source for batch in batches} | {message.source for message, _ in rejected})
@@ -97,7 +89,6 @@ def sort_into_lanes(
             if batch.start <= end and batch.end >= start:
                 lane.batches.append(batch)
     for rejection in rejected:
-        check_reason(rejection)
         lane = lanes.get(rejection.message.source)
         if lane is not None and start <= rejection.message.event_time <= end:
             lane.rejected.append(rejection)
@@ -105,17 +96,3 @@ def sort_into_lanes(
         lane.batches.sort(key=lambda batch: (batch.start, batch.end))
         lane.rejected.sort(key=lambda rejection: (rejection.message.event_time, rejection.reason))
     return list(lanes.values())
-
-
-def check_reason(rejection: Rejection) -> None:
-    """Refuse a rejection without a mark.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Naming its reason.
-    """
-    if rejection.reason not in REJECTED:
-        raise InvalidArgumentError(
-            f"reasons in rejected must be one of {', '.join(REJECTED)}, got {quoted(rejection.reason)}"
-        )

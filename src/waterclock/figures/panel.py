@@ -5,28 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 
-from waterclock._support.quoting import quoted
-from waterclock.errors import InvalidArgumentError
 from waterclock.figures.svg import Svg, add, picture, shorten, to_text
 from waterclock.figures.theme import style_sheet
 
 MARGIN = 18
 HEADER = 68
 """Height of title and summary, px."""
-
-_NARROWEST = 400
-
-
-def check_width(width: int) -> None:
-    """Refuse a picture too narrow for its texts.
-
-    Raises
-    ------
-    InvalidArgumentError
-        For fewer than 400 px.
-    """
-    if width < _NARROWEST:
-        raise InvalidArgumentError(f"width must be at least {_NARROWEST} px, got {quoted(width)}")
 
 
 def panel(width: float, height: float, title: str, summary: str, content: Iterable[Element] = ()) -> Svg:

@@ -9,10 +9,11 @@ from xml.etree.ElementTree import Element
 from waterclock._support.quoting import counted, quoted
 from waterclock.batching.batch import Batch, Rejection
 from waterclock.errors import InvalidArgumentError
+from waterclock.figures.arguments import batch_list, check_frame, name_list, note_list, rejection_list
 from waterclock.figures.lane_picture import LANE_HEIGHT, Detail, draw_lane
 from waterclock.figures.lanes import Lane, sort_into_lanes, time_bounds
 from waterclock.figures.legend import LegendLine, bar_line, dot_line, draw_legend, outside_line, reason_lines
-from waterclock.figures.panel import HEADER, MARGIN, check_width, empty_panel, panel
+from waterclock.figures.panel import HEADER, MARGIN, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import Svg, add, number, path, shorten
 from waterclock.time import MAX_NS, MIN_NS, Time, format_time, to_time
@@ -58,7 +59,7 @@ def timeline(
     start, end
         The stretch of event time to draw. Default: all of it.
     width
-        Width of the picture, px; at least 400.
+        Width of the picture, px; from 400 to 100,000.
     title
         Its heading.
     notes
@@ -73,23 +74,24 @@ def timeline(
     Raises
     ------
     InvalidArgumentError
-        For an end that is not after start, a width below 400, or a rejection whose reason has no mark.
+        For an argument of another type, an end that is not after start, a width out of range, or a rejection whose
+        reason has no mark.
     """
-    check_width(width)
-    closed, refused = list(batches), list(rejected)
+    check_frame(width, title)
+    closed, refused, noted = batch_list(batches), rejection_list(rejected), note_list(notes)
+    order = None if lanes is None else name_list(lanes)
     scale = _scale(closed, refused, start, end, width)
-    drawn = [] if scale is None else sort_into_lanes(closed, refused, lanes, scale.start, scale.end)
+    drawn = [] if scale is None else sort_into_lanes(closed, refused, order, scale.start, scale.end)
     if scale is None or not any(lane.batches or lane.size for lane in drawn):
         return empty_panel(width, title, _nothing(start, end))
-    shown = len(drawn) if lanes is not None else _MOST_LANES
+    shown = len(drawn) if order is not None else _MOST_LANES
     summary = [_summary(drawn[:shown])]
     if drawn[shown:]:
         size = sum(lane.size for lane in drawn[shown:])
         summary.append(f"{counted(size, 'message')} from {len(drawn) - shown:,} more not drawn")
     outside = sum(len(batch.messages) for batch in closed) + len(refused) - sum(lane.size for lane in drawn)
-    if outside and lanes is None and start is None and end is None:
+    if outside and order is None and start is None and end is None:
         summary.append(f"{counted(outside, 'message')} far outside not drawn")
-    noted = [(to_time(time, "notes"), text) for time, text in notes]
     return _draw(drawn[:shown], scale, width, title, "; ".join(summary), noted)
 
 
