@@ -56,7 +56,7 @@ class Ticking:
         self._next_look.at = now + _SECOND
         try:
             context = self._row.now()
-            if context.ticks.is_due(context.backend.now_about()):
+            if context.ticks.is_due(context.backend.now_about):
                 with context.backend.patience(_PATIENCE):
                     if tick(context, pieces=1):
                         self._next_look.at = now  # there may be more; other beats run in between

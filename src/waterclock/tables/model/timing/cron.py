@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -86,9 +86,15 @@ class Ticks:
         self.due_at = self.looked_at = MIN_NS
         self.warned: set[tuple[str, int]] = set()
 
-    def is_due(self, now: int) -> bool:
-        """Return whether to check now: a tick is due, or the clock was set back since the last check."""
-        return self.due_at < MAX_NS and (self.due_at <= now or now < self.looked_at - ON_TIME)
+    def is_due(self, clock: Callable[[], int]) -> bool:
+        """Return whether to check now: a tick is due, or the clock was set back since the last check.
+
+        Without schedules the clock, which may be the database's, is not read.
+        """
+        if self.due_at == MAX_NS:
+            return False
+        now = clock()
+        return self.due_at <= now or now < self.looked_at - ON_TIME
 
 
 def check_cron(text: object) -> str:
