@@ -82,6 +82,8 @@ SCENARIOS = {
         0 table dead jobs
         0 table failures jobs
         1 table redrive jobs @
+        1 table dead-letter jobs @ --reason @
+        2 table dead-letter jobs --text @ --group @ --header @=@ --error @ --where @ --reason @
         0 table archive jobs telemetry
         0 table purge jobs
         1 table rm @ --yes

@@ -51,6 +51,7 @@ _ARGUMENTS = {
     "table ack": ("t", "1"),
     "table cancel": ("t", "1"),
     "table explain": ("t", "1"),
+    "table dead-letter": ("t", "1", "--reason", "r"),
     "table archive": ("t", "t"),
     "table alter": ("t", "--ack-wait", "1m"),
     "group info": ("t", "g"),

@@ -131,6 +131,25 @@ def test_dead_letters_are_listed_and_brought_back(shell: Shell) -> None:
     assert {row["payload"] for row in shell.json("table", "receive", "orders")} == {"tea", "coffee"}
 
 
+def test_messages_move_to_the_dead_letters_by_id_or_by_filter(shell: Shell) -> None:
+    shell("table", "add", "orders", "--payload", "text", "--dead-letter", "lost")
+    for payload in ("tea", "coffee", "tea leaves", "cocoa"):
+        shell("table", "put", "orders", payload, "--header", f"kind={payload}")
+    taken = shell.json("table", "receive", "orders", "--limit", "1")[0]["id"]
+    move = ("table", "dead-letter", "orders")
+    shell(*move, "--reason", "sold", expect=WRONG_USAGE)
+    shell(*move, "2", "--text", "tea", "--reason", "sold", expect=WRONG_USAGE)
+    assert "dead-letter needs either ids or a filter" in shell.said
+    shell(*move, "2", "99", "--reason", "sold", expect=FAILED)
+    shell(*move, "--text", "tea", "--reason", "sold", expect=WRONG_USAGE)
+    assert "this would move 1 message of orders to the dead letters" in shell.said
+    shell(*move, "--text", "tea", "--reason", "sold", "--yes")
+    shell(*move, "--header", "kind=nothing", "--reason", "sold", "--yes")
+    letters = shell.json("table", "dead", "orders")
+    assert taken == 1
+    assert {(one["payload"], one["dead_reason"]) for one in letters} == {("coffee", "sold"), ("tea leaves", "sold")}
+
+
 def test_messages_are_chosen_in_sqls_words(orders: Shell) -> None:
     for priority in ("1", "2", "3"):
         orders("table", "put", "orders", priority, "--priority", priority)

@@ -1,14 +1,13 @@
-"""``waterclock table pause | resume | alter | rm | dead | redrive``: commands for a whole table."""
+"""``waterclock table pause | resume | alter | rm``: commands for a whole table."""
 
 from __future__ import annotations
 
-from waterclock.cli.tables.table import app, message_id
+import waterclock.cli.tables.dead_letters  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers commands
+from waterclock.cli.tables.table import app
 from waterclock.cli.tables.table_options import ChangingOptions
 from waterclock.cli.terminal.common import Common
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import format_time, to_time
-
-_DEAD_COLUMNS = ("id", "time_died", "dead_reason", "last_error", "epoch", "group_id", "payload")
 
 
 @app.command
@@ -72,50 +71,3 @@ def rm(name: str, /, *, common: Common = Common()) -> None:
         common.confirm(f"remove message table {name} with all its messages")
         table.drop()
         common.output.talk(f"removed {name}")
-
-
-@app.command
-def dead(name: str, /, *, limit: int = 100, common: Common = Common()) -> None:
-    """List a table's dead letters, the latest first.
-
-    Parameters
-    ----------
-    name
-        The table whose messages they were.
-    limit
-        At most this many.
-    """
-    with common.connect() as database:
-        letters = database.table(name).dead_letters(limit)
-        rows = [{**letter, "time_died": format_time(letter["time_died"])} for letter in letters]
-        common.output.rows(rows, _DEAD_COLUMNS)
-
-
-@app.command
-def redrive(
-    name: str,
-    ids: list[str] | None = None,
-    /,
-    *,
-    limit: int | None = None,
-    common: Common = Common(),
-) -> int:
-    """Move dead letters back to their table, in their order, as if never sent.
-
-    Exit code 1 if a named message is not a dead letter of this table.
-
-    Parameters
-    ----------
-    name
-        The table whose messages they were.
-    ids
-        Which; all unless given.
-    limit
-        At most this many.
-    """
-    with common.connect() as database:
-        table = database.table(name)
-        wanted = [message_id(table, text) for text in ids] if ids else None
-        count = table.redrive(wanted, limit=limit)
-        common.output.talk(f"redrove {count} dead letters to {name}")
-        return int(limit is None and count < len(wanted or []))
