@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from inotify_simple import INotify
 
 GLANCE_EVERY = 0.002  # s
-GLANCE_EVERY_WITH_INOTIFY = 0.1  # s; inotify misses writes by other machines
+GLANCE_EVERY_WITH_INOTIFY = 1.0  # s; inotify misses writes into some shared folders of virtual machines
 _GLANCE_SHORTLY = 0.0002  # s
 _SHOWS_WITHIN = 0.02  # s from the write to the visible commit; a sync takes up to ten milliseconds
 
