@@ -4,12 +4,15 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from waterclock.cli import doctor
 from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.cli.terminal.extras import install_command
 
 from .conftest import Shell
 
@@ -373,7 +376,24 @@ def test_the_doctor_names_what_is_found(shell: Shell) -> None:
     found = {row["what"]: row for row in shell.json("doctor")}
     assert {row["status"] for row in found.values()} == {"ok"}
     assert found["Database"]["found"] == "sqlite:///factory.db: 0 topics, 1 message tables"
+    assert found["Server"]["found"].startswith("fastapi ")
+    assert "uvicorn" in found["Server"]["found"]
     assert "17" in found["Java"]["found"] or "2" in found["Java"]["found"]
+
+
+def test_the_doctor_shows_how_to_install_each_missing_extra(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = {"waterclock", "sqlalchemy", "pyarrow", "numpy", "numba"}
+
+    def bare(package: str) -> str:
+        if package in needed:
+            return "1"
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor, "version", bare)
+    extras = metadata("waterclock").get_all("Provides-Extra") or ()
+    absent = [row for row in shell.json("doctor") if row["found"].startswith("no ")]
+    assert {row["remedy"] for row in absent} == {install_command(extra) for extra in extras}
+    assert {row["status"] for row in absent} == {"absent"}
 
 
 def test_the_doctor_fails_where_the_database_cannot_be_opened(shell: Shell) -> None:

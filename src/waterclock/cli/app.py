@@ -94,7 +94,7 @@ COMMANDS = {
     "metrics": ("metrics:metrics", _METRICS),
     "serve": ("serve:serve", _SERVE),
     "token": ("token:app", "Tokens of programs and people that use 'waterclock serve'."),
-    "ingest": ("gateway.ingest:app", "Move messages from an MQTT broker or from files into topics."),
+    "ingest": ("gateway.ingest:app", "Move messages from MQTT, Kafka or files into topics."),
     "batch": (
         "batch:batch",
         "Cut messages into batches and print one line per batch, or put them into a message table.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +23,16 @@ OLDEST_SQLITE = (3, 35)
 """The first SQLite whose UPDATE returns rows, which a claim needs."""
 
 _NEEDED = ("waterclock", "sqlalchemy", "pyarrow", "numpy", "numba")
-_DRIVERS = {"PostgreSQL": ("psycopg", "postgresql"), "MariaDB": ("pymysql", "mysql")}
+_DRIVERS = {"PostgreSQL": (("psycopg",), "postgresql"), "MariaDB": (("pymysql",), "mysql")}
+_SERVICES = {
+    "Spark Connect": (("grpcio", "grpcio-status", "googleapis-common-protos", "zstandard"), "spark-connect"),
+    "MQTT": (("paho-mqtt",), "mqtt"),
+    "Kafka": (("confluent-kafka",), "kafka"),
+    "ESS formats": (("ess-streaming-data-types",), "ess"),
+    "Server": (("fastapi", "jinja2", "uvicorn"), "server"),
+    "Metrics": (("prometheus-client",), "metrics"),
+    "OpenTelemetry": (("opentelemetry-api",), "otel"),
+}
 
 
 class Finding(NamedTuple):
@@ -48,22 +57,26 @@ def doctor(*, common: Common = Common()) -> int:
 def _examine(common: Common) -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version(), "")
     for package in _NEEDED:
-        yield _package(package, package, install_command(), needed=True)
+        yield _packages(package, (package,), install_command(), needed=True)
     yield _sqlite()
-    for database, (driver, extra) in _DRIVERS.items():
-        yield _package(database, driver, install_command(extra), needed=False)
-    yield _package("Spark", "pyspark", install_command("spark"), needed=False)
+    for database, (packages, extra) in _DRIVERS.items():
+        yield _packages(database, packages, install_command(extra), needed=False)
+    yield _packages("Spark", ("pyspark",), install_command("spark"), needed=False)
     yield from _java()
+    for service, (packages, extra) in _SERVICES.items():
+        yield _packages(service, packages, install_command(extra), needed=False)
     if common.url is not None:
         yield from _database(common)
 
 
-def _package(what: str, package: str, remedy: str, *, needed: bool) -> Finding:
-    try:
-        found = version(package)
-    except PackageNotFoundError:
-        return Finding(what, "broken" if needed else "absent", f"no {package}", remedy)
-    return Finding(what, "ok", found if what == package else f"{package} {found}", "")
+def _packages(what: str, packages: Sequence[str], remedy: str, *, needed: bool) -> Finding:
+    found: list[str] = []
+    for package in packages:
+        try:
+            found.append(version(package) if what == package else f"{package} {version(package)}")
+        except PackageNotFoundError:
+            return Finding(what, "broken" if needed else "absent", f"no {package}", remedy)
+    return Finding(what, "ok", ", ".join(found), "")
 
 
 def _sqlite() -> Finding:
