@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import PropertyMock, patch
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, described_columns, laid_out
 from tests.batching.rate.traffic import calls, options
 from tests.imports import loaded_after
+from tests.kernel_forms import KERNELS, interpreting
 
 from waterclock.batching import kernels
 from waterclock.batching.event_time import columns as event_time
@@ -32,16 +31,7 @@ from waterclock.time import MAX_NS, MIN_NS
 
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 
-_KERNELS = ("waterclock.batching.event_time.kernel", "waterclock.batching.rate.by_column.kernel")
-
-
-@contextmanager
-def interpreting(rows: int = 2**31) -> Generator[None]:
-    """Act as a process that has not imported the compiled form, for this many rows of a kernel."""
-    with patch.dict(sys.modules), patch.object(kernels, "INTERPRETED_ROWS", rows):
-        for name in _KERNELS:
-            sys.modules.pop(name, None)
-        yield
+_KERNELS = KERNELS[:2]
 
 
 def same_in_both_forms(run: Callable[[], Any]) -> None:
@@ -153,6 +143,16 @@ def test_more_rows_of_a_process_run_compiled() -> None:
         kernel = kernels.Kernel(_KERNELS[0])
         assert [kernel.call("read_clocks", 4, *few) for _ in range(3)] == [None, None, "compiled"]
     assert few[3].tolist() == [3, 3, 3, 3]  # the clock stays where the first call left it
+
+
+def test_rows_for_which_pauses_make_up_do_not_count() -> None:
+    few = np.zeros(4, np.uint32), np.arange(4), np.full(1, MIN_NS), np.zeros(4, np.int64)
+    refused = PropertyMock(side_effect=AssertionError("the compiled form was called"))
+    with interpreting(rows=10), patch.object(kernels.Kernel, "compiled", refused):
+        kernel = kernels.Kernel(_KERNELS[0])
+        for _ in range(9):
+            kernel.call("read_clocks", 4, *few)
+            kernels.note_pause()
 
 
 def test_numba_without_a_writable_folder_is_unavailable_with_the_remedy() -> None:

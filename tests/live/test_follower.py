@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import accumulate, chain
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from tests.imports import loaded_after
+from tests.kernel_forms import in_form
 from tests.killed import Killed, killed_after_each_change, killing
 from tests.live.conftest import RULE, SECOND, START, MakeFollower, MovableClock, expected, landed, traffic
 
@@ -23,18 +26,20 @@ def drain(follower: Follower, limit: int = 20_000) -> None:
         pass
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 def test_the_batches_are_those_of_the_batcher_byte_for_byte(
-    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock, compiled: bool
 ) -> None:
     messages = traffic()
     for first in range(0, len(messages), 7):
         topic.append(messages[first : first + 7])
-    follower = follow()
-    drain(follower)
-    assert follower.counts.messages == len(messages)
-    assert follower.counts.open > 0
-    clock.now = START + 3600 * SECOND
-    drain(follower)
+    with in_form(compiled=compiled):
+        follower = follow()
+        drain(follower)
+        assert follower.counts.messages == len(messages)
+        assert follower.counts.open > 0
+        clock.now = START + 3600 * SECOND
+        drain(follower)
     assert (follower.counts.open, follower.counts.behind) == (0, 0)
     wanted = expected(topic)
     assert landed(table) == wanted
@@ -343,3 +348,19 @@ def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
     assert {wc.Batch.from_bytes(data).reason for data in wanted.values()} == {"gap"}
     with pytest.raises(wc.InvalidArgumentError, match=r"started with .*gap = 900ms, on_conflict = keep"):
         follow(ByEventTime.checked("1h", "1500ms"))
+
+
+@pytest.mark.one_database
+def test_a_follower_of_few_messages_does_not_import_numba(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'messages.db'}"
+    with wc.connect(url, tmp_path / "ledgers") as opened:
+        opened.create_topic("telemetry").append(traffic())
+        opened.create_table("batches", id_type="text")
+    words = ["batch", "telemetry", "--into", "batches", "--url", url, "--ledgers", str(tmp_path / "ledgers"), "-q"]
+    for rule in (["--window", "2s", "--max-delay", "1s"], ["--by", "rate"]):
+        loaded = loaded_after(f"from waterclock.cli.app import run; assert run({[*words, *rule]}) == 0")
+        assert "waterclock" in loaded
+        assert not loaded & {"numba", "pandas", "pyspark"}
+        words[3] = "others"
+        with wc.connect(url, tmp_path / "ledgers") as opened:
+            opened.create_table("others", id_type="text", exist_ok=True)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.traffic import arrivals
+from tests.kernel_forms import in_form
 from tests.spark.results import METADATA, in_entries
 
 from waterclock.arrow import to_arrow
@@ -37,13 +38,15 @@ def columns_of(messages: list[Message], batch_size: int) -> Iterator[pa.RecordBa
     batch_size=st.integers(1, 50),
     at_once=st.integers(1, 30),
     largest_cell=st.integers(40, 300),
+    compiled=st.booleans(),
 )
 def test_messages_come_out_as_they_went_in_and_in_order(
-    messages: list[Message], positioned: bool, batch_size: int, at_once: int, largest_cell: int
+    messages: list[Message], positioned: bool, batch_size: int, at_once: int, largest_cell: int, compiled: bool
 ):
     messages = in_entries(messages, 3)
     record = POSITIONED if positioned else PLAIN
-    with patch.object(packing, "_PACKED_AT_ONCE", at_once), patch.object(packing, "_LARGEST_CELL", largest_cell):
+    sizes = {"_PACKED_AT_ONCE": at_once, "_LARGEST_CELL": largest_cell}
+    with patch.multiple(packing, **sizes), in_form(compiled=compiled):
         packed = list(pack(columns_of(messages, batch_size), record))
 
     came_out = defaultdict(list)

@@ -29,8 +29,8 @@ class _Blocker:
 def keep_small() -> None:
     """Block pandas, whose import by pyarrow takes seconds and 60 MB, and switch Arrow to malloc.
 
-    Arrow's own pool keeps memory for each thread: 18 MiB of an ingest from Kafka that catches up, as measured. Call it
-    before pyarrow is imported.
+    Arrow's own pool keeps memory for each thread: 18 MiB of an ingest from Kafka that catches up, as measured. Its
+    choice has no effect once pyarrow is imported.
     """
     sys.meta_path.insert(0, _Blocker("pandas"))
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

@@ -72,7 +72,7 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
     written = np.zeros(bounds[-1], np.uint8)
     at = bounds[:-1].copy()
     for piece in pieces:
-        _KERNEL.compiled.copy_bytes(*piece, at, written)
+        _KERNEL.call("copy_bytes", len(at), *piece, at, written)
         at += piece.lengths
     for number, buffer in enumerate(buffers.each):
         buffer.write(at + places[:, number], written)
@@ -188,20 +188,21 @@ class _Buffers:
         held = np.where(nulls > 0, counts, 0)
 
         def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
-            _KERNEL.compiled.copy_bits(flags, firsts, held, places, written)
+            _KERNEL.call("copy_bits", int(held.sum()), flags, firsts, held, places, written)
 
         self.each.append(_Buffer(-(-held // 8), write))
 
     def _add_offsets(self, offsets: npt.NDArray[np.int32], firsts: Numbers, counts: Numbers) -> None:
         def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
             numbers = written.view(np.int32)
-            _KERNEL.compiled.copy_offsets(offsets, firsts, counts, places // offsets.itemsize, numbers)
+            copied = int(counts.sum())
+            _KERNEL.call("copy_offsets", copied, offsets, firsts, counts, places // offsets.itemsize, numbers)
 
         self.each.append(_Buffer((counts + 1) * offsets.itemsize, write))
 
     def _add_bytes(self, data: npt.NDArray[np.uint8], begins: Numbers, lengths: Numbers) -> None:
         def write(places: Numbers, written: npt.NDArray[np.uint8]) -> None:
-            _KERNEL.compiled.copy_bytes(data, begins, lengths, places, written)
+            _KERNEL.call("copy_bytes", len(begins), data, begins, lengths, places, written)
 
         self.each.append(_Buffer(lengths, write))
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+
+from waterclock.batching.kernels import is_interpreted, numba_for
+
+njit, types = numba_for(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
@@ -23,15 +26,28 @@ _offsets_in = types.Array(types.int32, 1, "C", readonly=True)
 _offsets_out = types.Array(types.int32, 1, "C")
 
 
+@njit(inline="always")
+def _copy_by_byte(data: Bytes, first: Any, length: Any, out: Bytes, place: Any) -> None:
+    # Unsigned: signed numbers may count from the end, which keeps the compiler from copying many bytes at once. A run
+    # of 600 bytes takes 0.1 µs instead of 0.7.
+    first, place = np.uint64(first), np.uint64(place)
+    for number in range(np.uint64(length)):
+        out[place + number] = data[first + number]
+
+
+def _copy_slice(data: Bytes, first: Any, length: Any, out: Bytes, place: Any) -> None:
+    out[place : place + length] = data[first : first + length]
+
+
+# Compiled, 8 bytes take 4 ns by byte and 16 ns as a slice; interpreted, 3 µs by byte and 0.3 µs as a slice.
+_copy_run = _copy_slice if is_interpreted(__name__) else _copy_by_byte
+
+
 @njit(types.void(_bytes_in, _numbers_in, _numbers_in, _numbers_in, _bytes_out), cache=True, nogil=True)
 def copy_bytes(data: Bytes, firsts: Numbers, lengths: Numbers, places: Numbers, out: Bytes) -> None:
     """Copy runs of ``data`` to their places in ``out``."""
     for run in range(len(firsts)):
-        # Unsigned: signed numbers may count from the end, which keeps the compiler from copying many bytes at once. A
-        # run of 600 bytes takes 0.1 µs instead of 0.7.
-        first, place = np.uint64(firsts[run]), np.uint64(places[run])
-        for number in range(np.uint64(lengths[run])):
-            out[place + number] = data[first + number]
+        _copy_run(data, firsts[run], lengths[run], out, places[run])
 
 
 @njit(types.void(_offsets_in, _numbers_in, _numbers_in, _numbers_in, _offsets_out), cache=True, nogil=True)

@@ -60,6 +60,8 @@ _NUMBERS = {
     "index": pa.int32(),
 }
 
+Cells = Callable[[Records, npt.NDArray[np.int64]], pa.BinaryArray]
+
 _NO_STREAM = "packed messages are corrupt: a message refers to a stream that its row does not name"
 _NS_PER_US = 1_000
 _PACKED_AT_ONCE = 2**20
@@ -67,7 +69,9 @@ _PACKED_AT_ONCE = 2**20
 _LARGEST_CELL = 2**15
 
 
-def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[pa.RecordBatch]:
+def pack(
+    batches: Iterable[pa.RecordBatch], record: np.dtype[Any], cells: Cells | None = None
+) -> Iterator[pa.RecordBatch]:
     """Pack messages into a few rows for each source.
 
     Parameters
@@ -76,6 +80,8 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
         With columns source and stream (text) and the fields of ``record``; times as `as_nanoseconds` takes them.
     record
         `PLAIN` or `POSITIONED`.
+    cells
+        Builds the cells; None: `cells_of_differences` of messages with positions, otherwise `cells_of_records`.
 
     Yields
     ------
@@ -88,8 +94,10 @@ def pack(batches: Iterable[pa.RecordBatch], record: np.dtype[Any]) -> Iterator[p
     InvalidArgumentError
         For a null in any of the columns.
     """
+    if cells is None:
+        cells = cells_of_differences if record == POSITIONED else cells_of_records
     for messages in together(batches, len):
-        yield _pack(messages, record)
+        yield _pack(messages, record, cells)
 
 
 def together(batches: Iterable[pa.RecordBatch], size: Callable[[pa.RecordBatch], int]) -> Iterator[pa.Table]:
@@ -244,27 +252,28 @@ def renumbered(messages: Records, numbers: npt.NDArray[Any]) -> Records:
     return copied
 
 
-def _pack(table: pa.Table, record: np.dtype[Any]) -> pa.RecordBatch:
+def _pack(table: pa.Table, record: np.dtype[Any], cells: Cells) -> pa.RecordBatch:
     columns = columns_of(table, record)
     source_names, sources = encoded(columns["source"])
     stream_names, streams = encoded(columns["stream"])
     streams_of, numbers = local_streams(sources, len(source_names), streams, stream_names)
     fields = [columns[name].to_numpy() for name in record.names or () if name != "stream"]
     fields.insert((record.names or ()).index("stream"), numbers)
-    if record == POSITIONED and not PACKING.compiled.is_ascending(*fields[-3:]):
+    if record == POSITIONED and not PACKING.call("is_ascending", len(sources), *fields[-3:]):
         order = np.lexsort(fields[:-4:-1])
         sources, *fields = (field[order] for field in (sources, *fields))
     counts = np.bincount(sources, minlength=len(source_names))
     messages = np.empty(len(sources), record)
     absent = [np.empty(0, kind) for kind in (np.int64, np.int64, np.int32)] if record == PLAIN else []
-    PACKING.compiled.scatter(sources.astype(np.uint32), np.cumsum(counts) - counts, *fields, *absent, words(messages))
+    places = np.cumsum(counts) - counts
+    PACKING.call("scatter", len(sources), sources.astype(np.uint32), places, *fields, *absent, words(messages))
     bounds, row_sources = _rows(counts, _LARGEST_CELL // record.itemsize)
     return pa.record_batch(
         {
             "source": source_names.take(pa.array(row_sources)),
             "streams": streams_of.take(pa.array(row_sources)),
             "count": np.diff(bounds).astype(np.int32),
-            "messages": (cells_of_differences if record == POSITIONED else cells_of_records)(messages, bounds),
+            "messages": cells(messages, bounds),
             "clock": pa.repeat(clock_of(messages), len(row_sources)),
         }
     )

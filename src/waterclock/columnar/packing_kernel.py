@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+
+from waterclock.batching.kernels import numba_for
+
+njit, types = numba_for(__name__)
 
 Times = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint32]

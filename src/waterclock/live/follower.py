@@ -14,7 +14,7 @@ from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock.columnar.many_sources import ManySources, from_packed, nothing
 from waterclock.columnar.packing import pack
-from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.records import POSITIONED, cells_of_records
 from waterclock.connection import Database
 from waterclock.live.adaptive_stream import AdaptiveRateStream
 from waterclock.live.batch_rows import batch_rows, outside, rejections
@@ -188,7 +188,8 @@ class Follower:
         if not rows:
             return nothing(POSITIONED), None
         newest = max(pc.call_function("max", [batch.column("receive_time")]).as_py() for batch in batches)
-        return from_packed(pa.Table.from_batches(pack(batches, POSITIONED)), POSITIONED), newest
+        packed = pa.Table.from_batches(pack(batches, POSITIONED, cells_of_records))
+        return from_packed(packed, POSITIONED), newest
 
     def _write(self, outcomes: list[pa.RecordBatch], state: FollowerState) -> None:
         """Put batches and write the state, in one transaction."""

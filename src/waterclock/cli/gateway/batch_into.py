@@ -9,7 +9,9 @@ from typing import Any
 from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock._support.quoting import counted, quoted
+from waterclock._support.small_process import keep_small
 from waterclock.batching.adaptive import AdaptiveBatchLength
+from waterclock.batching.kernels import note_pause
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.log_format import LoggedOutput
 from waterclock.cli.terminal.output import Output
@@ -47,6 +49,7 @@ def batch_into(
     max_skew: str,
 ) -> None:
     """Batch a topic into a message table, until its end or, if it is followed, until a signal."""
+    keep_small()
     rule = _rule(by, options)
     skew = to_duration(max_skew, "max_skew")
     stop = StopFlag()
@@ -101,6 +104,7 @@ def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow
         if not count:
             if not follow:
                 return
+            note_pause()
             stop.wait(LOOK_EVERY)
 
 

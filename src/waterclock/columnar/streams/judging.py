@@ -98,7 +98,8 @@ def unsynchronised(
 
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
     many = from_packed(packed, record)
-    if record == POSITIONED and not PACKING.compiled.is_in_order(many.sources.astype(np.uint32), words(many.messages)):
+    sources = many.sources.astype(np.uint32)
+    if record == POSITIONED and not PACKING.call("is_in_order", len(sources), sources, words(many.messages)):
         many = many.take(reading_order(many.messages, many.sources))
     event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
     if record == POSITIONED:
