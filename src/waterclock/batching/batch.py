@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow as pa
 from waterclock._support.html import facts_as_html, rows_as_html
 from waterclock._support.quoting import quoted
 from waterclock.arrow import check_messages, from_arrow, from_ipc, to_arrow, to_ipc
-from waterclock.batching.facts import maybe, moment, parsed, read_as, text
+from waterclock.batching.facts import maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.outside import OutsideCounts, count_outside, outside_messages
 from waterclock.checksum import has_trailer, trailer, without_trailer
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
@@ -71,10 +72,22 @@ def encode_batch(columns: pa.RecordBatch, facts: bytes) -> bytes:
     return add_trailer(to_ipc(columns.replace_schema_metadata(batch_metadata(facts))))
 
 
-def encode_facts(source: str, start: int, end: int, closed_at: int, reason: str, number: int | None = None) -> bytes:
-    """Encode the facts of a batch, without its messages."""
+def encode_facts(
+    source: str,
+    start: int,
+    end: int,
+    closed_at: int,
+    reason: str,
+    number: int | None = None,
+    offsets: Mapping[str, int] | None = None,
+) -> bytes:
+    """Encode the facts of a batch, without its messages; the last two only if the batch has them."""
     facts: dict[str, object] = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
-    return _to_json(facts if number is None else facts | {"number": number}).encode()
+    if number is not None:
+        facts["number"] = number
+    if offsets:
+        facts["offsets"] = dict(sorted(offsets.items()))
+    return _to_json(facts).encode()
 
 
 def batch_metadata(facts: bytes) -> dict[bytes, bytes]:
@@ -114,6 +127,10 @@ class Batch:
         Its messages in event-time order; equal times in order of stream.
     number
         By id, the integer id of its messages; else None.
+    offsets
+        If clocks were aligned (``clocks="align"``), the ns that were added to the event times of each stream before the
+        window was chosen; for a stream whose offset changed within the batch, that of its latest message. ``messages``
+        keep the times that were sent; the window is in aligned time. Else empty.
     """
 
     source: str
@@ -123,6 +140,7 @@ class Batch:
     reason: CloseReason
     messages: tuple[Message, ...]
     number: int | None = None
+    offsets: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
 
     @property
     def id(self) -> str:
@@ -136,11 +154,13 @@ class Batch:
         Messages within half a period of their stream do not count: that may be jitter. The first batch (``start``) has
         no window.
         """
-        return {} if self.reason == "start" else count_outside(self.messages, self.start, self.end)
+        return {} if self.reason == "start" else count_outside(self.messages, self.start, self.end, self.offsets)
 
     def messages_outside(self) -> list[Message]:
         """List the messages that `outside` counts."""
-        return [] if self.reason == "start" else outside_messages(self.messages, self.start, self.end)
+        if self.reason == "start":
+            return []
+        return [message for message, _ in outside_messages(self.messages, self.start, self.end, self.offsets)]
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the messages as columns of `waterclock.arrow.POSITIONED_SCHEMA`, the batch's facts in its metadata."""
@@ -148,7 +168,7 @@ class Batch:
 
     @property
     def _facts(self) -> bytes:
-        return encode_facts(self.source, self.start, self.end, self.closed_at, self.reason, self.number)
+        return encode_facts(self.source, self.start, self.end, self.closed_at, self.reason, self.number, self.offsets)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the messages as a pandas data frame. Times are datetimes in UTC, payloads bytes, headers dicts.
@@ -211,12 +231,13 @@ class Batch:
             source, reason = text(facts["source"]), text(facts["reason"])
             start, end, closed_at = (moment(facts[name]) for name in ("start", "end", "closed_at"))
             number = maybe(facts.get("number"), moment)
+            offsets = {stream: whole(ns) for stream, ns in facts.get("offsets", {}).items()}
         if reason not in _REASONS:
             raise SchemaError(
                 f"cannot read the batch: this version does not know close reason {quoted(reason)}. Read it"
                 " with the version that wrote it"
             )
-        return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)), number)
+        return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)), number, offsets)
 
 
 def check_batch(value: object) -> None:

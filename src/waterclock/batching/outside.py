@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from waterclock.message import Message
@@ -42,30 +42,49 @@ class OutsideCounts(NamedTuple):
         return OutsideCounts(*sums)
 
 
-def outside_messages(messages: Sequence[Message], start: int, end: int) -> list[Message]:
+def outside_messages(
+    messages: Sequence[Message], start: int, end: int, offsets: Mapping[str, int]
+) -> list[tuple[Message, int]]:
     """List the messages of a batch that lie outside its window, in event-time order.
 
     A message counts if it lies outside by more than half a period of its stream: less may be jitter. The period is the
     window's length divided by the number of different event times that the stream has in the batch.
+
+    Parameters
+    ----------
+    messages
+        In event-time order.
+    start, end
+        The window, ns.
+    offsets
+        ns that are added to the times of some streams.
+
+    Returns
+    -------
+    list of (Message, int)
+        Each with its distance from the window, ns, which is negative before the window.
     """
-    if not messages or (messages[0].event_time >= start and messages[-1].event_time <= end):
+    if not messages or (not offsets and messages[0].event_time >= start and messages[-1].event_time <= end):
         return []
     times: dict[str, set[int]] = {}
     for message in messages:
         times.setdefault(message.stream, set()).add(message.event_time)
-    length = end - start
-    return [m for m in messages if 2 * len(times[m.stream]) * _distance(m, start, end) > length]
+    found: list[tuple[Message, int]] = []
+    for message in messages:
+        time = message.event_time + offsets.get(message.stream, 0)
+        distance = max(time - end, 0) or min(time - start, 0)
+        if 2 * len(times[message.stream]) * abs(distance) > end - start:
+            found.append((message, distance))
+    return found
 
 
-def count_outside(messages: Sequence[Message], start: int, end: int) -> dict[str, OutsideCounts]:
+def count_outside(
+    messages: Sequence[Message], start: int, end: int, offsets: Mapping[str, int]
+) -> dict[str, OutsideCounts]:
     """Count the messages that lie outside their window, for each stream that has any; see `outside_messages`."""
     bounds = [quarters * (end - start) for quarters in _QUARTERS]
     found: dict[str, tuple[list[int], list[int]]] = {}
-    for message in outside_messages(messages, start, end):
+    for message, distance in outside_messages(messages, start, end, offsets):
         sides = found.setdefault(message.stream, ([*_NONE], [*_NONE]))
-        sides[message.event_time > end][bisect_left(bounds, 4 * _distance(message, start, end))] += 1
+        sides[distance > 0][bisect_left(bounds, 4 * abs(distance))] += 1
     return {stream: OutsideCounts(tuple(before), tuple(after)) for stream, (before, after) in sorted(found.items())}
-
-
-def _distance(message: Message, start: int, end: int) -> int:
-    return max(start - message.event_time, message.event_time - end, 0)

@@ -10,9 +10,10 @@ from waterclock._support.moments import monotonic
 from waterclock._support.quoting import quoted
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.batch import Batch, check_batch
+from waterclock.batching.rate.by_message.aligned import ClockAlignment, Clocks, checked_clocks
 from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.outside_watch import OutsideWatch
-from waterclock.batching.rate.by_message.silence import Silence
+from waterclock.batching.rate.by_message.silence import Silence, check_receive_times
 from waterclock.batching.rate.by_message.stall import StallWatch
 from waterclock.batching.rate.by_message.state import from_bytes, to_bytes
 from waterclock.batching.rate.by_message.window import Assembly
@@ -111,6 +112,10 @@ class RateAwareBatcher:
         longer than this after the last one before, the batcher first returns everything, as `flush` does. Then it
         treats the call as a new batcher would: its messages are a batch (``start``), and rates are learned again. Only
         receive times decide, so a replay returns the same batches.
+    clocks
+        ``"align"`` adds to each event time the estimated offset of its stream's clock from the receive clock, before
+        windows are chosen; see `clock_alignment`. Messages keep the times that were sent, and ``batch.offsets`` holds
+        the offsets. Every message needs a receive time. Default ``"as_sent"``: event times are used as they are.
 
     Raises
     ------
@@ -134,7 +139,18 @@ class RateAwareBatcher:
     Source: *RateAwareMessageBatcher* of ESS livedata.
     """
 
-    __slots__ = ("_adaptive", "_assembly", "_clocks", "_gate", "_outside", "_rule", "_silence", "_sources", "_stall")
+    __slots__ = (
+        "_adaptive",
+        "_alignment",
+        "_assembly",
+        "_clocks",
+        "_gate",
+        "_outside",
+        "_rule",
+        "_silence",
+        "_sources",
+        "_stall",
+    )
 
     def __init__(
         self,
@@ -143,6 +159,7 @@ class RateAwareBatcher:
         gated: Gated = True,
         clock: Callable[[], float] = monotonic,
         forget_after: Duration | None = None,
+        clocks: Clocks = "as_sent",
     ) -> None:
         self._adaptive = adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
@@ -150,6 +167,7 @@ class RateAwareBatcher:
         self._gate = Gate(gated)
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
+        self._alignment = ClockAlignment() if checked_clocks(clocks) else None
         self._outside = OutsideWatch()
         self._clocks = StreamClocks()
         self._sources: set[str] = set()  # a single source, once there was a message
@@ -172,7 +190,7 @@ class RateAwareBatcher:
         ------
         InvalidArgumentError
             For a message of another source, for messages that are not a list, and for a message without receive time if
-            ``forget_after`` needs it. The batcher is then unchanged, as it is if ``gated`` or ``clock`` raise.
+            ``forget_after`` or ``clocks`` need it. The batcher is then unchanged, as if ``gated`` or ``clock`` raise.
         """
         return self.take(self.check(messages))
 
@@ -195,7 +213,9 @@ class RateAwareBatcher:
         if sources != self._sources:
             self._refuse_others(sources)
         if self._silence.after is not None:
-            self._silence.check(messages)
+            check_receive_times(messages, "forget_after is")
+        elif self._alignment is not None:
+            check_receive_times(messages, "clocks are aligned")
         if self._gate.asks:
             self._gate.ask(map(_stream, messages))
         if len(times) > 1 and max(times) - min(times) > ERA * self._in_force.batch_length:
@@ -207,6 +227,9 @@ class RateAwareBatcher:
         """Add messages that `check` has returned."""
         if self._silence.after is not None and self._silence.ends_with(messages):
             return self._forget() + self.take(messages)
+        return self._take(messages if self._alignment is None else self._alignment.align(messages))
+
+    def _take(self, messages: list[Message]) -> list[Batch]:
         stall, assembly = self._stall, self._assembly
         stall.look()
         if assembly is None:
@@ -221,7 +244,7 @@ class RateAwareBatcher:
             self._give_way(assembly, batches)
             return batches
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
-            _close_complete(assembly, batches)
+            assembly.close_complete(batches)
         if batches:
             stall.rearm(assembly.high_water if rivalled else None)
             return batches
@@ -392,7 +415,7 @@ class RateAwareBatcher:
     def state(self) -> bytes:
         """Encode the whole state of the batcher, including its options, for `restore`."""
         gated = None if callable(self._gate.gated) else self._gate.gated
-        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly, self._adaptive)
+        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly, self._adaptive, self._alignment)
 
     @classmethod
     def restore(
@@ -426,6 +449,7 @@ class RateAwareBatcher:
         batcher._rule = known.rule
         batcher._adaptive = known.adaptive
         batcher._silence = known.silence
+        batcher._alignment = known.alignment
         batcher._stall.since -= known.waited
         batcher._stall.unmoved, batcher._stall.elsewhere = known.unmoved, known.elsewhere
         batcher._assembly = known.assembly(batcher._gate)
@@ -470,6 +494,7 @@ class RateAwareBatcher:
             self._rule = self._assembly.pending or self._assembly.rule
         self._assembly = None
         self._silence.clock = None
+        self._alignment = None if self._alignment is None else ClockAlignment()
         return batches
 
     def _begin(self, messages: list[Message]) -> list[Batch]:
@@ -526,24 +551,7 @@ class RateAwareBatcher:
                 batches.append(assembly.place_anew(anchor))
         elif assembly.piled:
             assembly.skip(max(1, assembly.windows_to_first()))
-        _close_complete(assembly, batches)
+        assembly.close_complete(batches)
         # If a doubtful window stays, it may have had too few messages to decide: the next call brings more.
         stays = window.era_from <= assembly.window.start <= window.era_until
         self._stall.rearm(assembly.high_water if assembly.doubtful and stays else None)
-
-
-def _close_complete(assembly: Assembly, batches: list[Batch]) -> None:
-    """Close as many windows as are complete."""
-    while True:
-        if steps := assembly.gap():
-            reason = "gap"
-        elif assembly.waiting == 0:
-            reason = "slots"
-        elif assembly.high_water >= assembly.window.timeout_at:
-            reason = "timeout"
-        else:
-            return
-        if assembly.active:
-            batches.append(assembly.close(reason, steps or 1))
-        else:
-            assembly.skip(steps or 1)

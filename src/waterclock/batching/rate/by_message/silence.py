@@ -28,6 +28,16 @@ def checked_silence(forget_after: Duration | None) -> int | None:
     return None if forget_after is None else to_duration(forget_after, "forget_after", minimum=1)
 
 
+def check_receive_times(messages: Iterable[Message], needed: str) -> None:
+    """Raise InvalidArgumentError unless all messages have receive times; ``needed`` is the clause that needs them."""
+    for message in messages:
+        if message.receive_time is None:
+            raise InvalidArgumentError(
+                f"receive_time must be set if {needed}, got None in a message of stream"
+                f" {quoted(message.stream)} with event_time {message.event_time}"
+            )
+
+
 @dataclass(slots=True)
 class Silence:
     """How long a source may be silent, and when its last message was received.
@@ -52,15 +62,6 @@ class Silence:
     def forgotten_at(self) -> int | None:
         """The time, ns, at which the source is forgotten if no message received by then comes later."""
         return None if self.after is None or self.clock is None else self.clock + self.after
-
-    def check(self, messages: Iterable[Message]) -> None:
-        """Check that all messages have receive times."""
-        for message in messages:
-            if message.receive_time is None:
-                raise InvalidArgumentError(
-                    "receive_time must be set if forget_after is, got None in a message of stream"
-                    f" {quoted(message.stream)} with event_time {message.event_time}"
-                )
 
     def ends_with(self, messages: list[Message]) -> bool:
         """Return whether all messages of a call were received too long after the last one; if not, record them."""

@@ -16,6 +16,7 @@ from typing import Any
 from waterclock.arrow import from_arrow
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.rate.by_message.aligned import AlignedMessage, ClockAlignment
 from waterclock.batching.rate.by_message.silence import Silence
 from waterclock.batching.rate.by_message.stall import Elsewhere, StallWatch
 from waterclock.batching.rate.by_message.stream import Track
@@ -42,6 +43,7 @@ def to_bytes(
     silence: Silence,
     assembly: Assembly | None,
     adaptive: AdaptiveBatchLength | None,
+    alignment: ClockAlignment | None,
 ) -> bytes:
     """Write the state; ``gated`` is None if a function chooses."""
     facts: dict[str, Any] = {
@@ -77,6 +79,9 @@ def to_bytes(
             "delays": [assembly.slowest, assembly.awaited],
             "tracks": [_track_facts(stream, track) for stream, track in tracks],
         }
+    if alignment is not None:
+        facts["alignment"] = alignment.facts(messages)
+        messages = [message.sent for message in messages if isinstance(message, AlignedMessage)]
     return _FORM.write(zlib.compress(json.dumps(facts).encode()), messages)
 
 
@@ -98,6 +103,8 @@ class RateState:
         When the source is forgotten.
     adaptive
         The rule of the length, if it is adaptive.
+    alignment
+        The clocks of the streams, if they are aligned.
     """
 
     rule: RateRule
@@ -107,6 +114,7 @@ class RateState:
     elsewhere: list[Elsewhere]
     silence: Silence
     adaptive: AdaptiveBatchLength | None
+    alignment: ClockAlignment | None
     _facts: dict[str, Any] | None
     _messages: Iterator[Message]
 
@@ -165,6 +173,9 @@ def from_bytes(data: bytes) -> RateState:
         facts = parsed(_decompressed(written))
         refuse_version(facts["version"], _VERSION)
         gated = facts["gated"]
+        alignment, messages = None, from_arrow(columns)
+        if "alignment" in facts:
+            alignment, messages = ClockAlignment.from_facts(facts["alignment"], messages)
         return RateState(
             rule=_rule(facts["rule"]),
             gated=gated if gated is None or isinstance(gated, bool) else each(gated, text),
@@ -173,8 +184,9 @@ def from_bytes(data: bytes) -> RateState:
             elsewhere=each(facts["elsewhere"], _elsewhere),
             silence=_silence(*facts["silence"]),
             adaptive=maybe(facts["adaptive"], AdaptiveBatchLength.from_facts),
+            alignment=alignment,
             _facts=facts["assembly"],
-            _messages=iter(from_arrow(columns)),
+            _messages=iter(messages),
         )
 
 

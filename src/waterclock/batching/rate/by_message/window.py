@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from waterclock.batching.batch import Batch, CloseReason
+from waterclock.batching.rate.by_message.aligned import sent_messages
 from waterclock.batching.rate.by_message.stream import BEFORE_ALL, Track
 from waterclock.batching.rate.period import NEVER
 from waterclock.batching.rate.rule import ABSENT, FORGETS, MOST_AWAITED, STALLED, RateRule, RateWindow, placed
@@ -219,6 +220,22 @@ class Assembly:
         self.skip(steps)
         return batch
 
+    def close_complete(self, batches: list[Batch]) -> None:
+        """Close as many windows as are complete."""
+        while True:
+            if steps := self.gap():
+                reason = "gap"
+            elif self.waiting == 0:
+                reason = "slots"
+            elif self.high_water >= self.window.timeout_at:
+                reason = "timeout"
+            else:
+                return
+            if self.active:
+                batches.append(self.close(reason, steps or 1))
+            else:
+                self.skip(steps or 1)
+
     def skip(self, steps: int) -> None:
         """Skip that many windows without a batch; messages in the window stay."""
         self.open(self.window.start + steps * self.rule.batch_length, steps)
@@ -381,7 +398,9 @@ class Assembly:
 
     def batch(self, messages: list[Message], start: int, end: int, reason: CloseReason) -> Batch:
         """Build a batch, closed at the high-water mark."""
-        return Batch(self.source, start, end, self.high_water, reason, tuple(sorted(messages, key=_in_order)))
+        sent, offsets = sent_messages(messages)
+        in_order = tuple(sorted(sent, key=_in_order))
+        return Batch(self.source, start, end, self.high_water, reason, in_order, offsets=offsets)
 
     def _review(self) -> None:
         """Stream lifecycle: rebuild the grids of present streams, and forget those absent from five batches."""

@@ -1,0 +1,216 @@
+"""Estimates how far a stream's clock is off the receive clock, message by message, so that its times can be aligned.
+
+The fastest messages of a stream show its offset: receive time minus event time is the difference of the clocks plus the
+transit time, and delays only add to it. So the offset is a line under these points, as in Moon, Skelly and Towsley,
+"Estimation and removal of clock skew from network delay measurements" (1999). Its slope is the drift.
+
+A message below the line by more than `TOLERANCE` shows a clock that was set forward. One far above it shows a clock
+that was set back, if its event time is before earlier ones; otherwise it is only late. If a clock is set, the line and
+its points move as if the clock had always been so, and the drift stays known.
+
+The functions take a row of integers, a NumPy row or a list: the class, the columns and Spark use the same code. All
+compiled code is in this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from waterclock.batching.kernels import numba_for
+
+njit, types = numba_for(__name__)
+
+TOLERANCE = 100_000_000
+"""How far (ns) a message may be off the line without a sign of a clock that was set. Network jitter is less."""
+
+PART = 1_000_000_000
+"""The fastest message of each part of this length (ns, receive time) is a point."""
+
+POINTS = 16
+"""Points kept. More follow a change of drift too slowly, fewer follow jitter."""
+
+LEAST_POINTS = 4
+"""Below this number of points, the drift is not estimated."""
+
+SETTLING = 2
+"""In so many parts after the start and after a clock was set, each faster message lowers the line."""
+
+CONFIRMED = 3
+"""In a stream known for disorder, so many messages in a row must agree that its clock was set back."""
+
+WARY = 16
+"""For so many parts a stream is known for disorder, after its clock seemed to be set back and was not."""
+
+PERSISTENT = 8
+"""A delay of all messages in this many parts in a row counts as a clock that was set back: no one can tell these apart.
+"""
+
+FASTEST_DRIFT = 50_000_000
+"""The largest drift, ns per second. A clock that is faster or slower is broken."""
+
+FARTHEST = 2**62
+"""Only times nearer to the epoch than this (ns) are aligned, so that differences fit 64 bits."""
+
+# The columns of a row; the points follow, two columns each: the event time, and the offset there.
+(
+    BEGUN,
+    ORIGIN,  # event time of a point on the line, ns
+    OFFSET,  # the offset at this point, ns
+    DRIFT,  # ns per second
+    NEWEST,  # event time, ns
+    PART_ENDS,  # receive time, ns
+    LOW_AT,  # event time of the fastest message in this part, ns
+    LOW,  # its offset, ns
+    KEPT,
+    SETTLES,  # parts in which the line still settles
+    RETURN,  # by how much (ns) the clock would be set to undo its last change; 0 if that is long ago
+    SUSPECT,  # by how much the clock may have been set, ns
+    SUSPECTS,  # messages that agree on it
+    WARY_FOR,  # parts
+    HIGH_PARTS,  # consecutive parts in which all messages were above the line by more than the tolerance
+    LEAST_HIGH,  # least distance above the line in these, ns
+    FIRST_POINT,
+) = range(17)
+COLUMNS = FIRST_POINT + 2 * POINTS
+
+
+@njit(error_model="numpy")
+def _expected(row: Any, event_time: int) -> int:
+    """Return the offset of the line at an event time, ns."""
+    return row[OFFSET] + int(row[DRIFT] * 1e-9 * (event_time - row[ORIGIN]))
+
+
+@njit(error_model="numpy")
+def _set_clock(row: Any, off: int) -> None:
+    """Move the line by ``off`` (ns) at the time of the current message, as if the clock had always been so."""
+    by = int(off / (1 + row[DRIFT] * 1e-9))
+    row[ORIGIN] -= by
+    row[OFFSET] += by
+    row[NEWEST] -= by
+    row[LOW_AT] -= by
+    row[LOW] += by
+    for point in range(FIRST_POINT, FIRST_POINT + 2 * row[KEPT], 2):
+        row[point] -= by
+        row[point + 1] += by
+    row[SUSPECTS] = 0
+    row[HIGH_PARTS] = 0
+
+
+@njit(error_model="numpy")
+def _fit(row: Any) -> None:
+    """Draw the line under the points that is highest two thirds along them."""
+    first, stop = FIRST_POINT, FIRST_POINT + 2 * row[KEPT]
+    if row[KEPT] < LEAST_POINTS:
+        row[DRIFT] = 0
+        lowest = first
+        for point in range(first, stop, 2):
+            if row[point + 1] < row[lowest + 1]:
+                lowest = point
+        row[ORIGIN] = row[lowest]
+        row[OFFSET] = row[lowest + 1]
+        return
+    middle = row[first + 2 * (2 * row[KEPT] // 3)] - 1
+    lowest_there = 0.0
+    found = False
+    for left in range(first, stop, 2):
+        if row[left] > middle:
+            continue
+        for right in range(first, stop, 2):
+            if row[right] <= middle:
+                continue
+            drift = (row[right + 1] - row[left + 1]) / (row[right] - row[left])
+            there = row[right + 1] - drift * (row[right] - middle)
+            if not found or there < lowest_there:
+                found = True
+                lowest_there = there
+                row[ORIGIN] = row[right]
+                row[OFFSET] = row[right + 1]
+                row[DRIFT] = int(min(max(drift * 1e9, -FASTEST_DRIFT), FASTEST_DRIFT))
+
+
+@njit(error_model="numpy")
+def _end_part(row: Any) -> None:
+    """Keep the fastest message of a part as a point, and draw the line again."""
+    off = row[LOW] - _expected(row, row[LOW_AT])
+    row[SETTLES] = max(row[SETTLES] - 1, 0)
+    row[WARY_FOR] = max(row[WARY_FOR] - 1, 0)
+    if row[SETTLES] == 0:
+        row[RETURN] = 0
+    if off > TOLERANCE:
+        row[LEAST_HIGH] = min(row[LEAST_HIGH], off) if row[HIGH_PARTS] else off
+        row[HIGH_PARTS] += 1
+        if row[HIGH_PARTS] == PERSISTENT:
+            _set_clock(row, row[LEAST_HIGH])
+        return
+    row[HIGH_PARTS] = 0
+    if row[KEPT] == POINTS:
+        for place in range(FIRST_POINT, COLUMNS - 2):
+            row[place] = row[place + 2]
+        row[KEPT] -= 1
+    row[FIRST_POINT + 2 * row[KEPT]] = row[LOW_AT]
+    row[FIRST_POINT + 2 * row[KEPT] + 1] = row[LOW]
+    row[KEPT] += 1
+    _fit(row)
+
+
+@njit(error_model="numpy")
+def _was_set_back(row: Any, event_time: int, off: int) -> bool:
+    """Return whether a message above the line shows a clock that was set back, rather than a delay."""
+    if off <= TOLERANCE:
+        row[SUSPECTS] = 0
+        return False
+    if row[RETURN] > 0 and abs(off - row[RETURN]) <= TOLERANCE:
+        return True
+    if event_time >= row[NEWEST]:
+        return False
+    if row[WARY_FOR] == 0:
+        return True
+    agrees = row[SUSPECTS] > 0 and abs(off - row[SUSPECT]) <= TOLERANCE
+    row[SUSPECTS] = row[SUSPECTS] + 1 if agrees else 1
+    row[SUSPECT] = off
+    return row[SUSPECTS] == CONFIRMED
+
+
+@njit(error_model="numpy")
+def offset_of(row: Any, event_time: int, receive_time: int) -> int:
+    """Return the offset (ns) to add to a message's event time, and learn from the message.
+
+    Parameters
+    ----------
+    row
+        Of the message's stream; zeros before its first message.
+    event_time, receive_time
+        ns.
+    """
+    if abs(event_time) >= FARTHEST or abs(receive_time) >= FARTHEST:
+        return 0
+    delay = receive_time - event_time
+    if row[BEGUN] == 0:
+        row[BEGUN] = 1
+        row[ORIGIN] = row[NEWEST] = row[LOW_AT] = event_time
+        row[OFFSET] = row[LOW] = delay
+        row[SETTLES] = SETTLING
+        row[PART_ENDS] = receive_time - receive_time % PART + PART
+        return delay
+    starts = receive_time >= row[PART_ENDS]
+    if starts:
+        _end_part(row)
+        row[PART_ENDS] = receive_time - receive_time % PART + PART
+    off = delay - _expected(row, event_time)
+    if off < -TOLERANCE or _was_set_back(row, event_time, off):
+        returns = row[RETURN] != 0 and abs(off - row[RETURN]) <= TOLERANCE
+        _set_clock(row, off)
+        row[RETURN] = 0 if returns else -off
+        if returns:
+            row[WARY_FOR] = WARY
+        row[SETTLES] = SETTLING
+        off = 0
+    elif off < 0:
+        if row[SETTLES]:
+            _set_clock(row, off)
+        off = 0
+    row[NEWEST] = max(row[NEWEST], event_time)
+    if starts or delay - _expected(row, event_time) < row[LOW] - _expected(row, row[LOW_AT]):
+        row[LOW_AT] = event_time
+        row[LOW] = delay
+    return delay - off

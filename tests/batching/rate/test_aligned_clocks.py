@@ -1,0 +1,200 @@
+"""Clocks are aligned before windows are chosen: pulses land in their true windows although clocks creep and step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.batching.rate.silence import in_calls
+from tests.batching.rate.traffic import SECOND, at, calls, feed, frozen, options, pulses
+
+from waterclock.batching.batch import Batch
+from waterclock.batching.rate.by_message.aligned import ClockAlignment
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.errors import InvalidArgumentError
+from waterclock.message import Message
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::waterclock.errors.OutsideWindowWarning"),
+    pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning"),
+]
+
+Clock = Callable[[float], float]
+Arrivals = list[tuple[int, Message]]
+
+POLL = SECOND // 10
+TRANSIT = SECOND // 100
+
+
+def good(_: float) -> float:
+    return 0.0
+
+
+def creeping(drift: float) -> Clock:
+    return lambda seconds: drift * seconds
+
+
+def stepping(step: float, every: float) -> Clock:
+    return lambda seconds: step * (seconds // every % 2)
+
+
+def sent(stream: str, rate: int, seconds: float, clock: Clock, random: Random) -> Arrivals:
+    """Make pulses whose sender's clock is off, polled ten times a second. The payload is the true time."""
+    arrivals: Arrivals = []
+    for pulse in pulses(stream, rate, 0, seconds, phase=random.random() / rate):
+        true = pulse.event_time
+        received = (true + TRANSIT + random.randrange(TRANSIT) + POLL) // POLL * POLL
+        event_time = true + round(clock((true - at(0)) / SECOND) * SECOND)
+        arrivals.append((received, Message("s", stream, event_time, true.to_bytes(8), receive_time=received)))
+    return arrivals
+
+
+def traffic(clocks: list[Clock], seconds: float, rates: tuple[int, ...] = (14, 5, 14)) -> list[list[Message]]:
+    random = Random(7)  # noqa: S311  # repeatable, nothing secret
+    streams = zip("abc", rates, clocks, strict=True)
+    arrivals = [pair for name, rate, clock in streams for pair in sent(name, rate, seconds, clock, random)]
+    return in_calls(sorted(arrivals, key=lambda pair: pair[0]), POLL)
+
+
+def run(arrivals: list[list[Message]], **chosen: Any) -> list[Batch]:
+    batcher = RateAwareBatcher(**chosen, clock=frozen)
+    return [batch for call in arrivals for batch in batcher.add(call)] + batcher.flush()
+
+
+def share(batches: list[Batch], rates: tuple[int, ...] = (14, 5, 14)) -> float:
+    """Return which percentage of pulses lies in its true window, give or take half a period."""
+    own = count = 0
+    for batch in batches[1:]:
+        for message in batch.messages:
+            half = SECOND // (2 * rates["abc".index(message.stream)])
+            fastest = int.from_bytes(message.payload) + TRANSIT  # all clocks are aligned to the fastest messages
+            own += batch.start - half <= fastest <= batch.end + half
+            count += 1
+    return 100 * own / count
+
+
+def timeouts(batches: list[Batch]) -> int:
+    return sum(batch.reason == "timeout" for batch in batches)
+
+
+@pytest.mark.parametrize(
+    "clocks",
+    [
+        pytest.param([good, creeping(0.01), creeping(-0.01)], id="creep of 10 ms a second"),
+        pytest.param([good, stepping(5, 40), stepping(-5, 70)], id="steps of 5 s"),
+        pytest.param([good, stepping(30, 40), stepping(-30, 70)], id="steps of 30 s"),
+        pytest.param([good, lambda s: 2.5 + creeping(0.01)(s), lambda s: stepping(-5, 70)(s) - 1], id="all at once"),
+    ],
+)
+def test_pulses_land_in_their_true_windows_without_more_timeouts(clocks: list[Clock]) -> None:
+    arrivals = traffic(clocks, 180)
+    aligned, as_sent = run(arrivals, clocks="align"), run(arrivals)
+    assert share(aligned) >= 99
+    assert share(as_sent) < 80
+    assert timeouts(aligned) <= timeouts(run(traffic([good] * 3, 180)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drift", [0.01, -0.01])
+def test_an_hour_of_creep_keeps_pulses_in_their_true_windows(drift: float) -> None:
+    clocks = [good, creeping(drift), lambda seconds: creeping(-drift)(seconds) + stepping(30, 900)(seconds)]
+    aligned = run(traffic(clocks, 3600), clocks="align")
+    assert share(aligned) >= 99
+    assert timeouts(aligned) <= timeouts(run(traffic([good] * 3, 3600)))
+
+
+def test_messages_keep_the_times_that_were_sent_and_the_batch_holds_the_offsets() -> None:
+    arrivals = traffic([good, stepping(-5, 1000), lambda _: 60.0], 30)
+    for batch in run(arrivals, clocks="align")[1:]:
+        assert list(batch.offsets) == sorted({m.stream for m in batch.messages})
+        assert batch.offsets["c"] == pytest.approx(-60 * SECOND, abs=POLL)
+        assert all(m.event_time - int.from_bytes(m.payload) == 60 * SECOND for m in batch.messages if m.stream == "c")
+        assert Batch.from_bytes(batch.to_bytes()) == batch
+        assert b'"offsets"' in (batch.to_arrow().schema.metadata or {})[b"waterclock.batch"]
+    returned = sorted(id(m) for batch in run(arrivals, clocks="align") for m in batch.messages)
+    assert returned == sorted(id(m) for call in arrivals for m in call)
+
+
+def test_outside_counts_are_of_aligned_times() -> None:
+    batches = run(traffic([good, good, lambda _: 60.0], 30), clocks="align")
+    assert all(not batch.outside and not batch.messages_outside() for batch in batches)
+    [moved] = batches[5:6]
+    undone = Batch(moved.source, moved.start, moved.end, moved.closed_at, moved.reason, moved.messages)
+    assert undone.outside["c"].total == 14 == len(undone.messages_outside())
+
+
+@given(calls(), options)
+def test_messages_received_when_they_were_sent_are_batched_as_sent(
+    arrivals: list[list[Message]], chosen: dict[str, Any]
+) -> None:
+    arrivals = [[m.replace(receive_time=m.event_time) for m in call] for call in arrivals]
+    aligned = run(arrivals, **chosen, clocks="align")
+    assert all(set(batch.offsets.values()) == {0} for batch in aligned)
+    as_sent = run(arrivals, **chosen)
+    bare = [Batch(b.source, b.start, b.end, b.closed_at, b.reason, b.messages) for b in aligned]
+    assert bare == as_sent
+    assert all(b'"offsets"' not in batch.to_bytes() for batch in as_sent)
+
+
+@given(calls(), options, st.data())
+@settings(max_examples=50)
+def test_a_restored_batcher_continues_with_the_same_batches(
+    arrivals: list[list[Message]], chosen: dict[str, Any], data: st.DataObject
+) -> None:
+    random = data.draw(st.randoms(use_true_random=False))
+    arrivals = _received(arrivals, random.randrange(3 * SECOND))
+    batcher = RateAwareBatcher(**chosen, clock=frozen, clocks="align")
+    batches: list[Batch] = []
+    for call in arrivals:
+        if random.random() < 0.2:
+            batcher = RateAwareBatcher.restore(batcher.state(), clock=frozen)
+        batches += batcher.add(call)
+    batches += RateAwareBatcher.restore(batcher.state(), clock=frozen).flush()
+    assert [b.to_bytes() for b in batches] == [b.to_bytes() for b in run(arrivals, **chosen, clocks="align")]
+
+
+def _received(arrivals: list[list[Message]], delay: int) -> list[list[Message]]:
+    """Let each call be received at once, a little after the newest of its times that is not wild."""
+    clock, received = at(0), []
+    for call in arrivals:
+        clock = max([clock, *(m.event_time for m in call if abs(m.event_time - clock) < 60 * SECOND)])
+        received.append([m.replace(receive_time=clock + delay) for m in call])
+    return received
+
+
+def test_a_state_without_alignment_has_the_bytes_of_before() -> None:
+    batcher = RateAwareBatcher(clock=frozen)
+    feed(batcher, pulses("a", 14, 0, 5))
+    state = batcher.state()
+    explicit = RateAwareBatcher(clock=frozen, clocks="as_sent")
+    feed(explicit, pulses("a", 14, 0, 5))
+    assert explicit.state() == state == RateAwareBatcher.restore(state, clock=frozen).state()
+
+
+def test_a_forgotten_source_begins_with_unknown_clocks() -> None:
+    early = traffic([good, good, lambda _: 60.0], 10)
+    late = [[m.replace(event_time=m.event_time + 100 * SECOND, receive_time=(m.receive_time or 0) + 100 * SECOND)
+             for m in call] for call in traffic([good, good, good], 10)]  # fmt: skip
+    chosen = {"clocks": "align", "forget_after": "30s"}
+    again = run(early + late, **chosen)
+    assert [b.to_bytes() for b in again] == [b.to_bytes() for part in (early, late) for b in run(part, **chosen)]
+
+
+def test_clocks_must_be_a_known_word_and_alignment_needs_receive_times() -> None:
+    with pytest.raises(InvalidArgumentError, match="clocks must be one of 'as_sent', 'align', got 'aligned'"):
+        RateAwareBatcher(clocks="aligned")  # pyright: ignore[reportArgumentType]
+    batcher = RateAwareBatcher(clocks="align")
+    with pytest.raises(InvalidArgumentError, match=r"receive_time must be set if clocks are aligned, got None"):
+        batcher.add([Message("s", "a", at(0), receive_time=at(0)), Message("s", "a", at(1))])
+    assert batcher.window is None
+
+
+def test_damaged_alignment_in_a_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="another number of facts"):
+        ClockAlignment.from_facts([{"a": [1, 2]}, 0, []], [])
+    with pytest.raises(ValueError, match="longer than argument 1"):
+        ClockAlignment.from_facts([{}, 0, [[0, 0]]], [])
