@@ -43,7 +43,8 @@ down_revision = "0001"
 
 
 def upgrade():
-    if "colour" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("waterclock_topics")}:
+    there = [] if op.get_context().as_sql else sa.inspect(op.get_bind()).get_columns("waterclock_topics")
+    if "colour" not in {column["name"] for column in there}:
         op.add_column("waterclock_topics", sa.Column("colour", sa.String(16)))
     op.execute("UPDATE waterclock_topics SET colour = 'red'")
 """

@@ -28,6 +28,8 @@ SCENARIOS = {
     "topics": """
         0 topic add telemetry
         0 db migrate
+        0 db status
+        0 db sql
         2 topic append telemetry messages.jsonl --producer @
         0 topic append telemetry messages.jsonl
         0 topic ls

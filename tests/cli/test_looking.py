@@ -28,6 +28,7 @@ _MESSAGE = json.dumps(
 )
 _CREATING = {"demo", "init", "restore", "topic add", "table add"}
 _WITHOUT_A_DATABASE = {"doctor", "run", "pipeline run", "pipeline replay", "spark prepare", "ingest check"}
+_OF_ANY_CATALOGUE = {"db status", "db sql"}
 _ARGUMENTS = {
     "db migrate": (),
     "topic alter": ("t", "--retention", "1d"),
@@ -103,7 +104,7 @@ def words_of(command: str) -> list[str]:
     return [*command.split(), *_ARGUMENTS.get(command, ("t",)), "--yes"]
 
 
-_NEEDING = sorted(set(commands()) - _CREATING - _WITHOUT_A_DATABASE)
+_NEEDING = sorted(set(commands()) - _CREATING - _WITHOUT_A_DATABASE - _OF_ANY_CATALOGUE)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -170,6 +171,41 @@ def test_init_creates_the_catalogue_once_and_migrate_needs_one(shell: Shell) -> 
     assert "the catalogue exists already" in shell.said
     shell("db", "migrate")
     assert shell.json("topic", "ls") == []
+
+
+def test_the_status_of_the_catalogue_is_shown_in_each_state_and_nothing_is_created(shell: Shell) -> None:
+    def status(expect: int) -> tuple[str | None, str]:
+        (row,) = shell.json("db", "status", expect=expect)
+        assert row["needed"] == HEAD
+        return row["version"], row["state"]
+
+    def pretend(version: str) -> None:
+        with closing(sqlite3.connect(shell.folder / "factory.db")) as connection:
+            connection.execute("UPDATE waterclock_migrations SET version_num = ?", (version,))
+            connection.commit()
+
+    assert status(FAILED) == (None, "missing: run 'waterclock init'")
+    assert "CREATE TABLE waterclock_topics" in shell("db", "sql")
+    assert list(shell.folder.iterdir()) == []
+    shell("init")
+    assert status(0) == (HEAD, "up to date")
+    assert shell("db", "sql") == ""
+    assert "up to date" in shell.said
+    pretend("0000")
+    assert status(FAILED) == ("0000", "older: run 'waterclock db migrate'")
+    pretend("9999")
+    assert status(FAILED) == ("9999", "newer: update waterclock")
+    shell("db", "sql", expect=FAILED)
+    assert "Update waterclock" in shell.said
+
+
+def test_an_administrator_creates_the_catalogue_from_the_sql(shell: Shell) -> None:
+    (statements,) = shell.json("db", "sql")
+    with closing(sqlite3.connect(shell.folder / "factory.db")) as connection:
+        connection.executescript(statements["sql"])
+    shell("db", "status")
+    shell("table", "add", "orders")
+    shell("table", "put", "orders", "1")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from tests.killed import killed_after_each_change
 import waterclock as wc
 from waterclock.database.backend import Backend
 from waterclock.database.engines import mariadb
-from waterclock.database.migrating import HEAD, catalogue_version
+from waterclock.database.migrating import HEAD, catalogue_version, migration_sql
 from waterclock.database.schema import (
     ingest_catalogue,
     server_catalogue,
@@ -43,18 +44,47 @@ def is_migrated() -> bool:
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["migrated here", "copied"])
 def test_the_migrations_make_exactly_the_tables_that_the_code_expects(database_url: str) -> None:
     backend = Backend(database_url, create=True)
-    left_out = {"waterclock_migrations"}
-    if backend.engine.dialect.name != "postgresql":
-        left_out.add("waterclock_groups_key_idx")  # the others have a primary key
-    if backend.engine.dialect.name in ("mysql", "mariadb"):
-        left_out.add("waterclock_groups_blocked_idx")  # a partial index, which MariaDB does not have
     with backend.engine.connect() as connection:
-        context = MigrationContext.configure(
-            connection, opts={"compare_type": True, "include_object": lambda _object, name, *_: name not in left_out}
-        )
-        assert compare_metadata(context, metadata) == []
+        assert _differences(connection) == []
         assert catalogue_version(connection) == HEAD
     backend.close()
+
+
+def _differences(connection: sa.Connection) -> list[Any]:
+    """Compare the tables of a database with those that the code expects."""
+    left_out = {"waterclock_migrations"}
+    if connection.dialect.name != "postgresql":
+        left_out.add("waterclock_groups_key_idx")  # the others have a primary key
+    if connection.dialect.name in ("mysql", "mariadb"):
+        left_out.add("waterclock_groups_blocked_idx")  # a partial index, which MariaDB does not have
+    context = MigrationContext.configure(
+        connection, opts={"compare_type": True, "include_object": lambda _object, name, *_: name not in left_out}
+    )
+    return compare_metadata(context, metadata)
+
+
+def test_the_sql_of_the_migrations_makes_the_same_tables(database_url: str) -> None:
+    backend = Backend(database_url)
+    name = backend.engine.dialect.name
+    statements = migration_sql("mariadb" if name == "mysql" else name, None)
+    with backend.engine.connect() as connection:
+        for statement in statements.split(";\n"):
+            if statement.strip() not in ("", "BEGIN", "COMMIT"):
+                connection.exec_driver_sql(statement)
+        connection.commit()
+        assert _differences(connection) == []
+    assert backend.has_catalogue()
+    backend.close()
+
+
+def test_the_sql_of_a_migration_begins_at_the_catalogues_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_next_version(tmp_path, monkeypatch)
+    statements = migration_sql("postgresql", "0001")
+    assert "ALTER TABLE waterclock_topics ADD COLUMN colour" in statements
+    assert "UPDATE waterclock_migrations SET version_num='0002'" in statements
+    assert "CREATE TABLE" not in statements
 
 
 def test_a_killed_migration_resumes_at_its_step(database_url: str) -> None:

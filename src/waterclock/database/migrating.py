@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -27,17 +29,33 @@ def catalogue_version(connection: sa.Connection) -> str | None:
     return connection.execute(sa.select(versions.c.version_num)).scalar()
 
 
+class CatalogueVersionError(SchemaError):
+    """A catalogue has another version than this library needs.
+
+    Attributes
+    ----------
+    version
+        The catalogue's.
+    """
+
+    def __init__(self, message: str, version: str) -> None:
+        super().__init__(message)
+        self.version = version
+
+
 def check_version(version: str, name: str) -> None:
-    """Raise a SchemaError if a catalogue has another version than this library needs; ``name`` is the database."""
+    """Raise a CatalogueVersionError unless a catalogue has the needed version; ``name`` is the database."""
     if version > HEAD:
-        raise SchemaError(
+        raise CatalogueVersionError(
             f"cannot open {name}: its catalogue has version {version}, and this Waterclock only supports versions up"
-            f" to {HEAD}. Update waterclock"
+            f" to {HEAD}. Update waterclock",
+            version,
         )
     if version < HEAD:
-        raise SchemaError(
+        raise CatalogueVersionError(
             f"cannot open {name}: its catalogue has version {version}, and this Waterclock needs {HEAD}. Run"
-            " 'waterclock db migrate'"
+            " 'waterclock db migrate'",
+            version,
         )
 
 
@@ -59,12 +77,40 @@ def _upgrade(connection: sa.Connection) -> None:
 
 
 def _upgrade_alone(connection: sa.Connection) -> None:
-    # Alembic takes a quarter of a second to import, and nearly every start has nothing to migrate.
-    from alembic import command  # noqa: PLC0415
-    from alembic.config import Config  # noqa: PLC0415
+    config = _config()
+    config.attributes["connection"] = connection
+    _alembic().upgrade(config, HEAD)
+
+
+def migration_sql(dialect: str, version: str | None) -> str:
+    """Return the statements that migrate a catalogue to `HEAD`, or create it.
+
+    Parameters
+    ----------
+    dialect
+        ``"sqlite"``, ``"postgresql"`` or ``"mariadb"``.
+    version
+        The catalogue's; None: none exists.
+    """
+    text = StringIO()
+    config = _config()
+    config.output_buffer = text
+    config.attributes["dialect"] = dialect
+    with moments.holding(_upgrading):
+        _alembic().upgrade(config, f"{version or 'base'}:{HEAD}", sql=True)
+    return text.getvalue()
+
+
+def _config() -> Any:
+    from alembic.config import Config  # noqa: PLC0415  # Alembic takes a quarter of a second, and is rarely needed
 
     config = Config()
     config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
-    config.attributes["connection"] = connection
     config.attributes["version_table"] = _VERSION_TABLE
-    command.upgrade(config, HEAD)
+    return config
+
+
+def _alembic() -> Any:
+    from alembic import command  # noqa: PLC0415  # as above
+
+    return command

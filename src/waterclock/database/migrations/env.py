@@ -1,9 +1,14 @@
-"""Alembic's entry point: runs the migrations on the library's connection."""
+"""Alembic's entry point: runs the migrations on the library's connection, or writes their SQL."""
 
 from __future__ import annotations
 
 from alembic import context
 
-connection = context.config.attributes["connection"]
-context.configure(connection=connection, version_table=context.config.attributes["version_table"])
-context.run_migrations()
+given = context.config.attributes
+if context.is_offline_mode():
+    context.configure(dialect_name=given["dialect"], version_table=given["version_table"])
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    context.configure(connection=given["connection"], version_table=given["version_table"])
+    context.run_migrations()
