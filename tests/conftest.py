@@ -6,11 +6,14 @@ import gc
 import os
 import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -29,7 +32,8 @@ settings.register_profile("test", deadline=None, max_examples=40)
 settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
-DATABASES = ("sqlite", "postgresql", "mariadb")
+SERVERS = ("postgresql", "mariadb")
+DATABASES = ("sqlite", *SERVERS)
 # What takes longest to run, longest first: files, or folders of them. All that share a Spark come with the first.
 LONGEST = (
     "spark/test_exactly_once.py",
@@ -99,6 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unknown := [name for name in chosen if name not in DATABASES]:
         raise pytest.UsageError(f"--databases: {unknown[0]!r} is none; choose from {','.join(DATABASES)}")
     first = next(name for name in DATABASES if name in chosen)
+    _mark_long_forms(items)
     deselected = [item for item in items if not _databases_of(item).issubset(_served(item, chosen, first))]
     config.hook.pytest_deselected(items=deselected)
     gone = set(deselected)
@@ -151,6 +156,25 @@ def _place(item: pytest.Item) -> int:
 
 def _served(item: pytest.Item, chosen: list[str], first: str) -> list[str]:
     return [first] if item.get_closest_marker("one_database") else chosen
+
+
+def _mark_long_forms(items: list[pytest.Item]) -> None:
+    """Mark as slow a half of each test's combinations of parameters on PostgreSQL, and the other half on MariaDB.
+
+    So `make test` runs each combination on SQLite and on one server, and `make soak` runs the rest. A checksum shuffles
+    the combinations, or a parameter of two values would have each value on one server alone.
+    """
+    where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "database_url" in item.callspec.params:
+            database = str(item.callspec.params["database_url"])
+            function, _, parameters = item.nodeid.partition("[")
+            where[function][parameters.replace(database, "")][database] = item
+    for function, combinations in where.items():
+        on_both = [key for key, tests in combinations.items() if tests.keys() >= set(SERVERS)]
+        on_both.sort(key=lambda key: crc32((function + key).encode()))
+        for key, slow_on in zip(on_both if len(on_both) > 1 else (), cycle(SERVERS)):
+            combinations[key][slow_on].add_marker("slow")
 
 
 def _databases_of(item: pytest.Item) -> set[str]:

@@ -278,7 +278,7 @@ def test_only_a_folder_of_ours_is_ever_removed(place: Path) -> None:
 
 
 @pytest.mark.parametrize("is_migrated", [False])
-@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])  # two are left of them on each server where slow tests are left out
 def test_every_test_gets_an_empty_database(turn: int, database_url: str) -> None:
     engine = sa.create_engine(database_url)
     assert sa.inspect(engine).get_table_names() == []
@@ -348,10 +348,20 @@ def test_the_databases_option_narrows_the_tests() -> None:
     assert "--databases: 'oracle' is none; choose from sqlite,postgresql,mariadb" in refused.stderr
 
 
+def test_without_slow_tests_each_combination_of_parameters_runs_on_sqlite_and_on_one_server() -> None:
+    listed = run_pytest("--collect-only", "-q", "-m", "not slow").stdout.splitlines()
+    sqlite, postgresql, mariadb = (
+        {line.replace(name, "") for line in listed if f"[{name}-" in line} for name in ("sqlite", *DATABASE_SERVERS)
+    )
+    assert len(sqlite) == 4
+    assert sqlite == postgresql | mariadb
+    assert len(postgresql) == len(mariadb) == 2
+
+
 def test_without_a_server_its_tests_fail_and_none_is_skipped(place: Path) -> None:
     failed = run_pytest("--databases", "sqlite,postgresql", WATERCLOCK_SERVER_PATH=str(place))
     assert failed.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "2 passed" in failed.stdout
-    assert "2 errors" in failed.stdout
+    assert "4 passed" in failed.stdout
+    assert "4 errors" in failed.stdout
     assert "skipped" not in failed.stdout
     assert "apt-get install postgresql" in failed.stdout
