@@ -166,6 +166,8 @@ class Database(Closing):
         on_expired: OnExpired = "drop",
         group_idle: Duration | None = None,
         rebalance: Rebalance = "manual",
+        limit: Mapping[str, int] | None = None,
+        fair_by: str | None = None,
         columns: Mapping[str, object] | None = None,
         id_type: IdType = "bigint",
         payload: Payload = "bytes",
@@ -228,6 +230,14 @@ class Database(Closing):
         rebalance
             Exclusive groups move to another living consumer only by `MessageGroups.rebalance` (``"manual"``), or also
             when a consumer joins (``"join"``). A group moves once none of its messages is in flight.
+        limit
+            Maximum number of messages of one key that are leased at once, over all consumers, for example
+            ``{"customer": 3}``. The key is a column of the table, otherwise a header, or the group (``"group"``);
+            messages without the key are not limited. Keys take turns as with ``fair_by``. None: no limit.
+        fair_by
+            The key by which messages take turns, named as in ``limit``: each key with due messages gets one message in
+            turn, those of a higher priority first. None: messages are sent by priority and due time, unless there is a
+            ``limit``.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type.

@@ -56,6 +56,7 @@ def add(
     ungrouped: Literal["default", "free", "reject"] = "default",
     ack_order: Literal["strict", "hold", "lenient"] = "strict",
     purge_by: Literal["rows", "partition"] = "rows",
+    fair_by: str | None = None,
     column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
     adopt: Annotated[bool, Parameter(negative="")] = False,
     exist_ok: bool = False,
@@ -84,6 +85,8 @@ def add(
         (lenient).
     purge_by
         partition: acked messages are dropped by whole days, on PostgreSQL and MariaDB.
+    fair_by
+        The key by which messages take turns, one message each: a column, a header or group.
     column
         A further column, name=type with bigint, double, boolean, text, bytes or json; may be given several times.
     adopt
@@ -101,6 +104,7 @@ def add(
             ungrouped=ungrouped,
             ack_order=ack_order,
             purge_by=purge_by,
+            fair_by=fair_by,
             columns=pairs("column", column),
             adopt=adopt,
             exist_ok=exist_ok,

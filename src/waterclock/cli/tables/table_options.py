@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from cyclopts import Parameter
 
+from waterclock._support.quoting import quoted
+from waterclock.cli.tables.payloads import pairs
 from waterclock.cli.terminal.output import span
+from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.options import DURATIONS, OptionChanges, TableOptions
 
 
@@ -51,10 +54,23 @@ class ChangingOptions:
     """Exclusive groups move to another living consumer by 'group rebalance' only, or also when a consumer joins (join).
     A new table has manual."""
 
+    limit: str | None = None
+    """The maximum number of messages of one key that consumers have at once, KEY=N, such as customer=3. The key is a
+    column, a header or group. An existing table keeps its key."""
+
     def given(self) -> OptionChanges:
         """Return the given options."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.limit is not None:
+            found["limit"] = {key: _count(most) for key, most in pairs("limit", [self.limit]).items()}
         return OptionChanges(**{name: value for name, value in found.items() if value is not None})
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidArgumentError(f"limit must be KEY=N with an integer N, got {quoted(text)}") from None
 
 
 def shown(options: TableOptions) -> dict[str, Any]:
@@ -62,4 +78,5 @@ def shown(options: TableOptions) -> dict[str, Any]:
     found = asdict(options)
     durations = {name: span(found[name]) for name in DURATIONS}
     columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())
-    return {**found, **durations, "columns": columns or None}
+    limit = ", ".join(f"{key}={most}" for key, most in (options.limit or {}).items())
+    return {**found, **durations, "columns": columns or None, "limit": limit or None}

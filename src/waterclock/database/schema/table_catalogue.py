@@ -171,6 +171,26 @@ heartbeats = sa.Table(
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
 
+message_keys = sa.Table(
+    "waterclock_message_keys",
+    metadata,
+    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
+    sa.Column("message_key", Name, primary_key=True, doc="The key; empty for messages without one."),
+    sa.Column(
+        "level",
+        BigInt,
+        primary_key=True,
+        autoincrement=False,
+        doc="The negated priority of its messages: the index of due keys has the highest priority first.",
+    ),
+    sa.Column("is_due", sa.SmallInteger, nullable=False, doc="1 if the key waits for its turn, 0 until `due_at`."),
+    sa.Column("due_at", BigInt, nullable=False, doc="No message of the key is due earlier, unless it is 1, ns."),
+    sa.Column("turn", BigInt, nullable=False, doc="Keys that are due take turns in this order."),
+    sa.Index("waterclock_message_keys_turn_idx", "table_id", "is_due", "level", "turn"),
+    sa.Index("waterclock_message_keys_due_idx", "table_id", "is_due", "due_at"),
+)
+"""One row for each key and priority with unacked messages, in a table with ``limit`` or ``fair_by``."""
+
 unique_keys = sa.Table(
     "waterclock_unique_keys",
     metadata,

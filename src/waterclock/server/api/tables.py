@@ -41,6 +41,7 @@ class OptionChangesBody(Body):
     on_expired: StrictStr = "drop"
     group_idle: DurationValue | None = None
     rebalance: StrictStr = "manual"
+    limit: dict[str, StrictInt] | None = Field(None, max_length=1)
 
 
 class TableOptionsBody(OptionChangesBody):
@@ -54,6 +55,7 @@ class TableOptionsBody(OptionChangesBody):
     id_type: StrictStr = "bigint"
     payload: StrictStr = "bytes"
     purge_by: StrictStr = "rows"
+    fair_by: StrictStr | None = None
 
 
 class PauseBody(Body):

@@ -73,6 +73,12 @@ def adopt(
             f"purge_by must be 'rows' for an adopted table, got {options.purge_by!r}. Or create a new message table and"
             " insert the rows there"
         )
+    if options.turns_by is not None:
+        option = "fair_by" if options.limit is None else "limit"
+        raise InvalidArgumentError(
+            f"{option} must be omitted for an adopted table, got {quoted(getattr(options, option))}. Or create a new"
+            " message table and insert the rows there"
+        )
     wanted = user_columns(columns)
     known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)

@@ -17,6 +17,7 @@ from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claims.claim import Reached
 from waterclock.tables.model.claims.narrowing import Narrowing
 from waterclock.tables.model.claims.passed_by import PassedBy
+from waterclock.tables.model.claims.turns import KeyTurns
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
@@ -58,6 +59,8 @@ class TableContext:
         The cursor of its claims.
     reached
         The cursor of routing.
+    turns
+        The progress of routing in a table whose keys take turns.
     sweeps
         The progress of checks for groups that contradict their messages.
     purge_place
@@ -90,6 +93,7 @@ class TableContext:
     paused_until: int | None
     marks: ClaimCursor = field(default_factory=ClaimCursor)
     reached: Reached = field(default_factory=Reached)
+    turns: KeyTurns = field(default_factory=KeyTurns)
     sweeps: Sweeps = field(default_factory=Sweeps)
     purge_place: PurgePlace = field(default_factory=PurgePlace)
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])

@@ -22,7 +22,14 @@ from waterclock.tables.catalogue.totals import start_totals
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.days import LONGEST_NAME, Days, days_to_add
 from waterclock.tables.model.options import DURATIONS, TableOptions
-from waterclock.tables.model.schema import DEAD_COLUMNS, OWN_COLUMNS, check_table_name, message_rows, user_columns
+from waterclock.tables.model.schema import (
+    DEAD_COLUMNS,
+    OWN_COLUMNS,
+    check_table_name,
+    key_source,
+    message_rows,
+    user_columns,
+)
 
 
 def create(
@@ -42,6 +49,8 @@ def create(
     check_table_name(name)
     extra = user_columns(columns)
     days_of(table_dialect(backend), name, options)  # raises before anything is created
+    if options.turns_by is not None:
+        key_source(options.turns_by, extra)
     known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)
 
@@ -102,6 +111,8 @@ def ensure_dead_letter_table(
         dead_letter=None,
         on_expired="drop",
         rate_limit=None,
+        limit=None,
+        fair_by=None,
         purge_by="rows",
         columns={**options.columns, **DEAD_COLUMNS},
     )
@@ -126,6 +137,8 @@ def _make(
     days = days_of(dialect, name, options)
     maker = dialect if days is None else days
     maker.create(connection, rows, options.id_type, grouped=options.groups is not None, free=options.has_free_messages)
+    if options.turns_by is not None:
+        dialect.equip_keys(connection, rows, key_source(options.turns_by, columns))
     if days is not None:
         days.add(connection, name, days_to_add((), backend.now(connection)))
     register(backend, connection, name, options)

@@ -69,7 +69,7 @@ class Selection:
         Raises
         ------
         InvalidArgumentError
-            If a column is missing, types do not agree, or the table has groups.
+            If a column is missing, types do not agree, or the table has groups or, for an order, keys in turns.
         """
         known = self._bound
         if known is None or known[0] is not context.rows:
@@ -81,6 +81,11 @@ class Selection:
             raise InvalidArgumentError(
                 f"cannot use where or order with {context.name!r}: they would break the order of its groups. Put such"
                 " messages into a table of their own"
+            )
+        if self._keys and context.options.turns_by is not None:
+            raise InvalidArgumentError(
+                f"cannot use order with {context.name!r}: its keys take turns. Use priorities, or a table without limit"
+                " and fair_by"
             )
         rows = context.rows
         condition: sa.ColumnElement[bool] | None = None

@@ -18,6 +18,7 @@ from waterclock.database.schema.table_catalogue import (
     consumers,
     groups,
     heartbeats,
+    message_keys,
     message_tables,
     schedules,
     unique_keys,
@@ -101,7 +102,7 @@ def drop(context: TableContext, connection: sa.Connection) -> None:
 
 def forget(connection: sa.Connection, table_id: int, name: str) -> None:
     """Remove a message table's rows from the catalogue."""
-    for state in (message_tables, groups, consumers, heartbeats, schedules, unique_keys):
+    for state in (message_tables, groups, consumers, heartbeats, schedules, unique_keys, message_keys):
         connection.execute(sa.delete(state).where(state.c.table_id == table_id))
     drop_totals(connection, table_id)
     forget_upkeep(connection, "table", name)

@@ -14,7 +14,7 @@ from waterclock._support import moments
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claims.claim import LOOK_BACK_EVERY, Claimed, Wanted
-from waterclock.tables.model.schema import is_waiting, not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY, is_waiting, not_acked
 from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31
@@ -24,7 +24,7 @@ BEFORE_EVERY_TIME = MIN_NS
 
 _Row = sa.Row[*tuple[Any, ...]]
 
-_UNREAD = frozenset({"time_acked", "last_error", "consumer", "routed", "ack_held_at", "acked_by"})
+_UNREAD = frozenset({"time_acked", "last_error", "consumer", "routed", "ack_held_at", "acked_by", MESSAGE_KEY})
 
 
 @built_once(maxsize=256)

@@ -21,6 +21,7 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import IdItem
+from waterclock.tables.model.values.key_names import KeySource
 
 KEPT = "kept"
 """Parameter name for the names that the transaction keeps."""
@@ -98,6 +99,10 @@ class TableDialect(ABC):
     @abstractmethod
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
+
+    @abstractmethod
+    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
+        """Add the column of keys with its indexes and its trigger, in place of the index of due messages."""
 
     @abstractmethod
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:

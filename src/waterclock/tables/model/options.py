@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from waterclock._support.quoting import quoted, unknown_name
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.model.attempts import MOST_KEPT
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
 from waterclock.tables.model.timing.backoff import LONGEST_GIVEN, Backoff
+from waterclock.tables.model.values.key_names import check_key_name
 from waterclock.time import Duration, to_duration
 
 Groups = Literal["exclusive", "sequenced"]
@@ -71,6 +72,7 @@ class OptionChanges(TypedDict, total=False):
     on_expired: OnExpired
     group_idle: Duration | None
     rebalance: Rebalance
+    limit: Mapping[str, int] | None
 
 
 def check_count(value: object, name: str = "limit") -> int:
@@ -106,6 +108,13 @@ def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidArgumentError(f"{name} must be a non-empty string, got {quoted(value)}")
     return value
+
+
+def _limit(value: object, name: str) -> dict[str, int]:
+    if not isinstance(value, Mapping) or len(given := cast("Mapping[object, object]", value)) != 1:
+        raise InvalidArgumentError(f"{name} must be a dict of one key with its limit, got {quoted(value)}")
+    [(key, most)] = given.items()
+    return {check_key_name(key, name): check_count(most, f"{name}: the limit of {quoted(key)}")}
 
 
 def _column_types(value: object, name: str) -> dict[str, str]:
@@ -183,6 +192,39 @@ class TableOptions:
     group_idle: int | None = _optional(_length)
     rebalance: Rebalance = _option("manual", Rebalance)
     on_expired: OnExpired = _option("drop", OnExpired)
+    limit: dict[str, int] | None = _option(None, _limit, none=True)
+    """How many messages of one key are leased at most; the key is named as in ``fair_by``."""
+    fair_by: str | None = _optional(check_key_name)
+
+    @property
+    def turns_by(self) -> str | None:
+        """Return the name of the key whose values take turns; None if messages have no keys."""
+        return next(iter(self.limit)) if self.limit else self.fair_by
+
+    @property
+    def most_of_a_key(self) -> int | None:
+        """Return how many messages of one key are leased at most; None: any number."""
+        return None if self.limit is None else next(iter(self.limit.values()))
+
+    def _check_key(self) -> None:
+        """Check that a table whose messages have keys can have its other options."""
+        for option in ("limit", "fair_by"):
+            value = getattr(self, option)
+            if value is None:
+                continue
+            if self.groups is not None:
+                raise InvalidArgumentError(
+                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. One consumer at"
+                    " a time has the messages of a group"
+                )
+            if self.purge_by != "rows":
+                raise InvalidArgumentError(
+                    f"{option} must be omitted with purge_by={quoted(self.purge_by)}, got {quoted(value)}"
+                )
+        if self.fair_by is not None and self.fair_by != self.turns_by:
+            raise InvalidArgumentError(
+                f"fair_by must name the key of limit, {quoted(self.turns_by)}, got {quoted(self.fair_by)}"
+            )
 
     @property
     def blocking_attempts(self) -> int | None:
@@ -206,7 +248,13 @@ class TableOptions:
                 remedy = f"the options that can change are {', '.join(known)}"
                 raise InvalidArgumentError(unknown_name("option that can change", option, known, remedy))
         given: dict[str, Any] = {**asdict(self), **changes}
-        return TableOptions.check(**given)
+        checked = TableOptions.check(**given)
+        if checked.turns_by != self.turns_by:
+            raise InvalidArgumentError(
+                f"limit must name the key by which the table was created, {quoted(self.turns_by)}, got"
+                f" {quoted(checked.limit)}. Create another table, and move the messages"
+            )
+        return checked
 
     def with_dead_letter(self, name: str) -> TableOptions:
         """Name the dead-letter table of the table ``name`` if it needs one and none is named."""
@@ -250,6 +298,7 @@ class TableOptions:
                 f"rebalance must be 'manual' with groups={quoted(options.groups)}, got 'join'."
                 " Only exclusive groups stay with a consumer"
             )
+        options._check_key()
         if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:
             raise InvalidArgumentError(
                 "on_expired='dead_letter' needs a dead-letter table; name one with dead_letter=…, or set max_attempts"

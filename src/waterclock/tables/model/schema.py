@@ -18,6 +18,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.model.options import IdType, Payload, TableOptions
+from waterclock.tables.model.values.key_names import GROUP, KeySource
 from waterclock.tables.model.values.reading import Guarded, Unreadable
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -127,7 +128,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Build columns from a user's dict: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY):
+        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY, MESSAGE_KEY):
             raise InvalidArgumentError(f"columns must have valid names that are not in use, got {quoted(name)}")
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
@@ -253,6 +254,9 @@ LONGEST_REASON = "waterclock_longest_reason"
 ACKED_DAY = "acked_day"
 """The column that determines a row's partition on MariaDB."""
 
+MESSAGE_KEY = "message_key"
+"""The generated column of a table whose keys take turns or are limited: a message's key, empty if it has none."""
+
 _ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 
 
@@ -271,13 +275,13 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
             f"message table {quoted(name)}: its SQL table is missing; something other than Waterclock dropped it"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
-    for column in OWN_COLUMNS:
+    for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}; add it")
     extra = tuple(
         _Extra(column, _column_type(options.columns.get(column, ""), kind))
         for column, kind in found.items()
-        if column not in (*OWN_COLUMNS, ACKED_DAY)
+        if column not in (*OWN_COLUMNS, ACKED_DAY, MESSAGE_KEY)
     )
     return _described(
         name,
@@ -285,6 +289,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         options.payload,
         extra,
         is_partitioned=options.purge_by == "partition",
+        is_keyed=options.turns_by is not None,
         is_jsonb=isinstance(found["message"], postgresql.JSONB),
         longest_reason=getattr(found["last_error"], "length", None),
     )
@@ -327,12 +332,15 @@ def _described(
     extra: tuple[_Extra, ...],
     *,
     is_partitioned: bool,
+    is_keyed: bool,
     is_jsonb: bool,
     longest_reason: int | None,
 ) -> sa.Table:
     # Equal tables share one object, in all databases, so that statements are built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
     rows.info[PARTITIONED] = is_partitioned
+    if is_keyed:
+        rows.append_column(sa.Column(MESSAGE_KEY, Name, sa.FetchedValue()))
     rows.info[LONGEST_REASON] = longest_reason
     if is_jsonb:
         rows.c.message.type = Guarded(postgresql.JSONB())
@@ -342,7 +350,30 @@ def _described(
 @built_once(maxsize=256)
 def user_column_names(rows: sa.Table) -> tuple[str, ...]:
     """Return the names of the user's columns."""
-    return tuple(column.name for column in rows.columns if column.name not in OWN_COLUMNS)
+    return tuple(column.name for column in rows.columns if column.name not in (*OWN_COLUMNS, MESSAGE_KEY))
+
+
+def key_source(name: str, columns: Sequence[sa.Column[Any]]) -> KeySource:
+    """Return the column, or the header, that a key's name means in a table with these further columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it names one of our columns, or a column whose type cannot be a key.
+    """
+    if name == GROUP:
+        return KeySource("group_id")
+    if name in OWN_COLUMNS:
+        raise InvalidArgumentError(f"limit and fair_by must not name the column {name!r}, which Waterclock writes")
+    column = next((one for one in columns if one.name == name), None)
+    if column is None:
+        return KeySource("headers", name)
+    if not isinstance(getattr(column.type, "impl_instance", column.type), (sa.Integer, sa.String, sa.Boolean)):
+        raise InvalidArgumentError(
+            f"limit and fair_by must name a column of texts, integers or booleans, got {quoted(name)} of type"
+            f" {quoted(str(column.type))}"
+        )
+    return KeySource(name)
 
 
 def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -30,7 +30,7 @@ MessageState = Literal[
 GroupState = Literal["absent", "unrouted", "ready", "due_later", "leased", "draining", "paused", "exhausted", "idle"]
 """The state of a group."""
 
-Hold = Literal["paused", "rate", "owner_away", "unsettled", "locked"]
+Hold = Literal["paused", "rate", "limit", "owner_away", "unsettled", "locked"]
 """Reasons that may keep a ready message from being sent. They are not in the row, so they are not states."""
 
 
@@ -222,6 +222,11 @@ HOLDS: Mapping[Hold, Meaning] = {
         "The table has sent as many messages as its `rate_limit` allows.",
         "`rate_next` of the table is in the future",
         "the table's rate_limit sends nothing until {when}",
+    ),
+    "limit": Meaning(
+        "Consumers have as many messages of its key as the `limit` of the table allows.",
+        "as many unacked messages have its `message_key` and a `claim_id`",
+        "it is held by the limit of key {key}: consumers have {count} of its messages",
     ),
     "owner_away": Meaning(
         "The owner of its group is gone. If the group is not pinned, the next claim takes it over.",

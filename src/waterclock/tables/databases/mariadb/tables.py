@@ -18,12 +18,14 @@ from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
+from waterclock.tables.databases.message_keys import add_keys, column_of
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import IdItem
+from waterclock.tables.model.schema import MESSAGE_KEY, IdItem
+from waterclock.tables.model.values.key_names import KeySource
 
 _SO_MANY_ROWS = sa.text(
     "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
@@ -66,6 +68,25 @@ _GROUP_TRIGGER = """
             END IF;
         END IF;
     END"""
+
+_BYTEWISE = "CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+_KEYS = [
+    (
+        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, f'VARCHAR(255) {_BYTEWISE}')} STORED",
+        # The server would read all due messages by the other one, and sort them.
+        "DROP INDEX %(next)s ON %(table)s",
+        f"CREATE INDEX %(key)s ON %(table)s (time_acked, {MESSAGE_KEY}, priority, time_next, seq)",
+        f"CREATE INDEX %(leased)s ON %(table)s ({MESSAGE_KEY}, time_acked, claim_id, priority, time_next)",
+        f"CREATE INDEX %(unrouted)s ON %(table)s (routed, time_acked, {MESSAGE_KEY}, priority, time_next)",
+        """
+        CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
+        IF %(is_moved)s THEN
+            SET NEW.routed = 0;
+        END IF""",
+    )
+    for key in ("CAST(%(source)s AS CHAR CHARACTER SET utf8mb4)", "JSON_VALUE(%(source)s, '$.\"%(header)s\"')")
+]
+"""The statements for keys in a column of their own, and in headers."""
 
 
 class MariadbTables(ClaimsInSteps, TableDialect):
@@ -123,6 +144,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
             connection.execute(DDL(statement, context={"table": quote(name), "now": self.clock, **triggers}))
+
+    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
+        """Add the column of keys with its indexes and its trigger."""
+        add_keys(connection, rows, source, _KEYS[source.header is not None])
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

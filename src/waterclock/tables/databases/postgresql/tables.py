@@ -23,6 +23,7 @@ from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
+from waterclock.tables.databases.message_keys import PARTIAL_INDEXES, add_keys, column_of
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
@@ -34,6 +35,7 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem
+from waterclock.tables.model.values.key_names import KeySource
 
 _KEPT = "waterclock.kept"
 """A setting: any role may set one with a prefix, and it ends with the transaction."""
@@ -90,6 +92,23 @@ _GROUP_TRIGGERS = (
     CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
 )
 _CHANGED = 2
+_KEYS = [
+    (
+        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'VARCHAR(255)')} STORED NOT NULL",
+        *PARTIAL_INDEXES,
+        """
+        CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            NEW.routed := 0;
+            RETURN NEW;
+        END $$""",
+        """
+        CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, priority, %(source)s ON %(table)s
+        FOR EACH ROW WHEN (%(is_moved)s) EXECUTE FUNCTION %(moved)s()""",
+    )
+    for key in ("CAST(%(source)s AS TEXT)", "(CAST(%(source)s AS JSON) ->> '%(header)s')")
+]
+"""The statements for keys in a column of their own, and in headers."""
 
 
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
@@ -181,6 +200,10 @@ class PostgresqlTables(TableDialect):
         index_expiring(connection, rows)
         _index_unacked(connection, rows, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         _guard(connection, rows, grouped=grouped)
+
+    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
+        """Add the column of keys with its indexes and its trigger."""
+        add_keys(connection, rows, source, _KEYS[source.header is not None])
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

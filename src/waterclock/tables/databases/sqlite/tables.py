@@ -19,12 +19,14 @@ from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
+from waterclock.tables.databases.message_keys import PARTIAL_INDEXES, add_keys, column_of
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import OWN_COLUMNS, IdItem
+from waterclock.tables.model.values.key_names import KeySource
 
 _GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
@@ -59,6 +61,24 @@ _TRIGGERS = {
             WHERE seq = NEW.seq;
         END""",
 }
+_HEADERS = "CAST(%(source)s AS TEXT)"
+_KEYS = [
+    (
+        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'TEXT')} VIRTUAL",
+        *PARTIAL_INDEXES,
+        """
+        CREATE TRIGGER %(moved)s AFTER UPDATE OF time_next, time_acked, priority, %(source)s ON %(table)s
+        WHEN %(is_moved)s
+        BEGIN
+            UPDATE %(table)s SET routed = 0 WHERE seq = NEW.seq;
+        END""",
+    )
+    for key in (
+        "CAST(%(source)s AS TEXT)",
+        f"CASE WHEN json_valid({_HEADERS}) THEN json_extract({_HEADERS}, '$.\"%(header)s\"') END",
+    )
+]
+"""The statements for keys in a column of their own, and in headers."""
 _NEW_ID = {
     "bigint": "MAX(NEW.seq, COALESCE((SELECT MAX(id) FROM %(table)s), 0) + 1)",
     "text": "RAISE(ABORT, 'id must be given in a table with text ids')",
@@ -149,6 +169,10 @@ class SqliteTables(ClaimsInSteps, TableDialect):
                     "new_id": _NEW_ID[id_type] % {"table": table},
                 }
                 connection.execute(DDL(statement, context=context))
+
+    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
+        """Add the column of keys with its indexes and its trigger."""
+        add_keys(connection, rows, source, _KEYS[source.header is not None])
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

@@ -15,7 +15,9 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
+from waterclock.tables.keys.key_rows import keys_due
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
+from waterclock.tables.messages.claiming.claim_keyed import claim_keyed
 from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
 from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
 from waterclock.tables.messages.claiming.group_levels import next_group_due
@@ -37,6 +39,8 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     """
     if context.options.groups is not None:
         return _claim_groups(context, wanted)
+    if context.options.turns_by is not None:
+        return _claim_keyed(context, wanted)
     marks = context.marks
     chooses = wanted.where is not None or wanted.order
     begin = _NO_MARKS if chooses else marks.now()
@@ -106,10 +110,23 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
             return claimed
 
 
+def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    while True:
+        claimed, more = context.backend.transact(
+            lambda own: claim_keyed(context, own, wanted),
+            indexed=True,
+            durable=context.options.max_attempts is not None,
+        )
+        if claimed or not more:
+            context.marks.had_enough = len(claimed) == wanted.limit
+            return claimed
+
+
 def is_idle(context: TableContext) -> bool:
     """Return whether certainly nothing is due, if that is cheaper than a claim; False if it may be."""
     walks = context.marks.walks
-    if context.options.groups is not None or not walks.should_ask():
+    options = context.options
+    if options.groups is not None or options.turns_by is not None or not walks.should_ask():
         return False
     began = moments.monotonic()
     question = _any_due(context.rows, context.backend.now_sql())
@@ -137,6 +154,8 @@ def claim_within(context: TableContext, connection: SqlConnection, wanted: Wante
     """Claim from the first message on, as `claim`, in a transaction that does more than this."""
     if context.options.groups is not None:
         return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]
+    if context.options.turns_by is not None:
+        return claim_keyed(context, connection, wanted)[0]
     return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
 
 
@@ -169,6 +188,9 @@ def next_due(
     now = context.backend.now_sql()
     if where is not None:
         due, at = connection.execute(_next_due_chosen(context.rows, now, where)).one()
+        return due, at
+    if context.options.turns_by is not None:
+        due, at = connection.execute(keys_due(context)).one()
         return due, at
     if not context.options.groups:
         due, at = connection.execute(_next_due_row(context.rows, now)).one()

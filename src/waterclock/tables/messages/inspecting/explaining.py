@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from waterclock._support.quoting import quoted
 from waterclock.errors import NotFoundError, SchemaError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.group_state import UNGROUPED
+from waterclock.tables.groups.group_state import UNGROUPED, is_out
 from waterclock.tables.groups.info import (
     GroupInfo,
     TableHold,
@@ -21,11 +21,13 @@ from waterclock.tables.groups.info import (
     paused,
     seen_locked,
 )
+from waterclock.tables.keys.in_flight import in_flight
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.rows.process_heartbeat import everywhere
 from waterclock.tables.model.attempts import Attempt, read_attempts
-from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, REASON, is_expired, not_acked
+from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, MESSAGE_KEY, REASON, is_expired, not_acked
 from waterclock.tables.model.states import (
+    HOLDS,
     MESSAGES,
     GroupState,
     Hold,
@@ -193,6 +195,8 @@ def _explain_ready(
     until = None if group is None else group.paused_until
     if until is not None and until > now and (held is None or held.hold != "paused"):
         held = TableHold("paused", paused("its group", until), until)
+    if held is None and context.options.limit is not None:
+        held = _held_by_limit(context, connection, explanation.id)
     if held is not None:
         due_at = None if held.until == MAX_NS else held.until
         return replace(explanation, state=held.hold, reason=f"is due, but {held.reason}", due_at=due_at)
@@ -207,6 +211,17 @@ def _explain_ready(
     if active.failure is not None:
         return replace(explanation, reason=f"{explanation.reason}; {active.failure}")
     return explanation
+
+
+def _held_by_limit(context: TableContext, connection: sa.Connection, message_id: Any) -> TableHold | None:
+    """Explain that the limit of its key holds a due message back; None if it does not."""
+    rows = context.rows
+    its = sa.select(rows.c[MESSAGE_KEY], rows.c.claim_id).where(rows.c.id == message_id)
+    key, claim_id = connection.execute(its).one()
+    if claim_id is not None or in_flight(context, connection, {key}, 1).free[key]:
+        return None
+    count = connection.execute(sa.select(sa.func.count()).where(rows.c[MESSAGE_KEY] == key, is_out(rows))).scalar()
+    return TableHold("limit", HOLDS["limit"].reason.format(key=quoted(key), count=count), MAX_NS)
 
 
 def _dead_letter(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation | None:

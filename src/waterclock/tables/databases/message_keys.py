@@ -1,0 +1,59 @@
+"""The statements that give a message table its keys, which are limited or take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.schema import DDL
+
+from waterclock.tables.model.schema import MESSAGE_KEY
+from waterclock.tables.model.values.key_names import LONGEST_KEY, KeySource
+
+_IS_MOVED = """
+    NEW.routed = 1 AND OLD.routed = 1 AND NEW.time_acked IS NULL AND (
+        OLD.time_acked IS NOT NULL OR COALESCE(NEW.time_next < OLD.time_next, TRUE) OR NEW.priority <> OLD.priority
+        OR COALESCE(NEW.%(source)s <> OLD.%(source)s, NEW.%(source)s IS NOT NULL OR OLD.%(source)s IS NOT NULL)
+    )"""
+"""The condition that a changed message may be due before the time that is known of its key."""
+
+
+def column_of(key: str, column_type: str) -> str:
+    """Return the definition of the generated column.
+
+    Parameters
+    ----------
+    key
+        The key as an SQL expression; NULL if a message has none.
+    column_type
+        The type of the column.
+    """
+    return f"{MESSAGE_KEY} {column_type} GENERATED ALWAYS AS (COALESCE(substr({key}, 1, {LONGEST_KEY}), ''))"
+
+
+def add_keys(connection: sa.Connection, rows: sa.Table, source: KeySource, statements: Sequence[str]) -> None:
+    """Run statements that add the column, its indexes and its trigger."""
+    quote = connection.dialect.identifier_preparer.quote
+    names = ("next", "key", "leased", "unrouted")
+    context = {
+        "table": quote(rows.name),
+        "source": quote(source.column),
+        "header": source.header or "",
+        "is_moved": _IS_MOVED % {"source": quote(source.column)},
+        "moved": quote(f"{rows.name}_moved"),
+        **{name: quote(f"{rows.name}_{name}_idx") for name in names},
+    }
+    for statement in statements:
+        connection.execute(DDL(statement, context=context))
+
+
+PARTIAL_INDEXES = (
+    # Claims search this one. Without it, a planner without statistics may search all due messages for those of a key.
+    "DROP INDEX %(next)s",
+    f"CREATE INDEX %(key)s ON %(table)s ({MESSAGE_KEY}, priority, time_next, seq) WHERE time_acked IS NULL",
+    f"CREATE INDEX %(leased)s ON %(table)s ({MESSAGE_KEY}, priority, time_next)"
+    " WHERE time_acked IS NULL AND claim_id IS NOT NULL",
+    f"CREATE INDEX %(unrouted)s ON %(table)s ({MESSAGE_KEY}, priority, time_next)"
+    " WHERE time_acked IS NULL AND routed <> 1",
+)
+"""The indexes on databases that have partial ones."""

@@ -1,0 +1,1 @@
+"""Keys of messages that are limited or take turns."""

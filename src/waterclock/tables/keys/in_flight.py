@@ -1,0 +1,85 @@
+"""How many messages of a key consumers have.
+
+A consumer has a message from its claim until the ack, the nack or the next claim. The end of a lease frees no place by
+itself, because the consumer may extend the lease at the same moment. It makes the message claimable again, in its old
+place. So a limit is exact, whatever the clock does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.group_state import is_out
+from waterclock.tables.model.schema import MESSAGE_KEY
+
+NO_KEY = ""
+"""The key of messages without one, which are not limited."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Messages that consumers have.
+
+    Attributes
+    ----------
+    free
+        How many new messages of each key a consumer may get.
+    lapsed
+        How many messages of a key and level have a lease that has ended.
+    """
+
+    free: dict[str, int]
+    lapsed: dict[tuple[str, int], int]
+
+
+def in_flight(context: TableContext, connection: SqlConnection, keys: Collection[str], most: int) -> InFlight:
+    """Count the messages of keys that the transaction owns; ``most`` bounds the results."""
+    free = dict.fromkeys(keys, most)
+    lapsed: dict[tuple[str, int], int] = {}
+    limit = context.options.most_of_a_key
+    if limit is None:
+        return InFlight(free, lapsed)
+    limited = sorted(set(keys).difference([NO_KEY]))
+    leased = dict.fromkeys(limited, 0)
+    for row in connection.execute(_counts(context), {"keys": limited}) if limited else ():
+        leased[row.key] += row.leased
+        lapsed[row.key, -row.priority] = min(int(row.lapsed), most)
+    return InFlight(free | {key: max(0, min(most, limit - count)) for key, count in leased.items()}, lapsed)
+
+
+@built_once(maxsize=256)
+def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
+    rows = context.rows
+    key = rows.c[MESSAGE_KEY]
+    has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
+    return (
+        sa.select(
+            key.label("key"),
+            rows.c.priority,
+            sa.func.count().label("leased"),
+            sa.func.sum(has_lapsed).label("lapsed"),
+        )
+        .where(context.sql.any_of(key, "keys"), is_out(rows))
+        .group_by(key, rows.c.priority)
+    )
+
+
+def has_claimable(
+    context: TableContext, key: sa.ColumnElement[str], level: sa.ColumnElement[int]
+) -> sa.ColumnElement[bool]:
+    """Return the condition that the limit lets a consumer have a message of a key and level."""
+    limit = context.options.most_of_a_key
+    if limit is None:
+        return sa.true()
+    rows = context.rows
+    its = rows.c[MESSAGE_KEY] == key, is_out(rows)
+    leased = sa.select(sa.func.count()).where(*its).scalar_subquery()
+    lapsed = sa.exists().where(*its, rows.c.priority == -level, rows.c.time_next <= context.backend.now_sql())
+    return (key == NO_KEY) | (leased < limit) | lapsed

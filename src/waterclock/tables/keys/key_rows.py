@@ -1,0 +1,250 @@
+"""The rows of keys in the catalogue: which keys are due, and whose turn it is.
+
+A row stands for the messages of one key and one priority. Every unacked message of the two that was routed is due no
+earlier than the row, or the row is due. Claims keep this: they put a row off to the due time of its first message, and
+delete it once it has none. Rows are never waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.driver_fast_path import Asked, execute_all
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.keys.in_flight import has_claimable
+from waterclock.tables.model.schema import MESSAGE_KEY
+
+Place = tuple[str, int]
+"""A key and a level."""
+
+_WOKEN_AT_ONCE = 100
+
+_HAS_TURN = message_keys.c.is_due == sa.literal_column("1")
+_SLEEPS = message_keys.c.is_due == sa.literal_column("0")
+
+
+def next_turns(
+    context: TableContext, connection: SqlConnection, count: int, where: sa.ColumnElement[bool] | None
+) -> list[Place]:
+    """Lock the next keys, of the highest priority first, that are not full; return them in the order of their turns.
+
+    Parameters
+    ----------
+    where
+        Only keys with a due message that meets this condition.
+    """
+    rows = connection.execute(_next_turns(context, where), {"count": count})
+    return [(row.message_key, row.level) for row in rows]
+
+
+@built_once(maxsize=256)
+def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> sa.Select[*tuple[Any, ...]]:
+    rows, key = context.rows, message_keys.c.message_key
+    chosen = sa.true()
+    if where is not None:
+        its = rows.c[MESSAGE_KEY] == key, rows.c.priority == -message_keys.c.level, rows.c.time_acked.is_(None)
+        chosen = sa.exists().where(*its, rows.c.time_next <= context.backend.now_sql(), where)
+    return (
+        sa.select(key, message_keys.c.level)
+        .where(_of_table(context), _HAS_TURN, has_claimable(context, key, message_keys.c.level), chosen)
+        .order_by(message_keys.c.level, message_keys.c.turn)
+        .limit(sa.bindparam("count", type_=sa.Integer))
+        .with_for_update(skip_locked=True, of=message_keys)
+    )
+
+
+def owned(context: TableContext, connection: SqlConnection, keys: Collection[str]) -> set[str]:
+    """Lock all rows of these keys; return the keys of which no other transaction has locked one.
+
+    If two transactions owned a key at the same time, each would have locked a row that the other one did not see. So
+    each row would have been committed after the other transaction looked, and before its own one did, which is
+    impossible. The statements that follow see all messages that earlier owners claimed.
+    """
+    names = {"keys": sorted(set(keys))}
+    locked = {(row.message_key, row.level) for row in connection.execute(_rows_of(context, locking=True), names)}
+    if context.sql.one_writer:
+        return set(keys)
+    seen = {(row.message_key, row.level) for row in connection.execute(_rows_of(context, locking=False), names)}
+    return {key for key, _ in locked} - {key for key, _ in seen - locked}
+
+
+def known(
+    context: TableContext, connection: SqlConnection, places: Collection[Place]
+) -> tuple[set[Place], dict[Place, Any]]:
+    """Return which of these rows exist, and those of them that were locked, with their values."""
+    names = {"keys": sorted({key for key, _ in places})}
+    locked = {(row.message_key, row.level): row for row in connection.execute(_rows_of(context, locking=True), names)}
+    if context.sql.one_writer:
+        return set(locked), locked
+    seen = {(row.message_key, row.level) for row in connection.execute(_rows_of(context, locking=False), names)}
+    return seen | locked.keys(), locked
+
+
+@built_once(maxsize=256)
+def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, ...]]:
+    chosen = sa.select(message_keys).where(_of_table(context), context.sql.any_of(message_keys.c.message_key, "keys"))
+    return chosen.with_for_update(skip_locked=True) if locking else chosen
+
+
+def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
+    """Assign turns to keys that have become due, delete those without messages, and put the others off."""
+    found = connection.execute(_lapsed(context), {"now": now, "count": _WOKEN_AT_ONCE})
+    place_all(context, connection, [(row.message_key, row.level) for row in found], now)
+
+
+@built_once(maxsize=256)
+def _lapsed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(message_keys.c.message_key, message_keys.c.level)
+        .where(_of_table(context), _SLEEPS, message_keys.c.due_at <= sa.bindparam("now", type_=sa.BigInteger))
+        .order_by(message_keys.c.due_at)
+        .limit(sa.bindparam("count", type_=sa.Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+def place_all(context: TableContext, connection: SqlConnection, places: Sequence[Place], now: int) -> set[Place]:
+    """Put locked rows where their messages belong; return those that are due.
+
+    They are last in turn, in this order.
+    """
+    if not places:
+        return set()
+    asked = [(_first_due(context), {"key": key, "priority": -level}) for key, level in places]
+    firsts = [found.scalar() for found in execute_all(connection, asked)]
+    due = [place for place, first in zip(places, firsts, strict=True) if first is not None and first <= now]
+    give_turns(context, connection, due)
+    sleeping = {place: first for place, first in zip(places, firsts, strict=True) if first is not None and first > now}
+    put_off(context, connection, sleeping)
+    gone = [_named(place) for place, first in zip(places, firsts, strict=True) if first is None]
+    if gone:
+        connection.execute(_deleting(context), gone)
+    return set(due)
+
+
+def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
+    """Put rows off until a time, ns."""
+    if until:
+        connection.execute(_putting_off(context), [{**_named(place), "until": at} for place, at in until.items()])
+
+
+def give_turns(context: TableContext, connection: SqlConnection, places: Sequence[Place]) -> None:
+    """Assign turns to rows, after all others, in this order."""
+    if places:
+        turns = _turns(context, connection, places)
+        connection.execute(_giving(context), [{**_named(one), "to": to} for one, to in turns.items()])
+
+
+def add(context: TableContext, connection: SqlConnection, dues: Mapping[Place, int], now: int) -> None:
+    """Insert rows with their due times, ns; those that are due are last in turn, in this order."""
+    if not dues:
+        return
+    turns = _turns(context, connection, [place for place, due in dues.items() if due <= now])
+    its = [
+        {
+            "table_id": context.table_id,
+            "message_key": key,
+            "level": level,
+            "is_due": int((key, level) in turns),
+            "due_at": due,
+            "turn": turns.get((key, level), 0),
+        }
+        for (key, level), due in dues.items()
+    ]
+    connection.execute(_adding, its)
+
+
+def _turns(context: TableContext, connection: SqlConnection, places: Iterable[Place]) -> dict[Place, int]:
+    """Return turns after all others of their level."""
+    by_level: dict[int, list[Place]] = {}
+    for place in places:
+        by_level.setdefault(place[1], []).append(place)
+    asked: list[Asked] = [(_last_turn(context), {"of": level}) for level in by_level]
+    lasts = [found.scalar() or 0 for found in execute_all(connection, asked)] if asked else []
+    return {
+        place: last + nth
+        for last, its in zip(lasts, by_level.values(), strict=True)
+        for nth, place in enumerate(its, 1)
+    }
+
+
+def _named(place: Place) -> dict[str, Any]:
+    return {"key": place[0], "of": place[1]}
+
+
+def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
+    return message_keys.c.table_id == context.table_id
+
+
+def _this(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
+    key = sa.bindparam("key", type_=message_keys.c.message_key.type)
+    return _of_table(context), message_keys.c.message_key == key, message_keys.c.level == _level()
+
+
+def _level() -> sa.BindParameter[int]:
+    return sa.bindparam("of", type_=sa.BigInteger)
+
+
+_adding = sa.insert(message_keys)  # compiled once
+
+
+@built_once(maxsize=256)
+def _giving(context: TableContext) -> sa.Update:
+    values = {"is_due": 1, "turn": sa.bindparam("to", type_=sa.BigInteger)}
+    return sa.update(message_keys).where(*_this(context)).values(values)
+
+
+@built_once(maxsize=256)
+def _putting_off(context: TableContext) -> sa.Update:
+    values = {"is_due": 0, "due_at": sa.bindparam("until", type_=sa.BigInteger)}
+    return sa.update(message_keys).where(*_this(context)).values(values)
+
+
+@built_once(maxsize=256)
+def _deleting(context: TableContext) -> sa.Delete:
+    return sa.delete(message_keys).where(*_this(context))
+
+
+@built_once(maxsize=256)
+def _last_turn(context: TableContext) -> sa.Select[int]:
+    its = _of_table(context), _HAS_TURN, message_keys.c.level == _level()
+    return sa.select(message_keys.c.turn).where(*its).order_by(message_keys.c.turn.desc()).limit(1)
+
+
+@built_once(maxsize=256)
+def _first_due(context: TableContext) -> sa.Select[int]:
+    rows = context.rows
+    return (
+        sa.select(rows.c.time_next)
+        .where(*of_place(rows), rows.c.time_acked.is_(None))
+        .order_by(rows.c.time_next)
+        .limit(1)
+    )
+
+
+def of_place(rows: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the conditions that a message has the key and the priority bound as ``key`` and ``priority``."""
+    key = sa.bindparam("key", type_=rows.c[MESSAGE_KEY].type)
+    return rows.c[MESSAGE_KEY] == key, rows.c.priority == sa.bindparam("priority", type_=sa.BigInteger)
+
+
+@built_once(maxsize=256)
+def keys_due(context: TableContext) -> sa.Select[Any, Any]:
+    """Return when a key may be due, the current time if one waits for its turn, and the current time; both ns."""
+    now = context.backend.now_sql()
+    its = _of_table(context)
+    waiting = sa.exists().where(its, _HAS_TURN)
+    unrouted = sa.exists().where(is_unrouted(context.rows))
+    sleeping = sa.select(sa.func.min(message_keys.c.due_at)).where(its, _SLEEPS).scalar_subquery()
+    return sa.select(sa.case((waiting | unrouted, now), else_=sleeping), now)
+
+
+def is_unrouted(rows: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that a message may be due before the row of its key, or its key has no row."""
+    return rows.c.time_acked.is_(None) & (rows.c.routed != sa.literal_column("1"))

@@ -1,0 +1,197 @@
+"""Claim in a table whose keys take turns, and of which each may have a limited number of messages leased."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import groupby, zip_longest
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.driver_fast_path import execute_all
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.keys.in_flight import NO_KEY, InFlight, in_flight
+from waterclock.tables.keys.key_routing import route_keys
+from waterclock.tables.keys.key_rows import (
+    Place,
+    give_turns,
+    is_unrouted,
+    next_turns,
+    of_place,
+    owned,
+    place_all,
+    wake,
+)
+from waterclock.tables.model.claims.claim import Claimed, Wanted
+from waterclock.tables.model.claims.epochs import after_claim_sql
+from waterclock.tables.model.claims.turns import deal
+from waterclock.tables.model.schema import MESSAGE_KEY
+
+_KEYS_AT_ONCE = 100
+_ROUNDS = 20
+"""Rounds of turns in one transaction, so that none lasts long because of keys without claimable messages."""
+
+
+def claim_keyed(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+    """Claim messages of the keys whose turn it is.
+
+    Returns
+    -------
+    tuple
+        The claimed messages, and whether there are keys that were not examined.
+    """
+    claim = _KeyedClaim(context, connection, wanted)
+    more = claim.take()
+    return claim.claimed, more
+
+
+class _KeyedClaim:
+    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
+        self._context = context
+        self._connection = connection
+        self._wanted = wanted
+        self._now = 0
+        self._passed: set[Place] = set()  # keys with no more messages for this claim
+        self.claimed: list[Claimed] = []
+
+    def take(self) -> bool:
+        """Claim due messages while there is room; return whether there are keys that were not examined."""
+        context, connection = self._context, self._connection
+        self._now, unrouted, lapsed = connection.execute(_look(context)).one()
+        if unrouted:
+            route_keys(context, connection, self._now)
+        if lapsed:
+            wake(context, connection, self._now)
+        return all(self._room and self._take_turns() for _ in range(_ROUNDS))
+
+    @property
+    def _room(self) -> int:
+        return self._wanted.limit - len(self.claimed)
+
+    def _take_turns(self) -> bool:
+        """Serve the next keys; return whether others may follow."""
+        context, connection, wanted = self._context, self._connection, self._wanted
+        places = next_turns(context, connection, min(self._room, _KEYS_AT_ONCE), wanted.where)
+        if all(place in self._passed for place in places):
+            return False
+        if context.options.limit is not None:
+            ours = owned(context, connection, {key for key, _ in places})
+            self._passed.update(place for place in places if place[0] not in ours)
+            places = [place for place in places if place[0] in ours]
+        flying = in_flight(context, connection, {key for key, _ in places}, self._room)
+        shares, lapsed = _share(places, flying, self._room)
+        self._passed.update(place for place in places if not flying.free[place[0]])
+        found = self._lock(shares, lapsed)
+        by_level = groupby((place for place in places if place in found), key=itemgetter(1))
+        in_turns = [zip_longest(*(found[place] for place in level)) for _, level in by_level]
+        self._hand_out([row for level in in_turns for its in level for row in its if row is not None])
+        short = [place for place, its in found.items() if len(its) < shares[place]]
+        full = [place for place, its in found.items() if len(its) == shares[place]]
+        give_turns(context, connection, full if wanted.where is None else list(found))
+        if wanted.where is None:
+            place_all(context, connection, short, self._now)
+        self._passed.update(short)
+        return True
+
+    def _lock(self, shares: Mapping[Place, int], lapsed: Mapping[Place, int]) -> dict[Place, list[Any]]:
+        """Lock the next messages of each key that no other transaction has locked."""
+        if not shares:
+            return {}
+        asked: list[tuple[sa.Select[Any], dict[str, Any]]] = []
+        for of_lapsed in (True, False) if lapsed else (False,):
+            statement = _next_messages(self._context, self._wanted.where, of_lapsed=of_lapsed)
+            for place, share in shares.items():
+                count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
+                if count:
+                    asked.append((statement, {"key": place[0], "priority": -place[1], "count": count}))
+        found: dict[Place, list[Any]] = {place: [] for place in shares}
+        for (_, values), its in zip(asked, execute_all(self._connection, asked), strict=True):
+            found[values["key"], -values["priority"]] += its.all()
+        return found
+
+    def _hand_out(self, rows: Sequence[Any]) -> None:
+        if not rows:
+            return
+        wanted = self._wanted
+        ends: list[tuple[int, int]] = []
+        for row in rows:
+            wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
+            until = row[-1] + wait
+            self.claimed.append(Claimed(row, until, row.expires_at is not None and row.expires_at <= row[-1]))
+            ends.append((row.seq, until))
+        values = {"pairs": ends, "by": wanted.claim_id, "who": wanted.consumer}
+        self._connection.execute(_taking(self._context), values)
+
+
+def _share(places: Sequence[Place], flying: InFlight, room: int) -> tuple[dict[Place, int], dict[Place, int]]:
+    """Divide the room: a higher priority first, then the keys in turn. It changes the free places.
+
+    Returns
+    -------
+    dict
+        How many messages each key gets, in the order of their next turns.
+    dict
+        How many of these are messages whose lease has ended.
+    """
+    free = flying.free
+    shares: dict[Place, int] = {}
+    lapsed: dict[Place, int] = {}
+    for _, level in groupby(places, key=itemgetter(1)):
+        its = list(level)
+        dealt = deal(its, {place: flying.lapsed.get(place, 0) + free[place[0]] for place in its}, room)
+        for place, count in dealt.items():
+            again = min(count, flying.lapsed.get(place, 0))
+            if again:
+                lapsed[place] = again
+            free[place[0]] -= count - again
+            room -= count
+        shares |= dealt
+    return shares, lapsed
+
+
+@built_once(maxsize=256)
+def _look(context: TableContext) -> sa.Select[Any, Any, Any]:
+    """Select the current time, whether messages are new, and whether keys have become due."""
+    now = context.backend.now_sql()
+    its = message_keys.c.table_id == context.table_id, message_keys.c.is_due == sa.literal_column("0")
+    lapsed = sa.exists().where(*its, message_keys.c.due_at <= now)
+    return sa.select(now, sa.exists().where(is_unrouted(context.rows)), lapsed)
+
+
+@built_once(maxsize=256)
+def _next_messages(
+    context: TableContext, where: sa.ColumnElement[bool] | None, *, of_lapsed: bool
+) -> sa.Select[*tuple[Any, ...]]:
+    """Lock due messages of a key and priority; under a limit, those whose lease has ended, or unclaimed ones."""
+    rows, now = context.rows, context.backend.now_sql()
+    chosen = [] if where is None else [where]
+    if of_lapsed:
+        chosen.append(rows.c.claim_id.is_not(None))
+    elif context.options.limit is not None:
+        chosen.append((rows.c[MESSAGE_KEY] == NO_KEY) | rows.c.claim_id.is_(None))
+    return (
+        sa.select(*columns_read(rows), now)
+        .where(*of_place(rows), rows.c.time_acked.is_(None), rows.c.time_next <= now, *chosen)
+        .order_by(rows.c.time_next, rows.c.seq)
+        .limit(sa.bindparam("count", type_=sa.Integer))
+        .with_for_update(skip_locked=True)
+    )
+
+
+@built_once(maxsize=256)
+def _taking(context: TableContext) -> sa.Update:
+    each, until = context.sql.update_pairs(context.rows)
+    rows = context.rows
+    return each.ordered_values(
+        (rows.c.time_next, until),
+        (rows.c.epoch, after_claim_sql(rows.c.epoch)),
+        (rows.c.claim_id, sa.bindparam("by", type_=sa.BigInteger)),
+        (rows.c.consumer, sa.bindparam("who", type_=rows.c.consumer.type)),
+        (rows.c.routed, sa.literal_column("1")),
+    )

@@ -1,0 +1,43 @@
+"""The names of keys by which messages are limited or take turns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from waterclock._support.quoting import quoted
+from waterclock.errors import InvalidArgumentError
+
+GROUP = "group"
+"""Names the group of a message as its key."""
+
+LONGEST_KEY = 255
+"""Characters of a key; longer ones that begin alike count as one key."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def check_key_name(value: object, name: str) -> str:
+    """Return the name of a key; raise InvalidArgumentError if it cannot be a header or a column."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidArgumentError(
+            f"{name} must name 'group', a column or a header, with at most 100 letters, digits and _ . - characters,"
+            f" got {quoted(value)}"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """The column of a message that has its key.
+
+    Attributes
+    ----------
+    column
+        The column.
+    header
+        The header in it; None: the whole column is the key.
+    """
+
+    column: str
+    header: str | None = None
