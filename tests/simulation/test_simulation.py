@@ -109,7 +109,9 @@ def test_faults_that_stored_schedules_found_are_fixed(stage: Stage, schedule: Sc
     indirect=["database_url"],
 )
 def test_a_stored_schedule_finds_a_deliberate_fault(stage: Stage, schedule: Schedule) -> None:
-    if not has(schedule.play(stage), schedule.fault):  # statements came or went since it was stored
+    # The first run on a stage has more statements than the others: processes open their topics in it.
+    is_found = any(has(schedule.play(stage), schedule.fault) for _ in range(2))
+    if not is_found:  # statements came or went since it was stored
         again = f"python -m tests.simulation find {schedule.mutation} {schedule.database}"
         assert find(stage, MUTATIONS[schedule.mutation], most_plays=0), f"not found any more; try {again}"
     if schedule.takes_locks:
