@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from waterclock.cli import doctor
 from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.cli.operations import doctor
 from waterclock.cli.terminal.extras import install_command
 
 from .conftest import Shell
@@ -420,6 +420,25 @@ def test_the_doctor_fails_where_the_database_cannot_be_opened(shell: Shell) -> N
 def test_wrong_usage_exits_with_two_and_failure_with_one(shell: Shell, words: list[str], code: int, says: str) -> None:
     assert shell(*words, expect=code) == ""
     assert says in shell.said
+
+
+def test_bench_measures_each_operation_and_removes_what_it_created(shell: Shell) -> None:
+    shell("init")
+    rows = shell.json("bench", "--seconds", "0.001")
+    assert [row["what"] for row in rows] == [
+        *("put 1", "put 100", "claim and ack 1", "claim and ack 100", "append 1", "append 1,000"),
+        *("find a time", "batch 20,000 by event time"),
+    ]
+    assert all(row["per_second"] > 0 and 0 < row["p50"] <= row["p99"] for row in rows)
+    assert shell.json("table", "ls") == shell.json("topic", "ls") == []
+    shell("bench", "--seconds", "0", expect=WRONG_USAGE)
+    assert "seconds must be greater than 0 and at most 60, got 0" in shell.said
+
+
+def test_bench_without_a_database_measures_in_a_temporary_folder(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATERCLOCK_URL")
+    assert len(shell.json("bench", "--seconds", "0.001")) == 8
+    assert list(shell.folder.iterdir()) == []
 
 
 def test_a_topic_or_table_that_is_not_there_is_named(shell: Shell) -> None:

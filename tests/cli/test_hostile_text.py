@@ -30,6 +30,8 @@ SCENARIOS = {
         0 db migrate
         0 db status
         0 db sql
+        0 bench --seconds 0.001
+        2 bench --seconds @
         2 topic append telemetry messages.jsonl --producer @
         0 topic append telemetry messages.jsonl
         0 topic ls

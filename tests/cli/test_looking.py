@@ -30,6 +30,7 @@ _CREATING = {"demo", "init", "restore", "topic add", "table add"}
 _WITHOUT_A_DATABASE = {"doctor", "run", "pipeline run", "pipeline replay", "spark prepare", "ingest check"}
 _OF_ANY_CATALOGUE = {"db status", "db sql"}
 _ARGUMENTS = {
+    "bench": ("--seconds", "0.001"),
     "db migrate": (),
     "topic alter": ("t", "--retention", "1d"),
     "topic append": ("t", "messages.jsonl"),

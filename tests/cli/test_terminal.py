@@ -80,8 +80,10 @@ def test_every_noun_refuses_hostile_arguments_without_obeying_them(terminal: Ter
 
 
 def test_doctor_shows_the_extra_in_a_remedy(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("waterclock.cli.doctor._DRIVERS", {"Other": ("no-such-driver", "postgresql")})
-    monkeypatch.setattr("waterclock.cli.doctor.install_command", lambda extra="": f"pip install '.[{extra}]'")
+    monkeypatch.setattr("waterclock.cli.operations.doctor._DRIVERS", {"Other": (("no-such-driver",), "postgresql")})
+    monkeypatch.setattr(
+        "waterclock.cli.operations.doctor.install_command", lambda extra="": f"pip install '.[{extra}]'"
+    )
     assert "pip install '.[postgresql]'" in terminal("doctor")
 
 

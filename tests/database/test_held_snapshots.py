@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 import sqlalchemy as sa
 
-from waterclock.cli.doctor import doctor
+from waterclock.cli.operations.doctor import doctor
 from waterclock.cli.tables.table import info
 from waterclock.cli.terminal.common import Common
 from waterclock.connection import Database

@@ -223,7 +223,7 @@ def _exporting(
     worker: Worker, options: MetricsOptions, output: Output, database: Database, *, upkeep: bool
 ) -> Generator[Callable[[Task], None]]:
     """Serve metrics meanwhile, if requested; yield the callback for each task of upkeep."""
-    from waterclock.cli.upkeep import tell
+    from waterclock.cli.operations.upkeep import tell
 
     if options.metrics is None:
         yield lambda task: tell(output, task)

@@ -1,0 +1,1 @@
+"""Commands that set up, check, measure and maintain a database."""
