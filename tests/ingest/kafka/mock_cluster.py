@@ -13,6 +13,27 @@ from confluent_kafka import KafkaException, Producer
 
 FETCH = 1  # ApiKey
 
+
+class _Bytes(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_char_p), ("size", ctypes.c_size_t))
+
+
+class _Value(ctypes.Union):
+    _fields_ = (
+        ("text", ctypes.c_char_p),
+        ("pointer", ctypes.c_void_p),
+        ("number", ctypes.c_int32),
+        ("bytes", _Bytes),
+        ("padding", ctypes.c_char * 64),
+    )
+
+
+class _Field(ctypes.Structure):
+    """A `rd_kafka_vu_t`: a field of a record to produce, whose kind is a `rd_kafka_vtype_t`."""
+
+    _fields_ = (("kind", ctypes.c_int), ("value", _Value))
+
+
 _POINTER, _TEXT, _INT, _PARTITION, _OFFSET = (
     ctypes.c_void_p,
     ctypes.c_char_p,
@@ -25,6 +46,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "rd_kafka_conf_set": (_INT, _POINTER, _TEXT, _TEXT, _POINTER, ctypes.c_size_t),
     "rd_kafka_new": (_POINTER, _INT, _POINTER, _POINTER, ctypes.c_size_t),
     "rd_kafka_destroy": (None, _POINTER),
+    "rd_kafka_headers_new": (_POINTER, ctypes.c_size_t),
+    "rd_kafka_header_add": (_INT, _POINTER, _TEXT, ctypes.c_ssize_t, _TEXT, ctypes.c_ssize_t),
+    "rd_kafka_produceva": (_POINTER, _POINTER, _POINTER, ctypes.c_size_t),
+    "rd_kafka_flush": (_INT, _POINTER, _INT),
     "rd_kafka_mock_cluster_new": (_POINTER, _POINTER, _INT),
     "rd_kafka_mock_cluster_destroy": (None, _POINTER),
     "rd_kafka_mock_cluster_bootstraps": (_TEXT, _POINTER),
@@ -98,6 +123,22 @@ class MockCluster:
         for value in values:
             self._producer.produce(topic, value, partition=partition, **options)
         assert self._producer.flush(30) == 0
+
+    def send_with_raw_header(self, topic: str, value: bytes, name: bytes) -> None:
+        """Produce a record whose header has any bytes as its name, which the Python producer refuses."""
+        text = ctypes.create_string_buffer(512)
+        conf = self._library.rd_kafka_conf_new()
+        self._library.rd_kafka_conf_set(conf, b"bootstrap.servers", self.servers.encode(), text, 512)
+        producer = self._library.rd_kafka_new(0, conf, text, 512)
+        headers = self._library.rd_kafka_headers_new(1)
+        self._library.rd_kafka_header_add(headers, name, len(name), b"v", 1)
+        fields = (_Field * 4)()
+        (fields[0].kind, fields[0].value.text), (fields[1].kind, fields[1].value.number) = (1, topic.encode()), (3, 0)
+        (fields[2].kind, fields[2].value.bytes) = (4, _Bytes(value, len(value)))
+        (fields[3].kind, fields[3].value.pointer) = (10, headers)
+        assert self._library.rd_kafka_produceva(producer, fields, 4) is None
+        assert self._library.rd_kafka_flush(producer, 30_000) == 0
+        self._library.rd_kafka_destroy(producer)
 
     def send_in_transactions(self, topic: str, *transactions: Sequence[bytes], commit: bool = True) -> None:
         producer = self.producer(**{"transactional.id": topic})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.kafka.record import KafkaRule, Record, letter_of, readable, record_of
+from waterclock.ingest.storing.dead_letters import read_dead_letter
+from waterclock.message import Message
 
 NOW = 1_800_000_000_000_000_000
 SENT = NOW // 1_000_000 - 5_000
@@ -60,6 +64,44 @@ def test_headers_become_text() -> None:
         "b": "",
         "c_hex": "ff",
     }
+
+
+def test_headers_of_one_name_take_linear_time() -> None:
+    names = list(readable([("a", b"")] * 100_000))
+    assert (names[1], names[-1]) == ("a#2", "a#100000")
+
+
+def test_headers_are_bounded_in_all_messages_of_a_record() -> None:
+    senml = json.dumps([{"n": f"s{n}", "v": n, "t": 1} for n in range(100)]).encode()
+    plant = KafkaRule.checked("plant", "telemetry", "senml")
+    assert len(plant.map(Record("plant", 0, 7, senml, headers=[("a", b"x")]), NOW)) == 100
+    with pytest.raises(InvalidArgumentError, match="in all 100 messages of a record"):
+        plant.map(Record("plant", 0, 7, senml, headers=[("a", b"x" * 50_000)]), NOW)
+
+
+def test_a_dead_letter_of_a_large_key_is_cut() -> None:
+    letter = letter_of(Record("plant", 3, 7, b"1", b"k" * 100_000), "why", NOW)
+    assert sum(map(len, (letter.headers or {}).values())) < 3_000
+    with pytest.raises(InvalidArgumentError, match="only the first 1 bytes"):
+        record_of(letter)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"kafka.record": "{"},
+        {"kafka.record": "[" * 100_000},
+        {"kafka.record": "7"},
+        {"kafka.record": json.dumps({"key": "no hex", "headers": [], "time": None, "is_append_time": 0, "is_cut": 0})},
+    ],
+)
+def test_other_messages_in_the_topic_of_dead_letters_are_refused(headers: dict[str, str]) -> None:
+    place = {"kafka.topic": "plant", "kafka.partition": "0", "kafka.offset": "1"}
+    with pytest.raises(InvalidArgumentError, match="is not a dead letter"):
+        record_of(Message("kafka", "dead-letter", 1, headers={**place, **headers}))
+    with pytest.raises(InvalidArgumentError, match="is not a dead letter"):
+        read_dead_letter(Message("mqtt", "dead-letter", 1, headers={"mqtt.topic_hex": "no hex"}))
 
 
 def test_a_dead_letter_is_a_record_again() -> None:

@@ -8,7 +8,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.kafka.partition import Arrived, Partition
-from waterclock.ingest.kafka.record import Record, letter_of
+from waterclock.ingest.kafka.record import Record, letter_of, too_large
 from waterclock.ingest.storing.append_plan import AppendPlan, Stored
 from waterclock.ingest.storing.dead_letters import KEPT_OF_LARGE
 from waterclock.ingest.storing.partition_rows import PartitionTakenError, PositionMovedError
@@ -86,12 +86,9 @@ class KafkaStore:
             after[partition] = record.offset + 1
             if record.value is None:
                 plan.stored.skipped += not is_end
-            elif len(record.value) > self._most_payload:
-                reason = (
-                    f"value must have at most {self._most_payload} bytes, got {len(record.value)};"
-                    f" its first {min(KEPT_OF_LARGE, len(record.value))} are kept"
-                )
-                plan.bury(letter_of(record, reason, plan.received, KEPT_OF_LARGE))
+            elif (reason := too_large(record, self._most_payload)) is not None:
+                kept = f"; the first {min(KEPT_OF_LARGE, len(record.value))} of the value are kept"
+                plan.bury(letter_of(record, reason + kept, plan.received, KEPT_OF_LARGE))
             else:
                 self._map(plan, partition, record)
         return after

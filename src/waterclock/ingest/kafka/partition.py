@@ -66,9 +66,7 @@ class Arrived(NamedTuple):
     @property
     def size(self) -> int:
         """Approximate bytes that it takes."""
-        record = self.record
-        size = len(record.value or b"") + len(record.key or b"")
-        return size + sum(len(name) + len(value or b"") for name, value in record.headers)
+        return self.record.size
 
     @property
     def qos(self) -> int:

@@ -13,7 +13,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.format_rule import FormatRule, JsonPaths, Published
 from waterclock.ingest.mapping.mapped import SampledMessage, check_mapping
-from waterclock.ingest.storing.dead_letters import REASON, STREAM, clean_reason
+from waterclock.ingest.storing.dead_letters import KEPT_OF_LARGE, REASON, STREAM, clean_reason
 from waterclock.message import Message
 from waterclock.time import MAX_NS
 
@@ -30,6 +30,12 @@ _TEMPLATE = "{stream}/{source...}"
 _KAFKA_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 _MOST_MS = MAX_NS // 1_000_000
+
+_MOST_HEADERS = 4 << 20
+"""Maximum bytes of headers of the messages of one record, each of which has them all."""
+
+_KEPT_KEY = 1_024
+"""Bytes of a key that are kept of a record above the limit."""
 
 _RECORD = "kafka.record"
 _PLACE = ("kafka.topic", "kafka.partition", "kafka.offset")
@@ -54,6 +60,8 @@ class Record(NamedTuple):
         ms since 1970; None if it has none.
     is_append_time
         Whether the time is when the broker appended it, instead of when its producer created it.
+    fault
+        Why it cannot be mapped, if its headers cannot be read.
     """
 
     topic: str
@@ -64,6 +72,13 @@ class Record(NamedTuple):
     headers: Headers = ()
     time: int | None = None
     is_append_time: bool = False
+    fault: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its value, key and headers."""
+        size = len(self.value or b"") + len(self.key or b"")
+        return size + sum(len(name) + len(value or b"") for name, value in self.headers)
 
 
 @dataclass(frozen=True)
@@ -155,14 +170,21 @@ class KafkaRule:
         Raises
         ------
         InvalidArgumentError
-            If key, time or value have another form.
+            If key, time, value or headers have another form.
         """
+        if record.fault is not None:
+            raise InvalidArgumentError(record.fault)
         if record.value is None:
             return []
         moment = received if record.time is None else _nanoseconds(record.time)
         found = self.rule.map(Published(self.path(record), record.value), moment)
         receive_time = moment if record.is_append_time else received
         kept = readable(record.headers)
+        size = len(found) * sum(len(name) + len(value) for name, value in kept.items())
+        if size > _MOST_HEADERS:
+            raise InvalidArgumentError(
+                f"headers must take at most {_MOST_HEADERS} bytes in all {len(found)} messages of a record, got {size}"
+            )
         return [
             Message.trusted(
                 each.source,
@@ -186,22 +208,32 @@ def check_record(rule: KafkaRule, most_payload: int, record: Record, now: int) -
         "offset": record.offset,
         "key": None if record.key is None else record.key.decode(errors="backslashreplace"),
     }
+    if (reason := too_large(record, most_payload)) is not None:
+        return SampledMessage(facts, record.value or b"", (), reason)
     return check_mapping(facts, record.value or b"", most_payload, lambda: rule.map(record, now))
+
+
+def too_large(record: Record, most: int) -> str | None:
+    """Return why a record is above the limit of its bytes; None if it is not."""
+    if record.size <= most:
+        return None
+    return f"value, key and headers must have at most {most} bytes, got {record.size}"
 
 
 def readable(headers: Headers) -> dict[str, str]:
     """Return headers as text: bytes that are not UTF-8 in hex as NAME_hex, later ones of one name as NAME#2."""
     found: dict[str, str] = {}
+    numbers: dict[str, int] = {}
     for name, value in headers:
         try:
             key, text = name, (value or b"").decode()
         except UnicodeDecodeError:
             key, text = f"{name}_hex", (value or b"").hex()
-        number = 1
-        unique = key
+        number, unique = numbers.get(key, 1), key
         while unique in found:
             number += 1
             unique = f"{key}#{number}"
+        numbers[key] = number  # a record may have 100,000 headers of one name
         found[unique] = text
     return found
 
@@ -212,9 +244,13 @@ def letter_of(record: Record, reason: str, received: int, most: int | None = Non
     Parameters
     ----------
     most
-        How many bytes of the value are kept; None: all.
+        How many bytes of the value are kept, without headers; None: the whole record, unless key and headers are large.
     """
     value = record.value or b""
+    if most is None and record.size - len(value) > KEPT_OF_LARGE:
+        most = len(value)  # in hex, its key and headers could exceed what the database accepts
+    if most is not None:
+        record = record._replace(key=None if record.key is None else record.key[:_KEPT_KEY], headers=())
     details = {
         "key": None if record.key is None else record.key.hex(),
         "headers": [[name, None if each is None else each.hex()] for name, each in record.headers],
@@ -240,22 +276,25 @@ def record_of(letter: Message) -> Record:
         If the message is not a dead letter of Kafka, or holds only the beginning of a value.
     """
     headers: Mapping[str, str] = letter.headers or {}
-    if letter.source != SOURCE or _RECORD not in headers:
-        raise InvalidArgumentError("this is not a dead letter of an ingest from Kafka")
-    details = json.loads(headers[_RECORD])
-    if details["is_cut"]:
+    try:
+        details = json.loads(headers[_RECORD])
+        topic, partition, offset = (headers[name] for name in _PLACE)
+        record = Record(
+            topic,
+            int(partition),
+            int(offset),
+            letter.payload,
+            None if details["key"] is None else bytes.fromhex(details["key"]),
+            [(str(name), None if each is None else bytes.fromhex(each)) for name, each in details["headers"]],
+            None if details["time"] is None else int(details["time"]),
+            bool(details["is_append_time"]),
+        )
+        is_cut = bool(details["is_cut"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise InvalidArgumentError("this message is not a dead letter of an ingest from Kafka") from None
+    if is_cut:
         raise InvalidArgumentError(f"only the first {len(letter.payload)} bytes of it are kept")
-    topic, partition, offset = (headers[name] for name in _PLACE)
-    return Record(
-        topic,
-        int(partition),
-        int(offset),
-        letter.payload,
-        None if details["key"] is None else bytes.fromhex(details["key"]),
-        [(name, None if each is None else bytes.fromhex(each)) for name, each in details["headers"]],
-        details["time"],
-        details["is_append_time"],
-    )
+    return record
 
 
 def _nanoseconds(milliseconds: int) -> int:

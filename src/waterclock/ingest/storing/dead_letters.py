@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from waterclock._support.quoting import cut
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.format_rule import Published
@@ -83,7 +85,7 @@ def read_dead_letter(letter: Message) -> Published:
     headers = letter.headers or {}
     if _BYTES in headers:
         raise InvalidArgumentError(f"only the first {len(letter.payload)} bytes of its {headers[_BYTES]} are kept")
-    if _TOPIC_HEX in headers:
+    with suppress(KeyError, ValueError):
         return Published(bytes.fromhex(headers[_TOPIC_HEX]), letter.payload, _RETAINED in headers)
     if letter.source != SOURCE or _TOPIC not in headers:
         raise InvalidArgumentError("this message is not a dead letter of an ingest")
