@@ -13,6 +13,7 @@ from waterclock.database.schema.ingest_catalogue import ingest_files
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
 from waterclock.ingest.local_files.fingerprint import FileKey
+from waterclock.ingest.storing.taking import take_rows
 
 _OWNER_BITS = 63
 
@@ -75,7 +76,7 @@ class FileRows:
             now = self._backend.now(connection)
             return {key: self._take(connection, key, files[key], now) for key in sorted(files)}
 
-        return self._backend.transact(take_all)
+        return take_rows(self._backend, take_all)
 
     def write(self, connection: SqlConnection, key: FileKey, path: str, position: FilePosition, now: int) -> None:
         """Write a file's progress, in the transaction of the append.

@@ -11,6 +11,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.schema.ingest_catalogue import ingest_partitions
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
+from waterclock.ingest.storing.taking import take_rows
 
 # Built once: building a statement takes longer than running it.
 _IDENTITY = ("topic_id", "cluster", "kafka_topic_id", "partition")
@@ -107,7 +108,7 @@ class PartitionRow:
             connection.execute(_TAKE, _values(key))
             return found.owner_epoch + 1, found.offset
 
-        owner_epoch, offset = backend.transact(take_row)
+        owner_epoch, offset = take_rows(backend, take_row)
         return cls(backend, key, owner_epoch), offset
 
     def write(self, connection: SqlConnection, before: int, after: int, now: int) -> None:

@@ -14,6 +14,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.schema.ingest_catalogue import ingest_retained, ingest_sessions
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError
+from waterclock.ingest.storing.taking import take_rows
 
 _OWNER_BITS = 63
 
@@ -101,7 +102,7 @@ class SessionRow:
             connection.execute(sa.update(ingest_sessions).where(here).values(owner=owner, seen_at=now))
             return SessionState(frozenset(json.loads(found.filters)), bytes(found.unacked), found.dropped)
 
-        return row, backend.transact(write_owner)
+        return row, take_rows(backend, write_owner)
 
     def write(self, connection: SqlConnection, unacked: bytes, dropped: int | None, now: int) -> None:
         """Write the state of the session, in the transaction of the append.
