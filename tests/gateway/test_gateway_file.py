@@ -63,6 +63,11 @@ def test_each_table_becomes_a_part_in_the_order_of_the_stop(file: Path) -> None:
     assert [part.reloads for part in found.parts] == [True, False, False]
 
 
+def test_an_ingest_from_kafka_is_a_part_too(file: Path) -> None:
+    text = '[kafka]\nurl = "kafka://one"\n[[subscribe]]\nkafka_topic = "plant"\ntopic = "telemetry"\nformat = "raw"\n'
+    assert [part.name for part in read(file, text + BATCH).parts] == ["ingest", "batch batches", "upkeep"]
+
+
 def test_all_options_are_passed_on(file: Path) -> None:
     text = """
 [[batch]]
@@ -116,7 +121,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", r"must have a table \[broker\], \[\[batch\]\] or \[work\]"),
+        ("", r"must have a table \[broker\], \[kafka\], \[\[batch\]\] or \[work\]"),
         ("[broker]\n", r"line 1: broker.url is missing"),
         ("[bath]\n", r"line 1: no key bath; choose from broker, "),
         (f"{BATCH}window = 5", r"is not valid TOML"),

@@ -19,8 +19,8 @@ from waterclock.ingest.ingest_file import IngestFile
 from waterclock.time import to_duration
 from waterclock.topics.model.names import check_name
 
-_TABLES = ("broker", "subscribe", "database", "limits", "batch", "work")
-_OF_THE_INGEST = ("broker", "subscribe", "limits")
+_TABLES = ("broker", "kafka", "subscribe", "database", "limits", "batch", "work")
+_OF_THE_INGEST = ("broker", "kafka", "subscribe", "limits")
 _RULES = ("event_time", "rate")
 
 _GRACE = "30s"
@@ -73,7 +73,7 @@ class GatewayFile:
         if "work" in content:
             parts.append(_work(TomlTable(path, lines, "work", content["work"])))
         if not parts:
-            raise InvalidArgumentError(f"{path} must have a table [broker], [[batch]] or [work]")
+            raise InvalidArgumentError(f"{path} must have a table [broker], [kafka], [[batch]] or [work]")
         if "work" not in content:
             parts.append(Part("upkeep", ("upkeep", f"--every={_UPKEEP_EVERY}"), _STOPS_WITHIN))
         database = TomlTable(path, lines, "database", content.get("database", {}))

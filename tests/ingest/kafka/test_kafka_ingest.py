@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -14,9 +15,9 @@ from tests.ingest.mqtt.conftest import until
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.ingest.kafka import client as kafka_client
-from waterclock.ingest.kafka.client import ClusterRefusedError
+from waterclock.ingest.kafka.client import ClusterRefusedError, TopicLookup
 from waterclock.ingest.kafka.record import KafkaRule
-from waterclock.ingest.storing.partition_rows import PartitionTakenError
+from waterclock.ingest.storing.partition_rows import PartitionRow, PartitionTakenError
 from waterclock.topics.writing.appending import JointAppend
 
 pytestmark = pytest.mark.one_database
@@ -72,6 +73,19 @@ def test_a_poison_record_and_a_key_that_is_no_text_become_one_dead_letter_each(
     assert "key must be UTF-8" in letter.headers["reason"]
 
 
+def test_records_that_cannot_be_taken_whole_become_one_dead_letter_each(database: Database, place: Place) -> None:
+    place.send(*[None] * 50)  # Python has specialised its code by then
+    place.cluster.send_with_raw_header(place.name, b"1", b"\xff\xfename")
+    place.send(b"2", headers=[("large", b"x" * 1_000)])
+    place.send(b"3")
+    with running(database, replace(place.plan(), most_payload=1_000)):
+        until_stored(database, b"3")
+    assert payloads(database, "dead") == [b"1", b"2"]
+    reasons = [(letter.headers or {})["reason"] for letter in database.topic("dead").read()]
+    assert reasons[0].startswith("header names must be UTF-8")
+    assert "value, key and headers must have at most" in reasons[1]
+
+
 def test_records_that_the_broker_deleted_stop_their_partition_alone(database: Database, place: Place) -> None:
     other = Place(place.cluster)
     place.cluster.create(other.name)
@@ -116,6 +130,24 @@ def test_a_topic_that_was_created_again_is_read_from_its_first_record(database: 
         until(lambda: "topic_recreated" in own.names())
         place.send(b"new 1", b"new 2")
         until_stored(database, b"3", b"new 1", b"new 2")
+
+
+def test_offsets_behind_the_end_of_a_topic_created_again_are_no_loss(
+    database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, may_ask = TopicLookup.ask, True
+    monkeypatch.setattr(TopicLookup, "ask", lambda lookup: may_ask and ask(lookup))
+    with running(database, place.plan()) as own:
+        place.send(b"1", b"2", b"3")
+        until_stored(database, b"1", b"2", b"3")
+        may_ask = False  # the topic is created again between two looks
+        place.cluster.delete(place.name)
+        place.cluster.create(place.name)
+        place.send(b"new")
+        until(lambda: own.ingest._in_doubt)
+        may_ask = True
+        until_stored(database, b"1", b"2", b"3", b"new")
+        assert "records_lost" not in own.names()
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -191,6 +223,17 @@ def test_members_of_a_group_share_and_take_over_partitions(database: Database, p
         send()
         until(lambda: len(payloads(database)) == 60)
     assert sorted(map(int, payloads(database))) == list(range(60))
+
+
+def test_a_member_takes_back_a_partition_that_the_group_still_assigns_to_it(database: Database, place: Place) -> None:
+    with running(database, place.plan(group=place.name)) as own:
+        place.send(b"1")
+        until_stored(database, b"1")
+        [partition] = own.ingest._partitions.open.values()
+        PartitionRow.take(database.backend, partition.row.key, place.name, 0)  # as a member that was replaced meanwhile
+        place.send(b"2")
+        until_stored(database, b"1", b"2")
+        assert "another process has taken partition 0" in own.text("revoked")
 
 
 def test_an_unauthorised_topic_is_left_out_and_a_missing_one_ends_it(database: Database, place: Place) -> None:
@@ -320,7 +363,7 @@ def test_it_starts_from_a_time_and_stops_at_one(
     plan = place.plan(start=(now + 2 * second) * 1_000_000, until=(now + 4 * second) * 1_000_000)
     with running(database, plan) as own:
         own.end()
-    assert payloads(database) == [b"2", b"3"]
+    assert payloads(database) == [b"1", b"2", b"3"]
     assert asked == [now + 2 * second - 60_000]
-    with running(database, place.plan()):
-        until_stored(database, b"2", b"3", b"4", b"5")
+    with running(database, place.plan(start=(now + 5 * second) * 1_000_000)):  # continues; another start loses nothing
+        until_stored(database, b"1", b"2", b"3", b"4", b"5")

@@ -89,6 +89,8 @@ class KafkaIngest:
         self._unusable: dict[str, int] = {}
         self._subscribed: list[str] = []
         self._look_at = 0.0
+        self._asked_at = 0.0
+        self._in_doubt: dict[Partition, float] = {}
         self._is_connected: bool | None = None
         self._failure: Exception | None = None
         self._wishes_stop = False
@@ -150,6 +152,7 @@ class KafkaIngest:
             self._end_by_clock()
             self._hand_over()
             self._drop_taken()
+            self.progress.stopped = len(self._partitions.stopped)
             self._appender.report_lags()
 
     def _lookup(self) -> TopicLookup:
@@ -188,7 +191,8 @@ class KafkaIngest:
         """Query the cluster from time to time, and process the answer when it has arrived."""
         if moments.monotonic() >= self._look_at:
             self._look_at = moments.monotonic() + LOOK_EVERY
-            lookup.ask()
+            if lookup.ask():
+                self._asked_at = moments.monotonic()
         try:
             facts = lookup.answer()
         except UnavailableError as error:
@@ -217,6 +221,7 @@ class KafkaIngest:
                 partitions.wish(here)
             if self._plan.cluster.group is None:
                 partitions.wish((name, number) for number in topic.partitions)
+        self._judge_lost()
         if is_first and not usable:
             raise ClusterRefusedError(
                 f"cannot read any of the topics from cluster {self._plan.cluster.servers}. Grant this client READ and"
@@ -271,8 +276,6 @@ class KafkaIngest:
         partition.next = offset + 1
         self.progress.received += 1
         self._at_end.discard(place)
-        if isinstance(plan.start, int) and record.time is not None and record.time * 1_000_000 < plan.start:
-            record = record._replace(value=None)
         self._alignment.add(Arrived(partition, record), moments.monotonic())
 
     def _note_error(self, error: KafkaError, partition: Partition | None = None, offset: int = 0) -> None:
@@ -286,7 +289,8 @@ class KafkaIngest:
         elif code == KafkaError._PARTITION_EOF:  # noqa: SLF001  # named so by confluent_kafka
             self._note_end(partition, offset)
         elif code in _NO_OFFSET:
-            self._note_lost(partition)
+            # The next offset may be that of a topic that was deleted and created again: look at its id first.
+            self._in_doubt[partition] = self._look_at = moments.monotonic()
         elif code in (UNAUTHORISED, UNKNOWN):
             self._look_at = moments.monotonic()
         else:
@@ -298,6 +302,17 @@ class KafkaIngest:
         self._at_end.add(partition.place)
         end = Record(*partition.place, partition.next - 1, None)
         self._alignment.add(Arrived(partition, end, is_end=True), moments.monotonic())
+
+    def _judge_lost(self) -> None:
+        """Decide about partitions without their next offset that were noticed before the cluster was queried."""
+        for partition, noticed in list(self._in_doubt.items()):
+            if partition.is_lost:
+                del self._in_doubt[partition]
+            elif noticed < self._asked_at:
+                del self._in_doubt[partition]
+                self._note_lost(partition)
+            else:
+                self._look_at = 0.0
 
     def _note_lost(self, partition: Partition) -> None:
         """Stop a partition whose next records the broker has lost, or skip them."""
@@ -326,7 +341,6 @@ class KafkaIngest:
         remedy = "Start it again with lost = skip to go on behind them" if at < low else "Is it the right cluster?"
         self._say("records_lost", f"{text}. This partition is stopped. {remedy}", facts=facts, warns=True)
         self._partitions.stop(partition)
-        self.progress.stopped += 1
 
     def _end_by_clock(self) -> None:
         """End partitions that were read to their end after the time of the plan's end."""
@@ -349,8 +363,12 @@ class KafkaIngest:
         text = f"another process has taken {taken[0].name}"
         if self._plan.cluster.group is None:
             raise PartitionTakenError(f"cannot append: {text}. Stop one of the two, or run both in the same group")
-        self._say("revoked", text, warns=True)
-        self._partitions.drop([partition.place for partition in taken])
+        # A member that the group has replaced may take a partition until it notices, and so may an ingest without the
+        # group. As long as the group assigns it to this member, it is taken back.
+        self._say("revoked", f"{text}. It is taken back in {LOOK_EVERY:g} s", warns=True)
+        places = [partition.place for partition in taken]
+        self._partitions.drop(places)
+        self._partitions.wish(places, moments.monotonic() + LOOK_EVERY)
 
     def _note_connected(self, is_connected: bool, text: str) -> None:  # the state itself
         if self._is_connected != is_connected:

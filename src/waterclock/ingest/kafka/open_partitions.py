@@ -17,9 +17,7 @@ from waterclock.ingest.storing.partition_rows import PartitionKey, PartitionRow
 from waterclock.topics.topic import Topic
 
 LEEWAY = 60_000
-"""ms by which a producer's clock may have been ahead: the look-up begins this much before a start time, and earlier
-records are skipped.
-"""
+"""ms by which a producer's clock may have been behind: reading begins this much before a start time."""
 
 _ANSWER_IN = 2.0  # s
 _TRY_AGAIN_AFTER = 1.0  # s
@@ -101,11 +99,11 @@ class OpenPartitions:
         self._plan, self._rules, self._topics = plan, rules, topics
         self.wish(moved)
 
-    def wish(self, places: Iterable[Place]) -> None:
-        """Schedule partitions for opening, unless they are open, stopped or have ended."""
+    def wish(self, places: Iterable[Place], at: float = 0.0) -> None:
+        """Schedule partitions for opening at a monotonic time, unless they are open, stopped or have ended."""
         for place in places:
             if place not in self.open and place not in self.stopped and place not in self.ended:
-                self._pending.setdefault(place, 0.0)
+                self._pending.setdefault(place, at)
 
     def drop(self, places: Collection[Place], *, revoked: bool = False) -> None:
         """Abandon partitions, with their records that are not appended.
