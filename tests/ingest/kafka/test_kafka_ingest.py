@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from tests.ingest.kafka.conftest import Place, payloads, running, until_stored
-from tests.ingest.kafka.mock_cluster import MockCluster
+from tests.ingest.kafka.mock_cluster import FETCH, MockCluster
 from tests.ingest.mqtt.conftest import until
 
 from waterclock.connection import Database
@@ -311,9 +311,8 @@ def test_a_partition_that_loses_its_leader_goes_on_with_the_next(database: Datab
     place.send(b"1")
     with running(database, place.plan()) as own:
         until_stored(database, b"1")
-        place.cluster.set_leader(place.name, 0, -1)
-        until(lambda: own.ingest._look_at)
-        place.cluster.set_leader(place.name, 0, 1)
+        # Not set_leader(-1): a response that names no leader may crash librdkafka (its issue 5280).
+        place.cluster.fail(FETCH, *[KafkaError.NOT_LEADER_FOR_PARTITION] * 5)
         place.send(b"2")
         until_stored(database, b"1", b"2")
         assert own.names().count("broker_error") <= 1
