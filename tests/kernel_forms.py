@@ -12,6 +12,7 @@ from waterclock.batching import kernels
 KERNELS = (
     "waterclock.batching.event_time.kernel",
     "waterclock.batching.rate.by_column.kernel",
+    "waterclock.batching.rate.clock_alignment",
     "waterclock.columnar.batch_bytes_kernel",
     "waterclock.columnar.packing_kernel",
 )

@@ -114,7 +114,8 @@ def test_rates_of_many_sources_are_the_same_in_both_forms(arrivals: list[list[li
     def run() -> Any:
         many = RateAwareMany(RateRule.checked("1s", None))
         keys = np.repeat(np.arange(len(laid)), counts) * len(NAMES) + streams
-        tracks = many.admit(len(laid), keys, len(NAMES), lambda of: np.ones(len(of), np.bool_))
+        places = many.admit(len(laid), keys, len(NAMES), lambda of: np.ones(len(of), np.bool_))
+        tracks = many.pairs[places, 2]
         found = many.add(tracks, times, np.cumsum([0, *counts]), begins[: len(times)], np.full(len(laid), flush))
         return [*found, *to_arrays(many)]
 

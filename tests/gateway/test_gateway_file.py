@@ -76,6 +76,7 @@ into = "by-rate"
 by = "rate"
 batch_length = "2s"
 timeout = "inf"
+clocks = "align"
 max_skew = "1s"
 since = "2h"
 source = ["-a", "b"]
@@ -92,6 +93,7 @@ grace = "5s"
         "--by=rate",
         "--batch-length=2s",
         "--timeout=inf",
+        "--clocks=align",
         "--max-skew=1s",
         "--since=2h",
         "--source=-a",
@@ -128,6 +130,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
         (BATCH.replace('"500ms"', '"5x"'), r"line 5: batch.window = '5x': "),
         (BATCH.replace('"1s"', "1"), r"line 6: batch.max_delay must be a string, got 1"),
         (f'{BATCH}max_dely = "1s"', r"line 7: no key named batch.max_dely"),
+        (f'{BATCH}by = "rate"\nclocks = "a"', r"line 8: batch.clocks = 'a': clocks must be one of 'as_sent', 'align'"),
         (f'{BATCH}by = "rate"\nlongest = "9s"', r"line 8: batch.longest needs batch_length = 'adaptive', got '1s'"),
         (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, got 'weight'"),
         (

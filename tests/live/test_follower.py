@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from pathlib import Path
+from typing import cast
 
 import pytest
 import sqlalchemy as sa
@@ -250,6 +251,32 @@ def test_batches_by_rate_are_those_of_the_batcher(
         batch.id: (batch.start, batch.end, batch.reason, len(batch.messages)) for batch in wanted
     }
     assert len(wanted) > 3
+
+
+@pytest.mark.one_database
+def test_aligned_clocks_give_the_batches_of_the_batcher_byte_for_byte(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
+) -> None:
+    batcher = wc.RateAwareBatcher("1s", clocks="align")
+    rule = ByRate.checked("1s", clocks="align")
+    follower = follow(rule)
+    for second in range(6):
+        received = START + (second + 1) * SECOND
+        topic.append(
+            wc.Message(
+                "beam", stream, START + off + number * SECOND // 14, publish_time=received, receive_time=received
+            )
+            for stream, off in (("detector", 0), ("monitor", -60 * SECOND if second < 3 else 30 * SECOND))
+            for number in range(second * 14, (second + 1) * 14)
+        )
+        follower.step()
+        follower = follow(rule)
+    calls = [list(call) for _, call in groupby(topic.read(), lambda message: cast("wc.Position", message.position)[:2])]
+    wanted = [batch for call in calls for batch in batcher.add(call)]
+    assert landed(table) == {batch.id: batch.to_bytes() for batch in wanted}
+    assert wanted[-1].offsets["monitor"] == wanted[-1].offsets["detector"] - 30 * SECOND
+    with pytest.raises(wc.InvalidArgumentError, match="clocks = align"):
+        follow(ByRate.checked("1s"))
 
 
 def steps_take(*took: int) -> Callable[[], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -39,6 +40,9 @@ def together(batches: Sequence[Batch], first: int = 0) -> list[bytes]:
     """Write batches at once, their messages behind ``first`` others in the same columns."""
     names = ("source", "start", "end", "closed_at", "reason")
     rows = pa.RecordBatch.from_pylist([{name: getattr(batch, name) for name in names} for batch in batches])
+    if any(batch.offsets for batch in batches):
+        maps = [list(batch.offsets.items()) or None for batch in batches]
+        rows = rows.append_column("offsets", pa.array(maps, pa.map_(pa.string(), pa.int64())))
     others = [Message("other", "other", n, b"other", headers={"other": "x"}) for n in range(first)]
     columns = to_arrow([*others, *(message for batch in batches for message in batch.messages)], positions=True)
     counts = np.array([len(batch.messages) for batch in batches])
@@ -76,6 +80,15 @@ def test_large_batches_have_the_same_bytes_too() -> None:
     batches = batches_of(flow, [1000, 2, 1998])
     same = are_equal(together(batches), batches)
     assert same
+
+
+def test_offsets_have_the_same_bytes_too() -> None:
+    offsets: list[dict[str, int]] = [{}, {"ö": -5, "a": 2**62}, {"b": 0}]
+    batches = batches_of([Message("s", "t", i, receive_time=i) for i in range(6)], [1, 2, 3])
+    batches = [replace(batch, offsets=each) for batch, each in zip(batches, offsets, strict=True)]
+    same = are_equal(together(batches), batches)
+    assert same
+    assert [dict(Batch.from_bytes(data).offsets) for data in together(batches)] == offsets
 
 
 def test_whether_a_batch_is_worth_compressing_does_not_depend_on_what_is_written_with_it() -> None:

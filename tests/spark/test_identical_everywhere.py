@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.spark.arrivals import SCHEMA, write
 from tests.spark.results import METADATA, Results, assert_same, results_in_frames, results_in_rows, without
 from tests.spark.topics import CLOCK, RULE, event_time_results, gated_streams, rate_results, whole_topic
 
 from waterclock.arrow import to_arrow
 from waterclock.message import Message
 from waterclock.spark import event_time_outcomes, rate_aware_outcomes
-
-SCHEMA = (
-    "source STRING, stream STRING, event_time BIGINT, receive_time BIGINT, ledger BIGINT, entry BIGINT, `index` INT"
-)
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +29,6 @@ def cut_between_entries(messages: list[Message], pieces: int) -> list[list[Messa
     begins = [k for k, m in enumerate(messages) if m.position is not None and m.position.index == 0 and k]
     cuts = [begins[3], *sorted(chance.sample(begins[4:], pieces - 2)), len(messages)]
     return [messages[first:stop] for first, stop in zip([0, *cuts[:-1]], cuts, strict=True)]
-
-
-def write(folder: Path, number: int, messages: list[Message]) -> None:
-    table = pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA)
-    path = folder / f"{number:03}.parquet"
-    pq.write_table(table, folder / f".{path.name}")
-    os.utime(folder / f".{path.name}", (1_000_000 + number, 1_000_000 + number))
-    (folder / f".{path.name}").rename(path)
 
 
 def streamed(

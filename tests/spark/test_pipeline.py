@@ -270,19 +270,20 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     assert file.spark == {"spark.driver.memory": "1g", "spark.sql.ansi.enabled": "true"}
     by_time, by_rate = file.pipelines
     assert (by_time.name, by_rate.name) == ("by-time", "by-rate")
-    assert by_rate.rule == {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h"}
+    chosen = {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h", "clocks": "align"}
+    assert by_rate.rule == chosen
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
     for old, new, says in (
         ('"by-rate"\n[', '"by-time"\n[', "pipeline names must be unique, got 'by-time' twice"),
         (
             '/by-rate"',
             '/./by-time/"',
-            "line 39: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
+            "line 40: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
         ),
         (
             'table = "rates"',
             'parquet = "{folder}/b"\n[[pipeline.output]]\nwhat = "batches"\nparquet = "{folder}/b/c"',
-            "line 40: output.parquet must not be, contain or lie in",
+            "line 41: output.parquet must not be, contain or lie in",
         ),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated must be true, false, or a list of streams, got [0]"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout must be a string such as '1.5s'"),
@@ -291,11 +292,16 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
             'forget_after = "0s"',
             "line 34: batching.forget_after = '0s': forget_after must be at least 1ns",
         ),
+        (
+            'clocks = "align"',
+            'clocks = "aligned"',
+            "line 35: batching.clocks = 'aligned': clocks must be one of 'as_sent', 'align'",
+        ),
         ('name = "by-rate"', "", "line 25: pipeline.name is missing"),
         (
             'table = "rates"',
             'table = "batches"\nurl = "sqlite:///{folder}/other.db"',
-            "line 37: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
+            "line 38: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
         ),
     ):
         with pytest.raises(wc.InvalidArgumentError) as refused:
@@ -517,6 +523,7 @@ by = "rate"
 gated = ["s0"]
 timeout = inf
 forget_after = "1h"
+clocks = "align"
 [[pipeline.output]]
 what = "batches"
 table = "rates"

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.rate.silence import before_and_after_the_silence
 from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options
-from tests.spark.results import METADATA, Results, facts, results_in_rows, results_of
+from tests.spark.arrivals import many, packed
+from tests.spark.results import Results, facts, results_in_rows, results_of
 
-from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
-from waterclock.columnar.many_sources import ManySources, from_packed, nothing
-from waterclock.columnar.packing import ROWS, pack
+from waterclock.columnar.many_sources import nothing
 from waterclock.columnar.records import POSITIONED, records
 from waterclock.columnar.streams import slices
 from waterclock.columnar.streams.rate_options import RateOptions
@@ -44,19 +43,6 @@ def numbered(arrivals: list[list[Message]]) -> list[list[Message]]:
         ]
         for number, call in enumerate(arrivals)
     ]
-
-
-def packed(messages: list[Message], chance: random.Random) -> list[pa.RecordBatch]:
-    cut = chance.randrange(len(messages) + 1)
-    pieces = [piece for piece in (messages[cut:], messages[:cut]) if piece]
-    return list(pack([to_arrow(m, positions=True).select(METADATA) for m in pieces], POSITIONED))
-
-
-def many(messages: list[Message], chance: random.Random) -> ManySources:
-    every = [p.select(ROWS.names).cast(ROWS) for p in packed(messages, chance)]
-    rows = [rows.slice(number, 1) for rows in every for number in range(len(rows))]
-    chance.shuffle(rows)
-    return from_packed(pa.Table.from_batches(rows), POSITIONED) if rows else nothing(POSITIONED)
 
 
 def received_from(arrivals: list[list[Message]]) -> int:

@@ -43,6 +43,7 @@ def batch(
     batch_length: str = "1s",
     longest: str | None = None,
     timeout: str | None = None,
+    clocks: Literal["as_sent", "align"] = "as_sent",
     into: str | None = None,
     follow: Annotated[bool, Parameter(negative="")] = False,
     since: str | None = None,
@@ -88,6 +89,8 @@ def batch(
         With --batch-length adaptive, the greatest length; 8s by default.
     timeout
         By rate, how long a batch waits for missing streams; inf for any time, auto to follow their delays.
+    clocks
+        By rate, align: correct each stream's event times by the estimated offset of its clock.
     into
         The message table that gets the batches, with text ids, in the topic's database.
     follow
@@ -115,9 +118,8 @@ def batch(
 
         if by == "id":
             raise InvalidArgumentError("by must be event_time or rate with --into, got 'id'. Use IdBatcher in Python")
-        rule = (
-            (window, max_delay, max_lead, on_conflict, gap) if by == "event_time" else (batch_length, longest, timeout)
-        )
+        by_time = (window, max_delay, max_lead, on_conflict, gap)
+        rule = by_time if by == "event_time" else (batch_length, longest, timeout, clocks)
         batch_into(
             common, output, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew
         )

@@ -50,7 +50,7 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
     Parameters
     ----------
     rows
-        The batches: columns source, start, end, closed_at and reason.
+        The batches: columns source, start, end, closed_at and reason; and offsets, if clocks were aligned.
     messages
         Columns of `POSITIONED_SCHEMA`: the messages of all batches, one batch after another.
     counts
@@ -102,7 +102,7 @@ def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
         return add_trailer(to_ipc(messages))
     return encode_batch(
         pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA),
-        encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS)),
+        encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS), offsets=_offsets(rows)[row]),
     )
 
 
@@ -121,7 +121,17 @@ def _facts(rows: pa.RecordBatch) -> pa.StringArray:
             column = column.cast(pa.string()).dictionary_encode()
             texts = pa.array(map(json.dumps, column.dictionary.to_pylist()), pa.string()).take(column.indices)
         parts += [f', "{name}": ' if parts else f'{{"{name}": ', texts]
+    if any(offsets := _offsets(rows)):
+        parts.append(pa.array([f', "offsets": {json.dumps(each)}' if each else "" for each in offsets], pa.string()))
     return pc.call_function("binary_join_element_wise", [*parts, "}", ""])
+
+
+def _offsets(rows: pa.RecordBatch) -> list[dict[str, int]]:
+    """Return the offsets of each batch, by stream in order of name; none unless clocks were aligned."""
+    column = rows.column("offsets") if "offsets" in rows.schema.names else None
+    if column is None or column.null_count == len(column):
+        return [{}] * rows.num_rows
+    return [dict(sorted(pairs or ())) for pairs in column.to_pylist()]
 
 
 def _schemas(facts: pa.StringArray) -> tuple[_Runs, _Runs, _Runs]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
+from waterclock.batching.rate.by_message.aligned import checked_clocks
 from waterclock.batching.rate.rule import RateRule
 from waterclock.configuration.toml_file import read_toml
 from waterclock.configuration.toml_lines import TomlLines
@@ -123,7 +124,9 @@ def _rule(table: TomlTable) -> dict[str, str]:
         shortest = table.check("longest", lambda: AdaptiveBatchLength(longest=longest)).batch_length
         first = shortest if length == "adaptive" else length
         table.check("timeout" if timeout else "batch_length", lambda: RateRule.checked(first, ratio))
-        return _given(by=by, batch_length=length, longest=longest, timeout=timeout)
+        clocks = table.optional("clocks")
+        table.check("clocks", lambda: checked_clocks(cast("Any", clocks or "as_sent")))
+        return _given(by=by, batch_length=length, longest=longest, timeout=timeout, clocks=clocks)
     window, delay, lead = table.text("window"), table.text("max_delay"), table.optional("max_lead")
     conflict, gap = table.optional("on_conflict"), table.optional("gap")
     if conflict is not None and conflict not in CONFLICTS:

@@ -19,6 +19,7 @@ _ROWS = pa.schema(
         ("reason", pa.string()),
         ("streams", pa.list_(pa.string())),
         ("count", pa.int32()),
+        ("offsets", pa.map_(pa.string(), pa.int64())),
         ("messages", pa.binary()),
     ]
 )
@@ -37,7 +38,7 @@ def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
                     "source": packed["source"],
                     "streams": packed["streams"],
                     "messages": packed["messages"][first * width : (first + count) * width],
-                    **{name: batch[name] for name in ("start", "end", "closed_at", "reason", "count")},
+                    **{name: batch[name] for name in ("start", "end", "closed_at", "reason", "count", "offsets")},
                 }
             )
     return pa.RecordBatch.from_pylist(rows, _ROWS)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.batching.rate.by_message.aligned import Clocks
 from waterclock.batching.rate.rule import Gated
 from waterclock.columnar.many_sources import ManySources
 from waterclock.columnar.records import POSITIONED
@@ -113,20 +114,22 @@ class ByRate:
         batch_length: Duration | Adaptive | AdaptiveBatchLength,
         timeout: Duration | float | None = None,
         gated: Gated = True,
+        clocks: Clocks = "as_sent",
     ) -> ByRate:
         """Check the user's options."""
         adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
-        return cls(RateOptions.checked(length, timeout, gated), adaptive)
+        return cls(RateOptions.checked(length, timeout, gated, clocks=clocks), adaptive)
 
     @property
     def text(self) -> str:
         """The options, as numbers of nanoseconds."""
-        length, ratio, gated, _ = self.options.facts()
+        length, ratio, gated, *_ = self.options.facts()
         lengths = format_duration(length)
         if self.adaptive is not None:
             lengths = f"adaptive from {lengths} to {format_duration(self.adaptive.bounds[1])}"
-        return f"batch_length = {lengths}, timeout = {json.dumps(ratio)}, gated = {json.dumps(gated)}"
+        clocks = ", clocks = align" if self.options.aligns else ""
+        return f"batch_length = {lengths}, timeout = {json.dumps(ratio)}, gated = {json.dumps(gated)}{clocks}"
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.batching.rate.silence import in_calls
+from tests.batching.rate.clocks import (
+    POLL,
+    Clock,
+    creeping,
+    good,
+    received_late,
+    run,
+    share,
+    stepping,
+    timeouts,
+    traffic,
+)
 from tests.batching.rate.traffic import SECOND, at, calls, feed, frozen, options, pulses
 
 from waterclock.batching.batch import Batch
@@ -22,63 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::waterclock.errors.OutsideWindowWarning"),
     pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning"),
 ]
-
-Clock = Callable[[float], float]
-Arrivals = list[tuple[int, Message]]
-
-POLL = SECOND // 10
-TRANSIT = SECOND // 100
-
-
-def good(_: float) -> float:
-    return 0.0
-
-
-def creeping(drift: float) -> Clock:
-    return lambda seconds: drift * seconds
-
-
-def stepping(step: float, every: float) -> Clock:
-    return lambda seconds: step * (seconds // every % 2)
-
-
-def sent(stream: str, rate: int, seconds: float, clock: Clock, random: Random) -> Arrivals:
-    """Make pulses whose sender's clock is off, polled ten times a second. The payload is the true time."""
-    arrivals: Arrivals = []
-    for pulse in pulses(stream, rate, 0, seconds, phase=random.random() / rate):
-        true = pulse.event_time
-        received = (true + TRANSIT + random.randrange(TRANSIT) + POLL) // POLL * POLL
-        event_time = true + round(clock((true - at(0)) / SECOND) * SECOND)
-        arrivals.append((received, Message("s", stream, event_time, true.to_bytes(8), receive_time=received)))
-    return arrivals
-
-
-def traffic(clocks: list[Clock], seconds: float, rates: tuple[int, ...] = (14, 5, 14)) -> list[list[Message]]:
-    random = Random(7)  # noqa: S311  # repeatable, nothing secret
-    streams = zip("abc", rates, clocks, strict=True)
-    arrivals = [pair for name, rate, clock in streams for pair in sent(name, rate, seconds, clock, random)]
-    return in_calls(sorted(arrivals, key=lambda pair: pair[0]), POLL)
-
-
-def run(arrivals: list[list[Message]], **chosen: Any) -> list[Batch]:
-    batcher = RateAwareBatcher(**chosen, clock=frozen)
-    return [batch for call in arrivals for batch in batcher.add(call)] + batcher.flush()
-
-
-def share(batches: list[Batch], rates: tuple[int, ...] = (14, 5, 14)) -> float:
-    """Return which percentage of pulses lies in its true window, give or take half a period."""
-    own = count = 0
-    for batch in batches[1:]:
-        for message in batch.messages:
-            half = SECOND // (2 * rates["abc".index(message.stream)])
-            fastest = int.from_bytes(message.payload) + TRANSIT  # all clocks are aligned to the fastest messages
-            own += batch.start - half <= fastest <= batch.end + half
-            count += 1
-    return 100 * own / count
-
-
-def timeouts(batches: list[Batch]) -> int:
-    return sum(batch.reason == "timeout" for batch in batches)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +98,7 @@ def test_a_restored_batcher_continues_with_the_same_batches(
     arrivals: list[list[Message]], chosen: dict[str, Any], data: st.DataObject
 ) -> None:
     random = data.draw(st.randoms(use_true_random=False))
-    arrivals = _received(arrivals, random.randrange(3 * SECOND))
+    arrivals = received_late(arrivals, random.randrange(3 * SECOND))
     batcher = RateAwareBatcher(**chosen, clock=frozen, clocks="align")
     batches: list[Batch] = []
     for call in arrivals:
@@ -155,15 +107,6 @@ def test_a_restored_batcher_continues_with_the_same_batches(
         batches += batcher.add(call)
     batches += RateAwareBatcher.restore(batcher.state(), clock=frozen).flush()
     assert [b.to_bytes() for b in batches] == [b.to_bytes() for b in run(arrivals, **chosen, clocks="align")]
-
-
-def _received(arrivals: list[list[Message]], delay: int) -> list[list[Message]]:
-    """Let each call be received at once, a little after the newest of its times that is not wild."""
-    clock, received = at(0), []
-    for call in arrivals:
-        clock = max([clock, *(m.event_time for m in call if abs(m.event_time - clock) < 60 * SECOND)])
-        received.append([m.replace(receive_time=clock + delay) for m in call])
-    return received
 
 
 def test_a_state_without_alignment_has_the_bytes_of_before() -> None:

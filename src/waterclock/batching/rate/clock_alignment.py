@@ -16,9 +16,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from waterclock.batching.kernels import numba_for
 
 njit, types = numba_for(__name__)
+
+Ints = npt.NDArray[np.int64]
+
+_times = types.Array(types.int64, 1, "C", readonly=True)
 
 TOLERANCE = 100_000_000
 """How far (ns) a message may be off the line without a sign of a clock that was set. Network jitter is less."""
@@ -214,3 +221,15 @@ def offset_of(row: Any, event_time: int, receive_time: int) -> int:
         row[LOW_AT] = event_time
         row[LOW] = delay
     return delay - off
+
+
+@njit(
+    types.void(types.Array(types.int64, 2, "C"), _times, _times, _times, types.Array(types.int64, 1, "C")),
+    cache=True,
+    nogil=True,
+    error_model="numpy",
+)
+def offsets_of(rows: Ints, row_of: Ints, event_times: Ints, receive_times: Ints, offsets: Ints) -> None:
+    """Write the offset of each message, in order of arrival; message k is of the stream of row ``row_of[k]``."""
+    for message in range(len(row_of)):
+        offsets[message] = offset_of(rows[row_of[message]], event_times[message], receive_times[message])

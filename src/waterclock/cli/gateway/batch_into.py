@@ -73,12 +73,12 @@ def batch_into(
 def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     if by == "event_time":
         return ByEventTime.checked(*options)
-    batch_length, longest, timeout = options
+    batch_length, longest, timeout, clocks = options
     if longest is not None:
         if batch_length != "adaptive":
             raise InvalidArgumentError(f"longest needs batch_length 'adaptive', got {quoted(batch_length)}")
         batch_length = AdaptiveBatchLength(longest=longest)
-    return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout)
+    return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout, clocks=clocks)
 
 
 def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow: bool) -> None:

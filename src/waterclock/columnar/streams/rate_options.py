@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from waterclock.batching.rate.by_message.aligned import Clocks, checked_clocks
 from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
 from waterclock.time import Duration
@@ -16,6 +17,7 @@ class RateOptions(NamedTuple):
     timeout: Duration | float | None
     gated: Gated
     forget_after: int | None = None
+    aligns: bool = False
 
     @classmethod
     def checked(
@@ -24,6 +26,7 @@ class RateOptions(NamedTuple):
         timeout: Duration | float | None,
         gated: Gated,
         forget_after: Duration | None = None,
+        clocks: Clocks = "as_sent",
     ) -> RateOptions:
         """Check the user's options.
 
@@ -35,7 +38,7 @@ class RateOptions(NamedTuple):
         RateRule.checked(batch_length, timeout)
         gate_chooser(gated)
         chosen = gated if callable(gated) or isinstance(gated, bool) else frozenset(gated)
-        return cls(batch_length, timeout, chosen, checked_silence(forget_after))
+        return cls(batch_length, timeout, chosen, checked_silence(forget_after), checked_clocks(clocks))
 
     def facts(self) -> list[Any]:
         """Return the options in a form to compare with a checkpoint's; a function only as being one."""
@@ -44,4 +47,4 @@ class RateOptions(NamedTuple):
         ratio = "auto" if rule.auto else ratio
         gated = self.gated
         chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
-        return [rule.batch_length, ratio, chosen, self.forget_after]
+        return [rule.batch_length, ratio, chosen, self.forget_after, *["align"] * self.aligns]

@@ -17,7 +17,7 @@ from waterclock.batching.facts import count, each, parsed, read_as
 from waterclock.batching.rate.by_column.columns import KERNEL, long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
-from waterclock.batching.rate.by_column.outside import count_outside
+from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import RateRule, gate_chooser
 from waterclock.batching.state_bytes import refuse_version
@@ -65,14 +65,15 @@ class RateStream:
         How many windows with messages the last `take` left open.
     """
 
-    __slots__ = ("_clocks", "_entries", "_kept", "_options", "_rule", "_rules", "_span", "open_batches")
+    __slots__ = ("_clocks", "_entries", "_kept", "_offsets", "_options", "_rule", "_rules", "_span", "open_batches")
 
     def __init__(self, options: RateOptions, span: ReplayRange | None = None) -> None:
         self._options = options
         self._span = span
         self._rule = RateRule.checked(options.batch_length, options.timeout)
-        self._rules = RateAwareMany(self._rule)
+        self._rules = RateAwareMany(self._rule, aligns=options.aligns)
         self._kept = nothing(POSITIONED)  # in the rule's order, and all sources and streams
+        self._offsets = np.empty(0, np.int64)  # ns that were added to their times
         self._entries = np.empty((0, 2), np.int64)  # ledger and entry of each source
         self._clocks = np.empty(0, np.int64)  # ns, of each source; used if sources are forgotten
         self.open_batches = 0
@@ -116,11 +117,16 @@ class RateStream:
             ordered, is_new, calls = lives.name(ordered).take(order), is_new[order], calls[order]
         times = np.ascontiguousarray(ordered.messages["event_time"])
         self._warn_of_long_calls(ordered, times, is_new, calls)
-        found = self._rules.add(self._rows(ordered), times, _bounds(ordered), calls, lives.ends | flush)
-        self._keep(ordered.take(found.kept), lives)
+        places = self._places(ordered)
+        offsets = self._aligned(ordered, places, times, is_new)
+        rows = self._rules.pairs[places, 2]
+        found = self._rules.add(rows, times + offsets, _bounds(ordered), calls, lives.ends | flush)
+        self._keep(ordered.take(found.kept), offsets[found.kept], lives)
         if self._span is not None:
             found = found.between(self._span.since, self._span.until)
-        return _outcome_rows(ordered, found) if len(found.starts) else no_outcomes()
+        if not len(found.starts):
+            return no_outcomes()
+        return _outcome_rows(ordered, found, offsets if self._options.aligns else None)
 
     def set_batch_length(self, batch_length: int) -> None:
         """Change the length (ns) from each source's next window on; the timeout stays in proportion."""
@@ -144,8 +150,9 @@ class RateStream:
         shapes, arrays = to_arrays(self._rules)
         known = self._entries if self._options.forget_after is None else np.c_[self._entries, self._clocks]
         entries = np.ascontiguousarray(known.T).tobytes()
-        facts = [_VERSION, self._options.facts(), shapes, len(arrays), len(entries)]
-        return framed(_FORM, json.dumps(facts).encode(), b"\n", arrays, entries, self._kept.to_cell())
+        parts = [arrays, entries, *[self._offsets.tobytes()] * self._options.aligns]
+        facts = [_VERSION, self._options.facts(), shapes, *map(len, parts)]
+        return framed(_FORM, json.dumps(facts).encode(), b"\n", *parts, self._kept.to_cell())
 
     @classmethod
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
@@ -165,28 +172,32 @@ class RateStream:
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
             written, shapes, *lengths = facts
-            shapes, (arrays, entries) = each(shapes, count), each(lengths, count)
+            shapes, (arrays, entries, *offsets) = each(shapes, count), each(lengths, count)
         if written != options.facts():
             raise InvalidArgumentError(
                 f"cannot start the query: its checkpoint was written with the options {written}, and the query"
                 f" has {options.facts()}. {REMEDY}"
             )
         restored = cls(options)
-        restored._kept = many_from_cell(rest[arrays + entries :], POSITIONED, _NAME)
+        cell = arrays + entries + sum(offsets)
+        restored._kept = many_from_cell(rest[cell:], POSITIONED, _NAME)
         with read_as(_NAME):
+            restored._offsets = np.frombuffer(rest[arrays + entries : cell], np.int64)
             known = np.frombuffer(rest[arrays : arrays + entries], np.int64)
             if options.forget_after is None:
                 restored._entries = known.reshape(2, -1).T.copy()
             else:
                 *places, restored._clocks = known.reshape(3, -1)
                 restored._entries = np.stack(places, axis=1)
-            restored._rules = from_arrays(restored._rule, shapes, rest[:arrays], restored._kept.sources)
+            from_arrays(restored._rules, shapes, rest[:arrays], restored._kept.sources)
         if {len(restored._entries), len(restored._rules.facts)} != {len(restored._kept.source_names)}:
             raise DamagedError(f"{_NAME} is corrupt: its sources do not match its rules")
+        if options.aligns and len(restored._offsets) != len(restored._kept.messages):
+            raise DamagedError(f"{_NAME} is corrupt: its offsets do not match its messages")
         return restored
 
-    def _rows(self, ordered: ManySources) -> npt.NDArray[np.int64]:
-        """Return the row of each message's track, among those of its source."""
+    def _places(self, ordered: ManySources) -> npt.NDArray[np.int64]:
+        """Return the place of each message's stream among those of all sources."""
         streams = max(1, len(ordered.stream_names))
         gate = gate_chooser(self._options.gated)
         return self._rules.admit(
@@ -197,6 +208,17 @@ class RateStream:
                 [gate(name) for name in ordered.stream_names.take(pa.array(met)).to_pylist()], np.bool_
             ),
         )
+
+    def _aligned(
+        self, ordered: ManySources, places: npt.NDArray[np.int64], times: npt.NDArray[np.int64], is_new: Flags
+    ) -> npt.NDArray[np.int64]:
+        """Return the ns by which each message is aligned; new messages follow the kept ones of their source."""
+        offsets = np.zeros(len(times), np.int64)
+        if self._options.aligns:
+            offsets[~is_new] = self._offsets
+            received = np.ascontiguousarray(ordered.messages["receive_time"][is_new])
+            offsets[is_new] = self._rules.offsets_of(places[is_new], times[is_new], received)
+        return offsets
 
     def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> Lives:
         """Find the silences after which sources begin again, and the sources from which no message can come in time."""
@@ -209,17 +231,18 @@ class RateStream:
         promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
         return Lives.parted(ordered, is_new, calls, clocks, known, after, promised)
 
-    def _keep(self, kept: ManySources, lives: Lives) -> None:
+    def _keep(self, kept: ManySources, offsets: npt.NDArray[np.int64], lives: Lives) -> None:
         """Remember open windows, and for each source the session that continues."""
         stays = lives.go_on
         if len(stays) < len(lives.sources):
             order = self._rules.take(lives.last[stays])
+            offsets = offsets[order]
             self._entries, self._clocks = self._entries[stays], self._clocks[stays]
             kept = self._without_streams(kept.take(order))._replace(
                 source_names=kept.source_names.take(pa.array(lives.last[stays])),
                 sources=self._rules.kept_sources.astype(np.int32),
             )
-        self._kept = kept
+        self._kept, self._offsets = kept, offsets
         self.open_batches = int(np.count_nonzero(np.bincount(kept.sources)))
 
     def _without_streams(self, kept: ManySources) -> ManySources:
@@ -314,17 +337,28 @@ def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(np.bincount(ordered.sources, minlength=len(ordered.source_names)))])
 
 
-def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
-    """Convert batches to rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`."""
+def _outcome_rows(ordered: ManySources, found: ManyBatches, offsets: npt.NDArray[np.int64] | None) -> pa.RecordBatch:
+    """Convert batches to rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`.
+
+    If clocks are aligned, ``offsets`` are the ns that were added to the time of each message.
+    """
     sizes, per_source = np.diff(found.offsets), np.diff(found.bounds)
     batch_of = np.repeat(np.arange(len(sizes)), sizes)
     sources = np.flatnonzero(per_source)
     row_bounds = np.append(found.bounds[sources], found.bounds[-1])
     firsts = found.offsets[row_bounds]
     rows = np.repeat(np.arange(len(sources)), np.diff(firsts))
-    leaving = ordered.take(found.messages[_leaving_order(ordered, found.messages, batch_of)])
+    numbers = found.messages[_leaving_order(ordered, found.messages, batch_of)]
+    leaving = ordered.take(numbers)
     windows = found.reasons != KERNEL.interpreted.START
-    times = leaving.messages["event_time"]
+    times, maps = leaving.messages["event_time"], None
+    if offsets is not None:
+        own = offsets[numbers]
+        latest, pair = latest_of_streams(batch_of, leaving.streams, times + own, own)
+        times = times + own[latest][pair]
+        bounds = np.searchsorted(batch_of[latest], np.arange(len(sizes) + 1)).astype(np.int32)
+        names = ordered.stream_names.take(pa.array(leaving.streams[latest]))
+        maps = pa.MapArray.from_arrays(bounds, names, own[latest])
     outside = count_outside(found.starts, found.ends, windows, found.offsets, leaving.streams, times)
     streams, leaving.messages["stream"] = local_streams(rows, len(sources), leaving.streams, ordered.stream_names)
     batches = batch_structs(
@@ -335,6 +369,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches) -> pa.RecordBatch:
         first=found.offsets[:-1] - np.repeat(firsts[:-1], per_source[sources]),
         count=sizes,
         outside=outside,
+        offsets=maps,
     )
     columns = [
         ordered.source_names.take(pa.array(sources)),

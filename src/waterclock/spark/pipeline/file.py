@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.rate.by_message.aligned import checked_clocks
 from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import RateRule
 from waterclock.configuration.toml_file import read_toml
@@ -270,6 +271,10 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
     table.check("forget_after", lambda: checked_silence(rule.get("forget_after")))
     length = rule.get("batch_length", "1s")
     table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
+    clocks = table.optional("clocks")
+    if clocks is not None:
+        table.check("clocks", lambda: checked_clocks(cast("Any", clocks)))
+        rule["clocks"] = clocks
     gated = table.take("gated", (bool, list), "true, false, or a list of streams")
     if isinstance(gated, list) and not all(isinstance(stream, str) for stream in cast("list[object]", gated)):
         raise table.wrong("gated", f"batching.gated must be true, false, or a list of streams, got {quoted(gated)}")

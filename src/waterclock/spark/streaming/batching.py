@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, Long
 from waterclock.batching.batch import LONGEST_SOURCE, NUL, SOURCE_BEGINNING, SOURCE_DIGITS
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.batching.rate.by_message.aligned import Clocks
 from waterclock.batching.rate.rule import Gated
 from waterclock.columnar.packing import (
     CLOCKED_SCHEMA,
@@ -87,9 +88,9 @@ def event_time_batches(
     DataFrame
         One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"``, ``"gap"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count
-        (INT), outside (INT, as the sum of `waterclock.Batch.outside`), streams (ARRAY<STRING>) and messages (BINARY:
-        their times, streams and positions in order of event time and stream, laid out as `waterclock.columnar.records`
-        says).
+        (INT), outside (INT, as the sum of `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of
+        `waterclock.Batch`; null unless clocks are aligned), streams (ARRAY<STRING>) and messages (BINARY: their times,
+        streams and positions in order of event time and stream, laid out as `waterclock.columnar.records` says).
 
     Raises
     ------
@@ -163,6 +164,7 @@ def rate_aware_batches(
     buckets: int | None = None,
     forget_after: Duration | None = None,
     max_skew: Duration = "10s",
+    clocks: Clocks = "as_sent",
 ) -> DataFrame:
     """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
 
@@ -173,7 +175,7 @@ def rate_aware_batches(
         source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position: ledger,
         entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is one call
         of its batcher.
-    batch_length, timeout, gated, forget_after
+    batch_length, timeout, gated, forget_after, clocks
         As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled. Without
         ``forget_after`` a stream's state keeps every source that it has ever seen.
     buckets
@@ -205,7 +207,7 @@ def rate_aware_batches(
     it returns the source's open windows and forgets its state. While the topic keeps ``max_skew``, the batches are
     those of a replay. A message which breaks it begins a forgotten source again.
     """
-    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets, forget_after, max_skew))
+    return batches_of(rate_aware_outcomes(df, batch_length, timeout, gated, buckets, forget_after, max_skew, clocks))
 
 
 def rate_aware_outcomes(
@@ -216,6 +218,7 @@ def rate_aware_outcomes(
     buckets: int | None = None,
     forget_after: Duration | None = None,
     max_skew: Duration = "10s",
+    clocks: Clocks = "as_sent",
     *,
     ended: bool = True,
     span: ReplayRange | None = None,
@@ -236,7 +239,7 @@ def rate_aware_outcomes(
     DataFrame
         Columns `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
-    options = RateOptions.checked(batch_length, timeout, gated, forget_after)
+    options = RateOptions.checked(batch_length, timeout, gated, forget_after, clocks)
     skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
     messages, record = _messages(df)
@@ -325,6 +328,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
             batch["reason"].alias("reason"),
             batch["count"].alias("count"),
             batch["outside"].alias("outside"),
+            batch["offsets"].alias("offsets"),
             "streams",
             F.substring("messages", batch["first"] * width + 1, batch["count"] * width).alias("messages"),
         )

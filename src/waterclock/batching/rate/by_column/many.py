@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock.batching.rate.by_column.columns import KERNEL, in_kernel
+from waterclock.batching.rate.by_message.aligned import ALIGNMENT
 from waterclock.batching.rate.rule import RateRule
 
 Ints = npt.NDArray[np.int64]
@@ -68,9 +69,13 @@ class RateAwareMany:
     ----------
     rule
         The checked options.
+    aligns
+        Whether clocks are aligned.
 
     Attributes
     ----------
+    clocks
+        If clocks are aligned, a row of `clock_alignment` for each of `pairs`; else rows of no columns.
     facts
         A row per source, as the kernel lays it out.
     tracks, rings
@@ -84,9 +89,9 @@ class RateAwareMany:
         For each kept message, the row that it waits for among those of its source, or -1; and its source.
     """
 
-    __slots__ = ("_rule", "facts", "kept_sources", "pairs", "rings", "track_bounds", "tracks", "waits_for")
+    __slots__ = ("_rule", "clocks", "facts", "kept_sources", "pairs", "rings", "track_bounds", "tracks", "waits_for")
 
-    def __init__(self, rule: RateRule) -> None:
+    def __init__(self, rule: RateRule, *, aligns: bool = False) -> None:
         kernel = KERNEL.interpreted
         self._rule = rule
         self.facts = np.empty((0, kernel.ALL_FACTS), np.int64)
@@ -94,11 +99,12 @@ class RateAwareMany:
         self.rings = np.empty((0, kernel.KEPT_DIFFERENCES), np.int64)
         self.track_bounds = np.zeros(1, np.int64)
         self.pairs = np.empty((0, 3), np.int64)
+        self.clocks = np.empty((0, ALIGNMENT.interpreted.COLUMNS if aligns else 0), np.int64)
         self.waits_for = np.empty(0, np.int32)
         self.kept_sources = np.empty(0, np.int64)
 
     def admit(self, sources: int, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> Ints:
-        """Add new sources and streams, and return the row of each message's track among those of its source.
+        """Add new sources and streams, and return the place of each message's stream in `pairs`.
 
         Parameters
         ----------
@@ -128,7 +134,22 @@ class RateAwareMany:
             self._admit(np.unique(keys[~is_known]), streams, may_gate)
             known = self.pairs[:, 0] * streams + self.pairs[:, 1]
             place = np.searchsorted(known, keys)
-        return self.pairs[place, 2]
+        return place
+
+    def offsets_of(self, places: Ints, event_times: Ints, receive_times: Ints) -> Ints:
+        """Return by how much (ns) to align new messages, which are in order of arrival.
+
+        Parameters
+        ----------
+        places
+            The result of `admit`.
+        event_times, receive_times
+            ns.
+        """
+        offsets = np.zeros(len(places), np.int64)
+        if self.clocks.shape[1]:
+            ALIGNMENT.call("offsets_of", len(places), self.clocks, places, event_times, receive_times, offsets)
+        return offsets
 
     def add(
         self, rows: Ints, times: Ints, bounds: Ints, begins: npt.NDArray[np.bool_], flush: npt.NDArray[np.bool_]
@@ -138,7 +159,8 @@ class RateAwareMany:
         Parameters
         ----------
         rows
-            The result of `admit`, source by source; for each source first the kept messages, in their order.
+            The row of each message's track, which `pairs` has, source by source; for each source first the kept
+            messages, in their order.
         times
             Event times, ns.
         bounds
@@ -199,9 +221,11 @@ class RateAwareMany:
         number = np.full(len(self.facts), -1)
         number[wanted] = np.arange(len(wanted))
         self.facts, self.tracks, self.rings = self.facts[wanted], self.tracks[rows], self.rings[rows]
-        pairs = self.pairs[number[self.pairs[:, 0]] >= 0]
+        known = number[self.pairs[:, 0]] >= 0
+        pairs = self.pairs[known]
         pairs[:, 0] = number[pairs[:, 0]]
-        self.pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        by_source = np.lexsort((pairs[:, 1], pairs[:, 0]))
+        self.pairs, self.clocks = pairs[by_source], self.clocks[known][by_source]
         order = np.argsort(number[self.kept_sources], kind="stable")
         self.kept_sources, self.waits_for = number[self.kept_sources][order], self.waits_for[order]
         return order
@@ -233,7 +257,9 @@ class RateAwareMany:
         known = self.pairs
         known[:, 2] = _behind(known[:, 2], before[known[:, 0]] - 1, added[known[:, 0]])
         pairs = np.concatenate([known, np.stack([sources, numbers, rows], axis=1)])
-        self.pairs = pairs[np.argsort(pairs[:, 0] * streams + pairs[:, 1], kind="stable")]
+        clocks = np.concatenate([self.clocks, np.zeros((len(sources), self.clocks.shape[1]), np.int64)])
+        by_key = np.argsort(pairs[:, 0] * streams + pairs[:, 1], kind="stable")
+        self.pairs, self.clocks = pairs[by_key], clocks[by_key]
         self.track_bounds = bounds
         waiting = self.kept_sources
         self.waits_for = _behind(self.waits_for.astype(np.int64), before[waiting] - 1, added[waiting]).astype(np.int32)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from waterclock.batching.rate.by_column.columns import KERNEL
 from waterclock.batching.rate.by_column.many import LASTING_COLUMNS, RateAwareMany
-from waterclock.batching.rate.rule import MOST_ERAS, RateRule
+from waterclock.batching.rate.rule import MOST_ERAS
 from waterclock.batching.rate.starts import MOST_RUNS
 
 Ints = npt.NDArray[np.int64]
@@ -32,14 +32,16 @@ def to_arrays(rules: RateAwareMany) -> tuple[list[int], bytes]:
         rules.pairs.T,
         rules.waits_for.astype(np.int64),
     ]
+    if rules.clocks.shape[1]:
+        arrays.append(rules.clocks)
     data = b"".join(array.tobytes() for array in arrays)
     return [array.size for array in arrays], zlib.compress(data, _LEVEL)
 
 
 def from_arrays(
-    rule: RateRule, sizes: Sequence[int], data: memoryview, kept_sources: npt.NDArray[np.int32]
-) -> RateAwareMany:
-    """Read back what `to_arrays` wrote.
+    rules: RateAwareMany, sizes: Sequence[int], data: memoryview, kept_sources: npt.NDArray[np.int32]
+) -> None:
+    """Read back what `to_arrays` wrote, into new rules with the same options.
 
     Raises
     ------
@@ -56,8 +58,7 @@ def from_arrays(
     if len(numbers) != total:
         raise ValueError(f"expected arrays of {total} bytes")
     parts = np.split(np.frombuffer(numbers, np.int64), np.cumsum(sizes)[:-1])
-    rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for = parts
-    rules = RateAwareMany(rule)
+    rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for, *clocks = parts
     rules.track_bounds = np.concatenate([[0], np.cumsum(rows)])
     rules.facts = np.zeros((len(rows), kernel.ALL_FACTS), np.int64)
     rules.facts[:, : kernel.FACTS] = facts.reshape(kernel.FACTS, -1).T
@@ -70,11 +71,13 @@ def from_arrays(
     rules.rings = np.zeros((len(rules.tracks), kernel.KEPT_DIFFERENCES), np.int64)
     rules.rings[_first(rules.tracks[:, kernel.KEPT], kernel.KEPT_DIFFERENCES)] = rings
     rules.pairs = pairs.reshape(3, -1).T.copy()
+    rules.clocks = np.zeros((len(rules.pairs), rules.clocks.shape[1]), np.int64)
+    if rules.clocks.size:
+        rules.clocks[:] = np.concatenate(clocks).reshape(rules.clocks.shape)
     rules.waits_for = waits_for.astype(np.int32)
     rules.kept_sources = kept_sources.astype(np.int64)
     if len(rules.waits_for) != len(kept_sources):
         raise ValueError(f"expected {len(rules.waits_for)} kept messages, got {len(kept_sources)}")
-    return rules
 
 
 def _further(facts: Ints) -> tuple[Ints, Ints]:

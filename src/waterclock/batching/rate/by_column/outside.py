@@ -1,4 +1,4 @@
-"""Counts messages outside their windows over columns, as `waterclock.batching.outside.count_outside` does."""
+"""Counts messages outside their windows over columns, and finds the offsets of batches, as the class does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def count_outside(
     streams: npt.NDArray[np.integer],
     times: Ints,
 ) -> Ints:
-    """Count how many messages of each batch lie outside its window.
+    """Count how many messages of each batch lie outside its window, as `waterclock.batching.outside` does.
 
     Parameters
     ----------
@@ -47,3 +47,25 @@ def count_outside(
     )
     outside = beyond & (distance > ((end - start) // (2 * different)).astype(np.uint64))
     return np.bincount(batch[outside], minlength=len(starts))
+
+
+def latest_of_streams(batches: Ints, streams: npt.NDArray[np.integer], times: Ints, offsets: Ints) -> tuple[Ints, Ints]:
+    """Find the latest message of each stream in each batch: its offset is that of the batch.
+
+    Parameters
+    ----------
+    batches, streams, times, offsets
+        Of each message: its batch, its stream, its aligned time and the offset that was added, ns. The latest is the
+        one with the greatest time, and of these with the greatest offset.
+
+    Returns
+    -------
+    tuple of arrays
+        The places of the latest messages, by batch and stream; and for each message the number of its pair.
+    """
+    order = np.lexsort((offsets, times, streams, batches))
+    ends = np.ones(len(order), np.bool_)
+    ends[:-1] = (np.diff(batches[order]) != 0) | (np.diff(streams[order]) != 0)
+    pair = np.empty(len(order), np.int64)
+    pair[order] = np.cumsum(ends) - ends
+    return order[ends], pair
