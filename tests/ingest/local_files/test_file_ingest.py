@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import waterclock as wc
 from waterclock.arrow import to_arrow
 from waterclock.ingest.local_files import file_ingest, opened_file
 from waterclock.ingest.local_files.file_ingest import FileIngest, FilePlan
+from waterclock.ingest.local_files.fingerprint import FileKey
 from waterclock.ingest.local_files.line_format import LineFormat
 from waterclock.ingest.mapping.csv_columns import CsvOptions
 from waterclock.ingest.progress import Event
@@ -147,6 +149,23 @@ def test_a_file_written_again_with_the_same_beginning_is_another_one(
     assert numbers(topic)[100:] == [*range(50), *range(200, 250)]
 
 
+def test_a_file_whose_device_has_another_number_continues(
+    topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    append(path, lines(0, 3))
+    ingest().run(follow=False)
+    append(path, lines(3, 5))
+    monkeypatch.setattr(FileKey, "of", lambda status: FileKey(status.st_dev + 1, status.st_ino))
+    for _ in range(2):
+        ingest().run(follow=False)
+    assert numbers(topic) == list(range(5))
+    path.write_text(lines(10, 20))  # the inode and the path of another file
+    monkeypatch.setattr(FileKey, "of", lambda status: FileKey(status.st_dev + 2, status.st_ino))
+    ingest().run(follow=False)
+    assert numbers(topic) == [*range(5), *range(10, 20)]
+
+
 def test_files_with_equal_contents_are_different_files(topic: wc.Topic, ingest: MakeIngest, tmp_path: Path) -> None:
     for name in "ab":
         append(tmp_path / f"{name}.jsonl", lines(0, 2))
@@ -261,6 +280,54 @@ def test_parquet_is_read_row_by_row_once(
     killed_after_each_change(lambda: ingest("*.parquet").run(follow=False))
     ingest("*.parquet").run(follow=False)
     assert numbers(topic) == list(range(5))
+
+
+@pytest.mark.one_database
+def test_a_parquet_file_that_is_being_written_is_read_when_it_is_whole(
+    topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event]
+) -> None:
+    path = tmp_path / "a.parquet"
+    messages = [wc.Message("s", "m", number, publish_time=number, receive_time=number) for number in range(5)]
+    pq.write_table(pa.Table.from_batches([to_arrow(messages)]), path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    own = ingest("*.parquet")
+    own._step(follow=True)
+    assert names(events) == ["unreadable"]
+    path.write_bytes(data)
+    own._step(follow=True)
+    assert numbers(topic) == list(range(5))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_read_like_others(
+    topic: wc.Topic, ingest: MakeIngest, tmp_path: Path
+) -> None:
+    append(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")), lines(0, 2))
+    append(tmp_path / "a.jsonl", lines(2, 4))
+    for _ in range(2):
+        ingest().run(follow=False)
+    assert sorted(numbers(topic)) == [0, 1, 2, 3]
+
+
+@pytest.mark.one_database
+def test_a_file_truncated_and_written_again_just_before_it_is_read_is_read_from_its_beginning(
+    topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    append(path, lines(0, 3))
+    own = ingest()
+    own._step(follow=True)
+    append(path, lines(3, 4))
+    read = opened_file.TextFile.read
+
+    def rewrite_and_read(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(opened_file.TextFile, "read", read)
+        path.write_text(lines(10, 19))
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(opened_file.TextFile, "read", rewrite_and_read)
+    own._step(follow=True)
+    assert numbers(topic) == [0, 1, 2, *range(10, 19)]
 
 
 @pytest.mark.one_database

@@ -300,7 +300,10 @@ class FileIngest:
             self._tell(Event("truncated", f"{file.path}: has another content and is read from its beginning"))
             self.progress.bytes -= file.position.offset
             file.position = FilePosition()
-        return opened.read(file.position, complete=complete)
+        piece = opened.read(file.position, complete=complete)
+        if piece is not None and not opened.still_holds(file.position):  # truncated and written again meanwhile
+            return self._next(file, opened, complete=complete)
+        return piece
 
     def _open(self, file: _Followed) -> OpenedFile:
         if file.opened is not None:

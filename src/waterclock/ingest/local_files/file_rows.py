@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -26,6 +26,15 @@ _WRITE = (
     .where(*_KEY, ingest_files.c.owner == sa.bindparam("mine"))
     .values({name: sa.bindparam(f"new_{name}") for name in _NEW})
 )
+_FIND_MOVED = (
+    sa.select(ingest_files)
+    .where(
+        ingest_files.c.topic_id == sa.bindparam("of_topic_id"),
+        ingest_files.c.path.in_(sa.bindparam("paths", expanding=True)),
+    )
+    .order_by(ingest_files.c.seen_at)
+)
+_PATHS_AT_ONCE = 500
 _TAKE = sa.update(ingest_files).where(*_KEY).values(owner=sa.bindparam("mine"))
 
 
@@ -74,7 +83,15 @@ class FileRows:
 
         def take_all(connection: sa.Connection) -> dict[FileKey, FilePosition]:
             now = self._backend.now(connection)
-            return {key: self._take(connection, key, files[key], now) for key in sorted(files)}
+            known = {key: found for key in sorted(files) if (found := self._take_known(connection, key)) is not None}
+            new = {key: _as_text(path) for key, path in files.items() if key not in known}
+            moved = self._find_moved(connection, new)
+            for key, path in sorted(new.items()):
+                known[key] = moved.get((key.inode, path), FilePosition())
+                identity = {"topic_id": self._topic_id, **key._asdict(), "owner": self._owner}
+                row = {**identity, **known[key]._asdict(), "path": path, "seen_at": now}
+                connection.execute(sa.insert(ingest_files), row)
+            return known
 
         return take_rows(self._backend, take_all)
 
@@ -86,21 +103,39 @@ class FileRows:
         LeaseLostError
             If another process reads the file.
         """
-        new = {"new_path": path, **{f"new_{name}": value for name, value in position._asdict().items()}}
+        new = {"new_path": _as_text(path), **{f"new_{name}": value for name, value in position._asdict().items()}}
         values = {**self._key(key), **new, "new_seen_at": now, "mine": self._owner}
         if connection.execute(_WRITE, values).rowcount != 1:
             raise LeaseLostError(f"cannot append {path}: another process ingests it. Stop one of them")
 
-    def _take(self, connection: sa.Connection, key: FileKey, path: str, now: int) -> FilePosition:
+    def _take_known(self, connection: sa.Connection, key: FileKey) -> FilePosition | None:
         found = connection.execute(_READ, self._key(key)).one_or_none()
         if found is None:
-            position = FilePosition()
-            identity = {"topic_id": self._topic_id, **key._asdict(), "owner": self._owner}
-            row = {**identity, **position._asdict(), "path": path, "seen_at": now}
-            connection.execute(sa.insert(ingest_files), row)
-            return position
+            return None
         connection.execute(_TAKE, {**self._key(key), "mine": self._owner})
-        return FilePosition(found.offset, found.lines, bytes(found.fingerprint))
+        return _position(found)
+
+    def _find_moved(self, connection: sa.Connection, new: Mapping[FileKey, str]) -> dict[tuple[int, str], FilePosition]:
+        """Find the progress of files of these paths, by inode and path.
+
+        The device of a file system may have another number after it was mounted again, as of a container's volume. Its
+        file continues if the fingerprint matches.
+        """
+        paths, found = sorted(set(new.values())), dict[tuple[int, str], FilePosition]()
+        for first in range(0, len(paths), _PATHS_AT_ONCE):
+            values = {"of_topic_id": self._topic_id, "paths": paths[first : first + _PATHS_AT_ONCE]}
+            for row in connection.execute(_FIND_MOVED, values):
+                found[row.inode, row.path] = _position(row)
+        return found
 
     def _key(self, key: FileKey) -> dict[str, int]:
         return {"of_topic_id": self._topic_id, "of_device": key.device, "of_inode": key.inode}
+
+
+def _position(row: sa.Row[Any]) -> FilePosition:
+    return FilePosition(row.offset, row.lines, bytes(row.fingerprint))
+
+
+def _as_text(path: str) -> str:
+    """Return a path as text, in which bytes of its name that are not UTF-8 are escaped."""
+    return path.encode(errors="backslashreplace").decode()

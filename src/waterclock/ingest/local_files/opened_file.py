@@ -233,7 +233,11 @@ class ParquetFile:
             opened = os.fdopen(os.dup(self._descriptor), "rb")
             opened.seek(0)
             self._rows = islice(parquet_messages(self._path, opened, self._unit), position.lines, None)
-        rows = list(islice(self._rows, MOST_LINES))
+        try:
+            rows = list(islice(self._rows, MOST_LINES))
+        except BaseException:
+            self._rows = None  # a generator that failed yields nothing more, like one at its end
+            raise
         number = position.lines + len(rows)
         is_end = len(rows) < MOST_LINES
         self._at = number
