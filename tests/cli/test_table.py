@@ -172,3 +172,10 @@ def test_a_table_is_removed_only_with_consent(orders: Shell) -> None:
     assert "--yes" in orders.said
     orders("table", "rm", "orders", "--yes")
     assert orders.json("table", "ls") == []
+
+
+def test_a_producer_closes_a_group(shell: Shell) -> None:
+    shell("table", "add", "steps", "--payload", "text", "--groups", "exclusive")
+    shell("table", "put", "steps", "one", "--group", "a", "--closes-group")
+    shell("table", "receive", "steps", "--ack")
+    assert shell.json("group", "ls", "steps") == []

@@ -218,3 +218,12 @@ def test_failed_attempts_are_explained(client: TestClient) -> None:
     client.post("/api/tables/orders/nack", json={"deliveries": [delivery["delivery"]], "error": "no paper"})
     [attempt] = client.get("/api/tables/orders/messages/1").json()["attempts"]
     assert (attempt["epoch"], attempt["consumer"], attempt["error"]) == (1, "c", "no paper")
+
+
+def test_a_producer_closes_a_group(client: TestClient) -> None:
+    create(client, groups="exclusive")
+    put(client, {"payload": 1, "group": "a", "closes_group": True}, {"payload": 2, "group": "a"})
+    [last] = receive(client, limit=1)
+    assert receive(client, consumer="d") == []
+    assert client.post(f"{ORDERS}/ack", json={"deliveries": [last["delivery"]]}).status_code == 200
+    assert [each["payload"] for each in receive(client, consumer="d")] == [2]

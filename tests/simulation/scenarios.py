@@ -186,6 +186,13 @@ def _an_operator_ends(world: World) -> None:
     world.add("operator", commands)
 
 
+def _a_producer_closes(world: World) -> None:
+    """A producer closes a group twice while two consumers take its messages."""
+    world.add("x", world.receives("x", "x", limit=1))
+    world.add("y", world.receives("y", "y", limit=2))
+    world.add("putter", world.puts("putter", [["a", "a"], ["a"], ["b", "a"]], closes=True))
+
+
 def _one_fails(world: World) -> None:
     """A consumer fails to handle two messages, which come again after a while, while others are put and taken."""
     world.starts_with("a", "a", "b")
@@ -634,6 +641,7 @@ SCENARIOS = {
         Scenario("rows_are_worked_on", _two_work, _ROWS, ("crash", "lose", "late", "stall"), ("x", "y")),
         Scenario("an_operator_ends", _an_operator_ends, _SEQUENCED, sometimes=("blocked",)),
         Scenario("an_operator_ends_owned", _an_operator_ends, _EXCLUSIVE, sometimes=("blocked",)),
+        Scenario("a_producer_closes", _a_producer_closes, _EXCLUSIVE, sometimes=("blocked",)),
         Scenario("an_operator_commands", _an_operator_commands, _EXCLUSIVE, sometimes=("blocked",)),
     )
 }

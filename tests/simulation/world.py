@@ -239,6 +239,8 @@ class World:
         self.order: dict[str, list[Any]] = defaultdict(list)
         self.holds: dict[Any, list[Hold]] = defaultdict(list)
         self.had: dict[str | None, set[str]] = defaultdict(set)  # which processes learnt that a group is new to them
+        self.closers: set[Any] = set()  # messages that close their groups
+        self.closed: set[str | None] = set()  # groups whose closing message was acked before a later one was sent
         self.due_at: dict[Any, int] = {}  # of those that back off
         self.expires: dict[Any, int] = {}
         self.lets_all_end = False  # whether nothing ends a lease before its time
@@ -308,16 +310,27 @@ class World:
 
     # What actors do
 
-    def puts(self, process: str, batches: Sequence[Sequence[str]], *, every: float = 0) -> Callable[[], None]:
-        """Put messages of these groups, each list in one transaction, with a pause of some seconds before it."""
+    def puts(
+        self, process: str, batches: Sequence[Sequence[str]], *, every: float = 0, closes: bool = False
+    ) -> Callable[[], None]:
+        """Put messages of these groups, each list in one transaction, with a pause of some seconds before it.
+
+        Parameters
+        ----------
+        closes
+            Whether the last message of each list closes its group.
+        """
 
         def work() -> None:
             table = self.table(process)
             for names in batches:
                 if every:
                     moments.sleep(every)
-                ids = table.put_many([self._row(name) for name in names])
+                rows = [self._row(name) for name in names]
+                rows[-1]["closes_group"] = closes
+                ids = table.put_many(rows)
                 self.note_put(process, ids, names)
+                self.closers |= {ids[-1]} if closes else set()
 
         return work
 
@@ -497,6 +510,7 @@ class World:
                 self._judge_order(process, delivery)
             if delivery.context.options.groups == "exclusive":
                 self._judge_first(process, delivery, lasts=lasts)
+                self._judge_closed(process, delivery, lasts=lasts)
             for message, holds in self.holds.items():
                 same = message == delivery.id or (self.is_grouped and self._group(message) == delivery.group)
                 for one in holds:
@@ -515,6 +529,15 @@ class World:
             self.faults.append(
                 f"{process} got {self.number(delivery.id)} of {delivery.group!r}, not said to be new to it"
             )
+
+    def _judge_closed(self, process: str, delivery: Delivery, *, lasts: bool) -> None:
+        """Check that a group is new to whoever gets it after a producer closed it."""
+        if delivery.group in self.closed:
+            self.closed.discard(delivery.group)
+            if lasts and not delivery.first_for_consumer:
+                self.faults.append(
+                    f"{process} got {self.number(delivery.id)} of {delivery.group!r}, not said to be new"
+                )
 
     def _judge_order(self, process: str, delivery: Delivery) -> None:
         """Check that who gets a message of a group has those before it, as far as they are not acked."""
@@ -577,6 +600,10 @@ class World:
         self.note_done(delivery.id, process)
         if not self.is_grouped:
             return
+        if delivery.id in self.closers:
+            later = [one for one in self.put if one > delivery.id and self._group(one) == delivery.group]
+            if not any(one in self.holds or one in self.acked for one in later):
+                self.closed.add(delivery.group)
         if earlier := self._unacked(self._earlier(delivery), delivery):
             numbers = [self.number(one) for one in earlier]
             self.faults.append(f"{self.number(delivery.id)} of {delivery.group!r} was acked before {numbers}")

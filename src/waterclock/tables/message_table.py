@@ -242,6 +242,7 @@ class MessageTable:
         unique: str | None = None,
         unique_until: Literal["claimed", "done"] | None = None,
         on_conflict: Literal["existing", "replace"] | None = None,
+        closes_group: bool = False,
         connection: Any = None,
         **columns: Any,
     ) -> MessageId:
@@ -278,6 +279,9 @@ class MessageTable:
         on_conflict
             ``"existing"`` (default): the waiting message is left unchanged. ``"replace"``: it gets the payload, the
             time and all other values of this one, but keeps its id. A leased message is left unchanged.
+        closes_group
+            Whether the group ends with this message: once it and all before it are acked, the exclusive group is
+            released from its consumer, as by `groups.close`. Later messages of the name go to any consumer.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. On one
@@ -309,6 +313,8 @@ class MessageTable:
             message["delay"] = delay
         if expires_at is not None:
             message["expires_at"] = expires_at
+        if closes_group is not False:
+            message["closes_group"] = closes_group
         given = {"unique": unique, "unique_until": unique_until, "on_conflict": on_conflict}
         message |= {name: value for name, value in given.items() if value is not None}
         return self.put_many([message], connection=connection)[0]

@@ -20,7 +20,7 @@ from .conftest import many
 OF_ONE_DATABASE = {"create", "delivery", "watched", "give_back"}
 # Parameters that are passed on as they are, or that only a table in one database can have.
 PASSED_ON = {"where", "order", "parameters", "max_groups", "rate_limit", "heartbeat", "group", "kinds"}
-PASSED_ON |= {"unique", "unique_until", "on_conflict", "timezone", "catch_up", "within", "overlap"}
+PASSED_ON |= {"unique", "unique_until", "on_conflict", "closes_group", "timezone", "catch_up", "within", "overlap"}
 
 
 def names(kind: type) -> set[str]:

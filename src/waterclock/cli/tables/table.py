@@ -170,6 +170,7 @@ def put(
     unique: str | None = None,
     unique_until: Literal["claimed", "done"] | None = None,
     on_conflict: Literal["existing", "replace"] | None = None,
+    closes_group: Annotated[bool, Parameter(negative="")] = False,
     column: Annotated[list[str] | None, Parameter(name="--column", negative="")] = None,
     time_unit: TimeUnit = "ns",
     common: Common = Common(),
@@ -184,8 +185,8 @@ def put(
         The message, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
     jsonl
         A file of messages, one JSON object per line; - is standard input. A line has "payload" or "payload_base64", and
-        may have id, at, delay, group, priority, headers, expires_at, unique, unique_until, on_conflict and further
-        columns, which override the options given here.
+        may have id, at, delay, group, priority, headers, expires_at, unique, unique_until, on_conflict, closes_group
+        and further columns, which override the options given here.
     id
         Its id. Putting the same id again changes nothing.
     at
@@ -206,6 +207,8 @@ def put(
         claimed (default): it keeps the key until a consumer gets it; done: until it is acked or dead.
     on_conflict
         existing (default): the waiting message is not changed; replace: it gets this payload and time.
+    closes_group
+        Once it is acked, the exclusive group is released from its consumer.
     column
         A value of a further column of the table, name=value; may be given several times.
     time_unit
@@ -228,6 +231,7 @@ def put(
             "unique": unique,
             "unique_until": unique_until,
             "on_conflict": on_conflict,
+            "closes_group": closes_group,
             **columns_of(table, column),
         }
         if jsonl:

@@ -76,6 +76,12 @@ groups = sa.Table(
         BigInt,
         doc="Position of the first message that no consumer has, in a sequenced group that of the head; NULL: none.",
     ),
+    sa.Column(
+        "closes_after",
+        BigInt,
+        doc="Position of the first unacked message that closes the group: it is released once all up to that are acked;"
+        " NULL: none.",
+    ),
     sa.Column("tail", BigInt, nullable=False, doc="Position of the last message that was routed."),
     sa.Column("priority", sa.Integer, nullable=False, doc="Priority of the head."),
     sa.Column(

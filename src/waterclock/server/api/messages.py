@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
@@ -34,6 +34,7 @@ class MessageBody(Body):
     unique: StrictStr | None = None
     unique_until: Literal["claimed", "done"] | None = None
     on_conflict: Literal["existing", "replace"] | None = None
+    closes_group: StrictBool = False
     columns: dict[str, Any] = Field({}, description="Values of the table's additional columns")
 
 

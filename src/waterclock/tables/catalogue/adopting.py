@@ -50,6 +50,7 @@ _OURS: dict[str, tuple[type[TypeEngine[Any]], ...]] = {
     "failed_attempts": (sa.String,),
     "saved_progress": (sa.String,),
     "expires_at": (sa.Integer,),
+    "closes_group": (sa.Integer,),
 }
 
 

@@ -16,7 +16,7 @@ from waterclock.errors import InvalidArgumentError
 
 _BUSY = 1.0  # s; a put this soon after the last one draws ids ahead
 _MOST_AHEAD = 8192  # ids
-_IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "expires_at": None}
+_IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "expires_at": None, "closes_group": 0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,15 +393,36 @@ def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
 
 @built_once(maxsize=256)
 def _drained(context: TableContext, name: str = "groups") -> sa.Update:
+    """Hand over groups that were draining, and release those whose closing message and all before it are acked.
+
+    A closed group is new to its next consumer, even if it is the same one. A pinned group stays.
+    """
+    rows = context.rows
     out = has_something_out(context)
+    closed = groups.c.closes_after < sa.func.coalesce(groups.c.head, MAX_NS)
+    lapse = context.sql.larger(first_of(context, rows.c.time_next), context.backend.now_sql())
     due = first_of(context, _due(context, is_exhausted_sql(context)))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
     heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
+    drains_to = sa.func.coalesce(groups.c.drain_to, UNASSIGNED)
+    # In this order, because MariaDB reads values that the same statement has set.
     return (
         sa.update(groups)
-        .where(these_groups(context, name), groups.c.drain_to.is_not(None), ~out)
-        .values(ready_at=due, assigned=heir, drain_to=None)
+        .where(these_groups(context, name), (groups.c.drain_to.is_not(None) & ~out) | (closed & (groups.c.pinned == 0)))
+        .ordered_values(
+            (groups.c.ready_at, sa.case((out, lapse), else_=due)),
+            (groups.c.assigned, sa.case((out, groups.c.assigned), else_=heir)),
+            (groups.c.drain_to, sa.case((out, drains_to), else_=sa.null())),
+            (groups.c.had_first, sa.case((closed, sa.null()), else_=groups.c.had_first)),
+            (groups.c.closes_after, sa.case((closed, first_closing(context)), else_=groups.c.closes_after)),
+        )
     )
+
+
+def first_closing(context: TableContext, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
+    """Return the position of the first unacked message of a group that closes it."""
+    rows = context.rows
+    return first_of(context, rows.c.position, rows.c.closes_group == sa.literal_column("1"), *conditions)
 
 
 @built_once(maxsize=256)

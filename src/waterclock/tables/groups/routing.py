@@ -20,7 +20,14 @@ from waterclock.database.schema.table_catalogue import groups, message_tables
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT
-from waterclock.tables.groups.group_state import UNGROUPED, locking_free, settle, settling_kept, these_groups
+from waterclock.tables.groups.group_state import (
+    UNGROUPED,
+    first_closing,
+    locking_free,
+    settle,
+    settling_kept,
+    these_groups,
+)
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LAST_SEQ
 from waterclock.tables.model.schema import not_acked
 
@@ -113,6 +120,7 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
             marked += [(row.seq, 0) for row in rows if row.is_acked]
     if placed:
         connection.execute(_place(context), {"pairs": placed})
+    note_closing(context, connection, {name for name in tails if any(row.closes for row in found[name])})
     if marked:
         connection.execute(_mark(context), {"pairs": marked})
     settle(context, connection, tails)
@@ -153,6 +161,7 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
         (_locking_kept(context), {}),
         (_place_kept(context), window),
         (_mark_kept(context), window),
+        *([(_closing(context, KEPT), {})] if context.options.groups == "exclusive" else []),
         *((statement, {}) for statement in settling_kept(context, may_end=True)),
     ]
 
@@ -267,6 +276,7 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
             is_new.label("is_new"),
             is_acked.label("is_acked"),
             place.label("place"),
+            rows.c.closes_group.label("closes"),
         )
         .where(unrouted_from(context, rows, "start"))
         .order_by(place)
@@ -304,6 +314,20 @@ def _place(context: TableContext) -> sa.Update:
     rows = context.rows
     each, place = context.sql.update_pairs(rows)
     return each.where(not_acked(rows)).ordered_values(*_placed(context, place))
+
+
+def note_closing(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
+    """Note the first message that closes each of these groups, before they are settled."""
+    if names and context.options.groups == "exclusive":
+        connection.execute(_closing(context), {"groups": sorted(names)})
+
+
+@built_once(maxsize=256)
+def _closing(context: TableContext, name: str = "groups") -> sa.Update:
+    """Note the first of the messages just placed that closes its group: those behind the tail, until it is settled."""
+    closes = first_closing(context, context.rows.c.position > groups.c.tail)
+    chosen = these_groups(context, name), groups.c.closes_after.is_(None)
+    return sa.update(groups).where(*chosen).values(closes_after=closes)
 
 
 def _placed(context: TableContext, place: sa.ColumnElement[int]) -> Sequence[tuple[sa.Column[Any], Any]]:

@@ -218,6 +218,13 @@ def message_rows(
             " or was cancelled, and no consumer handled it; NULL: acked by its id or by plain SQL, or not acked.",
         ),
         sa.Column(
+            "closes_group",
+            sa.SmallInteger,
+            nullable=False,
+            server_default="0",
+            doc="1 if its exclusive group is released from the consumer after it, else 0. Only an INSERT sets it.",
+        ),
+        sa.Column(
             "expires_at",
             BigInt,
             doc="When it expires and is no longer sent, ns; NULL: never. If a consumer has it by then, it stays with"

@@ -94,7 +94,7 @@ _GLOB = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
 # SQLite stores text or a blob in any column, and an integer of any size in an INTEGER. Claims compare these columns
 # with numbers, so one such row would stop them. A payload, headers or an error of another type affect one message.
 _CHECKED = frozenset(OWN_COLUMNS) - {"seq", "message", "headers", "last_error"}
-_SMALL = {"priority": 2**31, "routed": 2**15}
+_SMALL = {"priority": 2**31, "routed": 2**15, "closes_group": 2**15}
 _LAST_SEQ = 2**63 - 2  # beyond 2^63 - 1, SQLite draws no number and reports a full disk
 
 _ROWS_OF_A_STATEMENT = 100  # the statement's text is built once for each number of rows

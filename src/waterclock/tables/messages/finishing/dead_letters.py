@@ -37,7 +37,7 @@ from waterclock.tables.model.schema import (
 
 _RETURNED = (
     "id", "message", "headers", "priority", "group_id", "time_created", "last_error", "failed_attempts",
-    "saved_progress",
+    "saved_progress", "closes_group",
 )  # fmt: skip
 _KEPT = (*_RETURNED, "epoch", "time_scheduled")
 _log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.groups import rebalancing
 from waterclock.tables.groups.group_state import settle
+from waterclock.tables.groups.routing import note_closing
 from waterclock.tables.messages.group_admin.group_commands import (
     GroupChange,
     choose,
@@ -22,7 +23,7 @@ from waterclock.tables.model.schema import has_id, not_acked, user_column_names
 
 _KEPT = (
     "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error",
-    "failed_attempts", "saved_progress", "expires_at",
+    "failed_attempts", "saved_progress", "expires_at", "closes_group",
 )  # fmt: skip
 
 
@@ -119,6 +120,7 @@ def reroute(
         [{"of": seq, "place": tail + 1 + index} for index, seq in enumerate(chosen.seqs)],
     )
     in_parts(chosen.seqs, lambda part: connection.execute(_mark_routed(context), {"seqs": part}))
+    note_closing(context, connection, [to])
     settle(context, connection, sorted([group_id, to]))
     return GroupChange(len(chosen.seqs), chosen.skipped)
 

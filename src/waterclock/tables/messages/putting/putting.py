@@ -32,7 +32,9 @@ MessageId = int | str | uuid.UUID
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
 _KEY_FIELDS = ("unique", "unique_until", "on_conflict")
-_FIELDS = frozenset({"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at", *_KEY_FIELDS})
+_FIELDS = frozenset(
+    {"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at", "closes_group", *_KEY_FIELDS}
+)
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
 
@@ -220,7 +222,10 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         "headers": None if headers is None else _headers(headers),
         "priority": _priority(message.get("priority", 0)),
         "expires_at": None if message.get("expires_at") is None else to_time(message["expires_at"], "expires_at"),
+        "closes_group": 0,
     }
+    if "closes_group" in message:
+        row["closes_group"] = _closes_group(context, message, row["group_id"])
     checks = column_checks(context.rows) if own else {}
     if "delay" in message and "delay" not in own:  # a column of this name may be older than the argument
         row["at"] = _at_or_after(context, at, message["delay"])
@@ -324,6 +329,18 @@ def _group(context: TableContext, group: Any, headers: Any) -> str | None:
         return check_text("group", group)
     _refuse_ungrouped(context)
     return None  # empty means missing
+
+
+def _closes_group(context: TableContext, message: Mapping[str, Any], group: object) -> int:
+    closes = message["closes_group"]
+    if type(closes) is not bool:
+        raise InvalidArgumentError(f"closes_group must be True or False, got {quoted(closes)}")
+    options = context.options
+    if closes and (options.groups is None or (group is None and options.ungrouped == "free")):
+        raise InvalidArgumentError("closes_group must be False for a message that belongs to no group, got True")
+    if closes and message.get("on_conflict") == "replace":
+        raise InvalidArgumentError("closes_group and on_conflict='replace' must not both be given")
+    return int(closes)
 
 
 def _refuse_ungrouped(context: TableContext) -> None:
