@@ -138,41 +138,60 @@ class Press:
         return json.loads(said)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_pipeline_that_is_killed_or_stopped_continues_and_writes_everything_once(tmp_path: Path, kills: int) -> None:
+def take_over(press: Press, first: subprocess.Popen[str], second: subprocess.Popen[str], moment: str) -> None:
+    """Check that a driver that was stopped in its first micro-batch gives way to a second one."""
+    [entry] = press.entries()
+    press.wait_until(second, lambda: press.entries() not in ([entry], []))
+    if moment == "committed":
+        press.wait_for(second, "commits", 1)
+    os.killpg(first.pid, signal.SIGCONT)
+    first.communicate(timeout=PATIENCE_S)
+    assert first.returncode == 1
+    assert "another run has taken over its checkpoint" in (press.folder / "stderr").read_text()
+
+
+def test_a_pipeline_that_is_taken_over_and_then_killed_continues_and_writes_everything_once(tmp_path: Path) -> None:
     press = Press(tmp_path)
-    for kill in range(kills):
+    press.append(entries=12)
+    with press.running() as first:
+        press.wait_for(first, "offsets", 1)
+        os.killpg(first.pid, signal.SIGSTOP)  # slow enough for the second to start, on any machine
+        with press.running() as second:
+            take_over(press, first, second, "entered")
+            time.sleep(press.chance.uniform(0, 1))  # at any moment, this is the point
+            press.kill(second)
+    with press.running() as third:
+        press.finish(third)
+
+
+@pytest.mark.slow
+def test_a_pipeline_that_is_killed_or_stopped_continues_and_writes_everything_once(tmp_path: Path) -> None:
+    press = Press(tmp_path)
+    for kill in range(5):
         press.append(entries=12)
         with press.running() as process:
             # What was begun before a kill comes again under its number.
             press.wait_for(process, "commits" if kill == 1 else "offsets", press.count("offsets") + 1)
-            time.sleep(press.chance.uniform(0, 1))  # at any moment, this is the point
+            time.sleep(press.chance.uniform(0, 1))  # as above
             if kill == 0:
                 press.kill(process)
-    if kills > 1:
-        press.append(entries=12)
-        with press.running() as process:
-            press.wait_for(process, "commits", press.count("offsets") + 1)
-            summary = press.stop(process, signal.SIGTERM)
-        assert summary["micro_batches"] > 0
+    press.append(entries=12)
+    with press.running() as process:
+        press.wait_for(process, "commits", press.count("offsets") + 1)
+        summary = press.stop(process, signal.SIGTERM)
+    assert summary["micro_batches"] > 0
     with press.running() as process:
         press.finish(process)
 
 
-@pytest.mark.parametrize("moment", ["entered", pytest.param("committed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["entered", "committed"])
 def test_a_second_driver_takes_over_the_micro_batch_that_the_first_has_noted(tmp_path: Path, moment: str) -> None:
     press = Press(tmp_path)
     press.append(entries=12)
     with press.running() as first:
         press.wait_for(first, "offsets", 1)
         os.killpg(first.pid, signal.SIGSTOP)  # slow enough for the second to start, on any machine
-        [entry] = press.entries()
         with press.running() as second:
-            press.wait_until(second, lambda: press.entries() not in ([entry], []))
-            if moment == "committed":
-                press.wait_for(second, "commits", 1)
-            os.killpg(first.pid, signal.SIGCONT)
-            first.communicate(timeout=PATIENCE_S)
-            assert first.returncode == 1
-            assert "another run has taken over its checkpoint" in (tmp_path / "stderr").read_text()
+            take_over(press, first, second, moment)
             press.finish(second)
