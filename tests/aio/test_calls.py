@@ -39,6 +39,7 @@ def test_a_topic_is_appended_to_read_and_searched(run: Run) -> None:
     run(use)
 
 
+@pytest.mark.one_database
 def test_deliveries_are_acked_by_their_block_and_come_back_after_an_error(run: Run) -> None:
     async def use(database: aio.Database) -> None:
         orders = await database.create_table("orders", payload="text")
@@ -88,6 +89,7 @@ def test_invalid_arguments_are_refused_as_by_a_synchronous_table(run: Run) -> No
     run(use)
 
 
+@pytest.mark.one_database
 def test_a_thousand_puts_at_once_are_all_made(run: Run) -> None:
     async def use(database: aio.Database) -> None:
         orders = await database.create_table("orders", payload="text")
@@ -137,6 +139,7 @@ def test_a_subscription_that_waits_gets_what_is_put_by_another(run: Run) -> None
     run(use)
 
 
+@pytest.mark.one_database
 def test_many_subscriptions_of_several_tables_wait_in_one_thread(run: Run) -> None:
     async def use(database: aio.Database) -> None:
         tables = [await database.create_table(f"orders_{number}", payload="text") for number in range(4)]
@@ -186,6 +189,7 @@ def test_a_loop_that_was_stopped_does_not_keep_messages_from_others(run: Run, mo
     assert run(use) == "one"
 
 
+@pytest.mark.one_database
 def test_stop_ends_a_subscription_that_waits(run: Run) -> None:
     async def use(database: aio.Database) -> list[Any]:
         orders = await database.create_table("orders")
@@ -253,6 +257,7 @@ def test_a_put_counts_with_the_transaction_of_an_asynchronous_connection(
     assert run(use) == ["session"]
 
 
+@pytest.mark.one_database
 def test_a_synchronous_connection_is_refused_by_name(run: Run, database_url: str) -> None:
     async def use(database: aio.Database) -> None:
         orders = await database.create_table("orders", payload="text")
@@ -276,6 +281,7 @@ def test_a_closed_database_says_that_it_is_closed(run: Run) -> None:
     run(use)
 
 
+@pytest.mark.one_database
 def test_closing_a_database_ends_what_waits_with_an_error(run: Run) -> None:
     async def use(database: aio.Database) -> None:
         orders = await database.create_table("orders")

@@ -80,6 +80,7 @@ def test_a_consumer_whose_row_is_locked_does_not_keep_others_from_being_renewed(
     assert "y" in renewed
 
 
+@pytest.mark.one_database
 def test_exclusive_subscriptions_start_no_thread_of_their_own(connect: Callable[..., Database]) -> None:
     table = connect().create_table("orders", payload="text", groups="exclusive")
     earlier = set(threading.enumerate())
@@ -136,6 +137,7 @@ def test_a_session_that_ends_within_such_a_wait_is_said_to_have_ended(database: 
         )
 
 
+@pytest.mark.one_database
 def test_a_subscription_that_is_given_up_unclosed_lets_its_consumer_go(
     exclusive: MessageTable, clock: MovableClock, later: Heartbeat
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_subscription_that_is_given_up_unclosed_lets_its_consumer_go(
     assert [one.payload for one in exclusive.receive(consumer="y")] == ["a1", "a2"]
 
 
+@pytest.mark.one_database
 def test_nothing_is_renewed_once_a_subscription_is_closed(
     exclusive: MessageTable, database: Database, later: Heartbeat
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_message_that_is_handled_for_long_is_not_sent_again(
     assert pulse.heartbeat.beat() is None
 
 
+@pytest.mark.one_database
 def test_when_the_block_ends_so_does_the_extending(orders: MessageTable, pulse: Pulse) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
@@ -132,6 +133,7 @@ def test_without_heartbeats_a_lease_ends_in_its_time(orders: MessageTable, pulse
         orders.receive()[0].ack()
 
 
+@pytest.mark.one_database
 def test_a_beat_that_fails_is_tried_again_soon(
     orders: MessageTable, pulse: Pulse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_beat_that_fails_is_tried_again_soon(
         assert not delivery.lost
 
 
+@pytest.mark.one_database
 def test_beats_that_keep_failing_are_logged_once_a_minute(
     orders: MessageTable, pulse: Pulse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +172,7 @@ def _fail(*_arguments: object) -> None:
     raise LeaseLostError("the database is away")
 
 
+@pytest.mark.one_database
 def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
     connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_the_sizes_of_ledgers_that_share_a_file_add_up_to_it(sealed: Topic) -> N
     assert size - 4 <= sum(info.size for info in sealed.ledgers() if info.file) <= size
 
 
+@pytest.mark.one_database
 def test_large_files_stay_and_small_ones_are_joined_up_to_the_size_asked_for(sealed: Topic) -> None:
     small = max(info.size for info in sealed.ledgers() if info.file)
     assert sealed.compact(small) == 0  # each is more than half of that
@@ -120,6 +121,7 @@ def test_row_groups_end_with_a_ledger_once_they_are_large_enough(
     assert [message.publish_time for message in topic.read()] == list(range(10))
 
 
+@pytest.mark.one_database
 def test_a_slice_spans_ledgers_that_share_a_file(sealed: Topic) -> None:
     sealed.compact()
     sealed_part, tail = sealed.plan()
@@ -150,6 +152,7 @@ def test_a_file_goes_when_the_last_ledger_in_it_is_deleted(
     assert on_disk(tmp_path) == set()
 
 
+@pytest.mark.one_database
 def test_readers_under_way_read_on_in_the_former_files(sealed: Topic) -> None:
     whole = list(sealed.read())
     chunks, parts = sealed.read_arrow(columns=["publish_time"]), sealed.plan()
@@ -161,6 +164,7 @@ def test_readers_under_way_read_on_in_the_former_files(sealed: Topic) -> None:
     assert times == [t for part in parts for b in read_slice(part) for t in b["publish_time"].to_pylist()]
 
 
+@pytest.mark.one_database
 def test_readers_whose_files_are_gone_after_the_grace_time_continue_in_the_new_one(
     make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +204,7 @@ def test_a_compaction_killed_at_any_step_changes_nothing_and_the_next_one_comple
     assert waiting(sealed) == 0
 
 
+@pytest.mark.one_database
 def test_an_interrupted_compaction_leaves_no_file(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +256,7 @@ def test_ledgers_that_retention_deletes_meanwhile_are_not_brought_back(
     assert sealed.compact() == 2
 
 
+@pytest.mark.one_database
 def test_a_file_that_reads_back_differently_is_rejected(sealed: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     before = answers(sealed)
 

@@ -158,6 +158,7 @@ def test_by_must_name_a_time(sqlite_topic: Topic) -> None:
         sqlite_topic.find(1, by="ingest_time")
 
 
+@pytest.mark.one_database
 def test_a_duration_counts_back_from_the_databases_clock(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, [[[1_000_000_000, 2_000_000_000, 3_000_000_000]]])
     clock.now = 4_000_000_000
@@ -257,6 +258,7 @@ def _forget_bounds(topic: Topic, numbers: list[int]) -> None:
     )
 
 
+@pytest.mark.one_database
 def test_lost_files_are_skipped_with_a_warning(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
     placed = append_ledgers(topic, TEN_LEDGERS)
     topic.roll()
@@ -302,6 +304,7 @@ def test_a_store_that_cannot_be_reached_is_an_error_and_not_a_lost_file(
         topic.find(50)
 
 
+@pytest.mark.one_database
 def test_newest_is_the_first_message_with_the_largest_time(topic: Topic) -> None:
     assert topic.newest() == Found(topic.head, found=False)
     placed = append_ledgers(topic, [[[5, 9]], [[40, 80, 80, 3]], [[7], [80, 60]]])
@@ -324,6 +327,7 @@ def test_newest_costs_two_queries_and_one_ranged_read(sqlite_topic: Topic, tmp_p
     assert (len(counted.selects), len(files.reads)) == (2, 1)
 
 
+@pytest.mark.one_database
 def test_newest_is_among_the_remaining_messages(topic: Topic) -> None:
     append_ledgers(topic, [[[900]], [[5, 30]], [[20, 25]], [[4]]])
     topic.seal()

@@ -204,6 +204,7 @@ def test_files_of_a_killed_relocation_are_swept(
     assert times(again(sealed)) == list(range(9))
 
 
+@pytest.mark.one_database
 def test_a_copy_that_is_cut_off_is_swept(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_copy_that_is_cut_off_is_swept(
     assert ledger_files_in(tmp_path / "new") == set()
 
 
+@pytest.mark.one_database
 def test_a_relocation_that_fails_keeps_its_copies_for_the_next_one(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_relocation_that_fails_keeps_its_copies_for_the_next_one(
     assert left(sealed) == []
 
 
+@pytest.mark.one_database
 def test_a_copy_that_was_there_before_is_not_removed_when_the_relocation_fails(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
@@ -335,6 +338,7 @@ def test_a_sweep_with_the_former_store_open_forgets_no_file_of_the_new_one(
     assert {str(path) for path in ledger_files_in(tmp_path / "new")} == set(sealed.files())
 
 
+@pytest.mark.one_database
 def test_the_probe_of_a_killed_relocation_is_swept(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock
 ) -> None:
@@ -368,6 +372,7 @@ def test_a_topic_that_moves_back_at_once_keeps_its_files(sealed: Topic, tmp_path
     assert ledger_files_in(tmp_path / "new") == set()
 
 
+@pytest.mark.one_database
 def test_a_copy_that_reads_back_differently_is_rejected(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +391,7 @@ def test_a_copy_that_reads_back_differently_is_rejected(
     assert times(again(sealed)) == list(range(9))
 
 
+@pytest.mark.one_database
 def test_a_lost_file_keeps_its_topic_where_it_is(sealed: Topic, tmp_path: Path) -> None:
     ledger_path(sealed, 1).unlink()
     with pytest.raises(LostFileError):
@@ -393,6 +399,7 @@ def test_a_lost_file_keeps_its_topic_where_it_is(sealed: Topic, tmp_path: Path) 
     assert again(sealed).files()[0].startswith(str(tmp_path / "ledgers"))
 
 
+@pytest.mark.one_database
 def test_a_removed_topic_also_removes_its_files_elsewhere(sealed: Topic, tmp_path: Path) -> None:
     sealed.relocate(tmp_path / "new")
     sealed.remove()

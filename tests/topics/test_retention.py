@@ -66,6 +66,7 @@ def test_a_subscription_that_has_read_a_closed_ledger_to_its_end_does_not_keep_i
     assert topic.truncate(topic.head) == 3
 
 
+@pytest.mark.one_database
 def test_files_of_deleted_ledgers_stay_for_their_grace_time(clocked_topic: Topic, clock: MovableClock) -> None:
     append_ledgers(clocked_topic, FLOW)
     clocked_topic.seal()

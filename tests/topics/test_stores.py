@@ -331,6 +331,7 @@ def test_a_folder_that_is_unmounted_while_a_file_is_written_gets_no_ledger(
     assert {info.state for info in sqlite_topic.ledgers()} == {"closed", "open"}
 
 
+@pytest.mark.one_database
 def test_a_ledger_that_cannot_be_measured_stays_and_stops_what_follows_it(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:
@@ -352,6 +353,7 @@ def test_a_ledger_that_cannot_be_measured_stays_and_stops_what_follows_it(
     assert clocked_topic.truncate(5 * DAY + 1) == 1
 
 
+@pytest.mark.one_database
 def test_expiry_leaves_a_subscription_where_the_rest_of_its_ledger_cannot_be_read(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:

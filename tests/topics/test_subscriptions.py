@@ -34,6 +34,7 @@ def test_a_subscription_reads_on_from_what_was_committed(topic: Topic) -> None:
         assert times(second.read()) == [9]
 
 
+@pytest.mark.one_database
 def test_reading_one_by_one_passes_every_boundary(topic: Topic) -> None:
     append_ledgers(topic, FLOW)
     topic.seal()
@@ -148,6 +149,7 @@ def test_seeking_may_deliver_older_messages_again_unless_they_are_filtered(topic
     assert len(reader.read()) == 11
 
 
+@pytest.mark.one_database
 def test_a_filtered_read_stops_at_the_last_message_it_gave(topic: Topic) -> None:
     append_ledgers(topic, [[[10, 50, 20, 60, 30]]])
     reader = topic.subscribe("billing")

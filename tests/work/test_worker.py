@@ -57,6 +57,7 @@ def test_asynchronous_handlers_run_in_one_loop_as_many_at_a_time_as_there_are_sl
     assert orders.stats().acked == 20
 
 
+@pytest.mark.one_database
 def test_a_handler_chooses_the_outcome_of_its_message(make_table: MakeTable) -> None:
     orders = make_table(dead_letter="dead", ack_wait="10m", min_backoff="20m")
     says: dict[str, Callable[[], Exception]] = {
@@ -185,6 +186,7 @@ def test_messages_not_done_within_the_grace_are_due_immediately_without_an_attem
     assert orders.stats().acked == 0
 
 
+@pytest.mark.one_database
 def test_an_asynchronous_handler_is_cancelled_when_the_grace_is_over(orders: MessageTable) -> None:
     put(orders, "cleans up", "ends well")
     began, cancelled = threading.Semaphore(0), []
@@ -208,6 +210,7 @@ def test_an_asynchronous_handler_is_cancelled_when_the_grace_is_over(orders: Mes
     assert orders.stats().acked == 1
 
 
+@pytest.mark.one_database
 def test_nothing_waits_claimed_behind_a_long_handler(orders: MessageTable) -> None:
     handler = Waiting()
     quick: list[int] = []
@@ -277,6 +280,7 @@ def test_an_asynchronous_handler_that_takes_too_long_is_cancelled(make_table: Ma
     assert orders.stats().delayed == 1
 
 
+@pytest.mark.one_database
 def test_several_tables_share_the_slots_and_none_keeps_another_from_them(make_table: MakeTable) -> None:
     orders, mails = make_table("orders"), make_table("mails")
     put(orders, *range(50))
