@@ -84,10 +84,11 @@ def _consumers(context: TableContext) -> Iterator[dict[str, Any]]:
                 sa.func.max(rows.c.epoch).label("epoch"),
                 sa.func.min(rows.c.time_scheduled).label("oldest"),
             )
-            .where(leased, window.holds(rows))
+            .where(leased, window.holds(context))
             .group_by(rows.c.consumer)
             .order_by(sa.func.min(rows.c.time_scheduled))
-            .limit(MOST_CONSUMERS)
+            .limit(MOST_CONSUMERS),
+            window.parameters,
         ).all()
     for row in found:
         yield {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import sqlalchemy as sa
 
@@ -21,7 +21,7 @@ def failed_messages(
 ) -> Iterator[FailedMessage]:
     """Yield unacked messages that failed, latest first; at most `MOST_READ`, or only those of a window."""
     rows = context.rows
-    within = [] if window is None else [window.holds(rows)]
+    within = [] if window is None else [window.holds(context)]
     waiting = (
         sa.select(rows.c.id, rows.c.last_error.label("error"), rows.c.failed_attempts)
         .where(is_waiting(rows), rows.c.last_error.is_not(None), ~sa.func.coalesce(is_cancelled(rows), sa.false()))
@@ -29,7 +29,7 @@ def failed_messages(
         .order_by(rows.c.seq.desc())
         .limit(MOST_READ)
     )
-    yield from _read(connection, waiting)
+    yield from _read(connection, waiting, {} if window is None else window.parameters)
 
 
 def dead_messages(context: TableContext, connection: sa.Connection) -> Iterator[FailedMessage]:
@@ -44,11 +44,13 @@ def dead_messages(context: TableContext, connection: sa.Connection) -> Iterator[
         .order_by(dead.c.seq.desc())
         .limit(MOST_READ)
     )
-    yield from _read(connection, buried)
+    yield from _read(connection, buried, {})
 
 
-def _read(connection: sa.Connection, statement: sa.Select[*tuple[object, ...]]) -> Iterator[FailedMessage]:
-    for row in connection.execute(statement):
+def _read(
+    connection: sa.Connection, statement: sa.Select[*tuple[object, ...]], parameters: Mapping[str, object]
+) -> Iterator[FailedMessage]:
+    for row in connection.execute(statement, parameters):
         attempts = read_attempts(row.failed_attempts)
         failed_at = attempts[-1].claimed_at + attempts[-1].duration if attempts else None
         yield FailedMessage(row.id, row.error, failed_at)

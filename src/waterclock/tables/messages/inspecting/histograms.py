@@ -40,7 +40,8 @@ def count_by_time(context: TableContext, connection: sa.Connection, window: Scan
     age, ahead = now - rows.c.time_scheduled, rows.c.time_next - now
     is_due, is_later = rows.c.time_next <= now, (rows.c.time_next > now) & rows.c.claim_id.is_(None)
     counts = [*_counts(is_due, age), *_counts(is_later, ahead)]
-    counted = connection.execute(sa.select(*counts).where(is_waiting(rows), window.holds(rows))).one()
+    which = sa.select(*counts).where(is_waiting(rows), window.holds(context))
+    counted = connection.execute(which, window.parameters).one()
     return Histograms(counted[: len(BOUNDS) + 1], counted[len(BOUNDS) + 1 :])
 
 
