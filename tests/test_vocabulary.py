@@ -14,6 +14,7 @@ import sqlalchemy as sa
 import waterclock as wc
 from waterclock.database.schema import (
     ingest_catalogue,
+    process_catalogue,
     server_catalogue,
     table_catalogue,
     topic_catalogue,
@@ -125,6 +126,7 @@ def columns(url: str) -> Generator[tuple[str, str]]:
     """Yield the tables of the catalogue and of messages, with their columns."""
     known = {
         ingest_catalogue.ingest_sessions,
+        process_catalogue.process_reports,
         server_catalogue.tokens,
         table_catalogue.message_tables,
         topic_catalogue.topics,

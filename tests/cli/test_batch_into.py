@@ -14,6 +14,7 @@ from tests.live.conftest import expected, landed, traffic
 
 import waterclock as wc
 from waterclock.live.follower import Follower
+from waterclock.monitoring.process_reports import read_reports
 
 RULE = ("--window", "2s", "--max-delay", "1500ms")
 FOLLOW = ("batch", "telemetry", "--into", "batches", *RULE)
@@ -37,6 +38,10 @@ def test_a_run_batches_what_there_is_and_the_next_continues(filled: Shell) -> No
     assert (again["messages"], again["batches"]) == (0, 0)
     with wc.connect("sqlite:///factory.db") as database:
         assert landed(database.table("batches")) == expected(database.topic("telemetry"))
+        with database.backend.snapshot() as connection:
+            (report,) = read_reports(connection, ("batch",), 10)
+    assert (report["starts"], report["facts"]["ended"], report["facts"]["messages"]) == (2, True, 0)
+    assert report["facts"]["rule"].startswith("window = ")
 
 
 def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:

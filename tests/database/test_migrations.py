@@ -18,6 +18,7 @@ from waterclock.database.engines import mariadb
 from waterclock.database.migrating import HEAD, catalogue_version, migration_sql
 from waterclock.database.schema import (
     ingest_catalogue,
+    process_catalogue,
     server_catalogue,
     table_catalogue,
     topic_catalogue,
@@ -28,6 +29,7 @@ from waterclock.errors import SchemaError, UnavailableError
 
 CATALOGUES = (
     ingest_catalogue,
+    process_catalogue,
     server_catalogue,
     table_catalogue,
     topic_catalogue,

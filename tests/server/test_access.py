@@ -115,6 +115,7 @@ read topic      GET    /topics/{topic}/batches
 any             GET    /schedules
 manage table    POST   /tables/{table}/schedules/{schedule}/{command}
 any             GET    /ingest
+any             GET    /pipelines
 any             GET    /workers
 any             GET    /system
 """

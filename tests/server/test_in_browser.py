@@ -34,6 +34,7 @@ PAGES = (
     "/topics/telemetry/batches?window=2s&max_delay=1s",
     "/topics/telemetry/batches?by=rate&source=press",
     "/ingest",
+    "/pipelines",
     "/workers",
     "/schedules",
     "/system",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -12,6 +14,8 @@ from tests.server.browsing import BROWSER, send_form
 
 import waterclock as wc
 from waterclock.database.schema.ingest_catalogue import ingest_files, ingest_partitions, ingest_sessions
+from waterclock.database.schema.process_catalogue import process_reports
+from waterclock.monitoring.process_reports import ProcessReport, read_reports
 from waterclock.server.pages import ingest
 from waterclock.server.pages.cron_words import in_words
 from waterclock.server.pages.tables import groups
@@ -177,6 +181,60 @@ def test_ingest_shows_what_is_appended_and_which_sessions_are_silent(
     shown = serve(require_token=True).get("/ingest?format=json", headers=bearer("read topic:telemetry"))
     assert "secret" not in shown.text
     assert (shown.json()["sessions"], shown.json()["files"][0]["path"]) == ([], None)
+
+
+def test_pipelines_show_rate_lag_open_batches_rejected_messages_and_restarts(
+    database: wc.Database,
+    serve: Callable[..., TestClient],
+    bearer: Callable[..., dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = serve()
+    assert "waterclock batch telemetry --follow" in client.get("/pipelines").text
+    topic = database.create_topic("telemetry").storage.topic_id
+    other = database.create_topic("secret").storage.topic_id
+    fixed = {"table": HOSTILE, "rule": "window = 500ms, max_delay = 1s, on_conflict = split"}
+    clock = iter([0.0, 1.0, 2.0, 12.0, 13.0, 14.0])
+    monkeypatch.setattr("waterclock.monitoring.process_reports.moments", SimpleNamespace(monotonic=clock.__next__))
+    for start in range(2):
+        report = ProcessReport(database.backend, "batch", HOSTILE, topic, fixed)
+        for _ in range(2 - start):
+            counts = {"messages": 100 * (2 - start), "rejected": {"late": 3}, "open_batches": 7, "lag_messages": 812}
+            report.write({**counts, "batches": 5, "outside": 0})
+    report.write({**counts, "messages": 300, "batches": 6, "outside": 2})
+    monkeypatch.undo()
+    ProcessReport(database.backend, "pipeline", "not shown", other).write({"messages": 0}, ended=True)
+    found = {one["topic"]: one for one in client.get("/pipelines?format=json").json()["pipelines"]}
+    shown = found["telemetry"]
+    assert (shown["restarts"], shown["state"], shown["facts"]["lag_messages"]) == (1, "runs", 812)
+    assert shown["facts"]["messages_per_second"] == 200
+    assert shown["timeline"] == "window=500ms&max_delay=1s&on_conflict=split"
+    assert found["secret"]["state"] == "ended"
+    page = client.get("/pipelines", headers=BROWSER).text
+    assert "3 late" in page
+    assert "<script>alert" not in page
+    assert client.get(f"/topics/telemetry/batches?{shown['timeline']}").status_code == 200
+    hidden = serve(require_token=True).get("/pipelines", headers=bearer("read topic:telemetry"))
+    assert "not shown" not in hidden.text
+    monkeypatch.setattr("waterclock.server.pages.pipelines.SILENT", -(10**15))
+    assert "silent" in client.get("/pipelines").text
+    database.topic("telemetry").remove()
+    assert [one["topic"] for one in client.get("/pipelines?format=json").json()["pipelines"]] == ["secret"]
+
+
+def test_a_report_that_cannot_be_written_stops_nothing(database: wc.Database, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "waterclock")
+    report = ProcessReport(database.backend, "ingest", "mqtt://broker", 0)
+    with database.backend.engine.begin() as connection:
+        process_reports.drop(connection)
+    for _ in range(2):
+        report.write({"messages": 1})
+    assert caplog.text.count("cannot write a report for the pages") == 1
+    with database.backend.engine.begin() as connection:
+        process_reports.create(connection)
+    report.write({"messages": 2})
+    with database.backend.snapshot() as connection:
+        assert [one["starts"] for one in read_reports(connection, ("ingest",), 10)] == [1]
 
 
 def test_the_system_page_hides_the_inside_from_tokens(

@@ -17,6 +17,7 @@ from tests.spark.pipeline_files import SECOND, START, read, write
 
 import waterclock as wc
 from waterclock._support import moments
+from waterclock.monitoring.process_reports import read_reports
 from waterclock.spark.pipeline import progress
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.preflight import check_places
@@ -75,6 +76,22 @@ def test_the_metrics_of_a_pipeline_are_exported(tmp_path: Path) -> None:
     assert 'waterclock_pipeline_rejected_total{pipeline="press",reason="late"} 3.0' in lines
     assert 'waterclock_pipeline_micro_batch_seconds{phase="all",pipeline="press"} 0.12' in lines
     assert 'waterclock_pipeline_lag_messages{pipeline="press"} 1.0' in lines
+
+
+def test_a_pipeline_writes_its_progress_for_the_pages(tmp_path: Path) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("telemetry")
+        for _ in range(2):
+            reporter = Reporter([read(write(tmp_path))], as_json=False, quiet=True)
+            with reporter.shown():
+                reporter.tell([some_progress()])
+                reporter.end([some_progress()])
+        with database.backend.snapshot() as connection:
+            (report,) = read_reports(connection, ("pipeline",), 10)
+    facts = report["facts"]
+    assert (report["name"], report["starts"], facts["ended"]) == ("press", 2, True)
+    assert (facts["rejected"]["late"], facts["open_batches"], facts["lag_messages"]) == (3, 7, 1)
+    assert "window = " in facts["rule"]
 
 
 TRACE = """Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0

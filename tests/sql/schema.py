@@ -15,6 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.database.schema import (
     ingest_catalogue,
+    process_catalogue,
     server_catalogue,
     table_catalogue,
     topic_catalogue,
@@ -23,7 +24,7 @@ from waterclock.database.schema import (
 from waterclock.database.schema.catalogue import metadata
 from waterclock.tables.model.schema import message_rows
 
-_MODULES = (topic_catalogue, table_catalogue, upkeep_catalogue, ingest_catalogue, server_catalogue)
+_MODULES = (topic_catalogue, table_catalogue, upkeep_catalogue, ingest_catalogue, process_catalogue, server_catalogue)
 _DIALECTS = {"SQLite": sqlite.dialect(), "PostgreSQL": postgresql.dialect(), "MariaDB": mysql.dialect()}
 _SPELLING = re.compile(r" (CHARACTER SET|COLLATE) \w+")
 

@@ -80,6 +80,7 @@ def run(
         spark = _session(read, master, settings, spark_log)
         stop.listen()
         ended = run_pipelines(spark, read.pipelines, once=once, tell=reporter.tell, stopping=stop.is_wished)
+        reporter.end(ended)
     for progress in ended:
         output.facts(_facts(progress, named=len(ended) > 1))
 

@@ -40,7 +40,7 @@ from waterclock.server.errors import error_response, http_error, validation_erro
 from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
 from waterclock.server.names import RawPaths
 from waterclock.server.opened_tables import OpenedTables
-from waterclock.server.pages import ingest, live, overview, sign_in, static_files, system, workers
+from waterclock.server.pages import ingest, live, overview, pipelines, sign_in, static_files, system, workers
 from waterclock.server.pages import schedules as schedule_pages
 from waterclock.server.pages.frame import error_page
 from waterclock.server.pages.tables import actions, message, table, table_list
@@ -66,6 +66,7 @@ _PAGES = (
     topic,
     batches,
     ingest,
+    pipelines,
     workers,
     schedule_pages,
     system,

@@ -18,6 +18,7 @@ from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.live.follower import Follower, FollowerCounts
 from waterclock.live.rules import ByEventTime, ByRate, LiveRule
+from waterclock.monitoring.process_reports import ProcessReport
 from waterclock.time import format_duration, to_duration
 from waterclock.topics.finding.finding import find_start
 from waterclock.topics.finding.positions import beginning, place_of
@@ -65,7 +66,10 @@ def batch_into(
             found = find_start(topic.storage, "publish_time", topic.storage.time(since, "since"))
             start = place_of(topic.storage, found.position)
         follower = Follower(database, topic, table, rule, max_skew=skew, start=start, sources=sources)
-        reporter = _BatchReporter(output, topic_name, table_name)
+        to_pages = ProcessReport(
+            database.backend, "batch", table_name, topic.storage.topic_id, {"table": table_name, "rule": rule.text}
+        )
+        reporter = _BatchReporter(output, topic_name, table_name, to_pages)
         _run(follower, stop, reporter, follow=follow)
         reporter.report(follower.counts, "ended")
 
@@ -111,8 +115,9 @@ def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow
 class _BatchReporter:
     """Reports the progress of batching: a line from time to time, and at the end."""
 
-    def __init__(self, output: Output, topic: str, table: str) -> None:
+    def __init__(self, output: Output, topic: str, table: str, to_pages: ProcessReport) -> None:
         self._output = output
+        self._to_pages = to_pages
         self._names = {"topic": topic, "table": table}
         self._reported = moments.monotonic()
         self._length: int | None = None
@@ -127,19 +132,15 @@ class _BatchReporter:
         self._tell("batch_length", text, {"batch_length_before": before, "batch_length": self._length})
 
     def report_sometimes(self, counts: FollowerCounts) -> None:
+        self._to_pages.write_sometimes(_facts(counts))
         if moments.monotonic() - self._reported >= TELL_EVERY:
             self.report(counts, "progress")
 
     def report(self, counts: FollowerCounts, event: str) -> None:
         self._reported = moments.monotonic()
-        facts = {
-            "messages": counts.messages,
-            "batches": counts.batches,
-            "rejected": dict(counts.rejected),
-            "outside": counts.outside,
-            "open_batches": counts.open,
-            "lag_messages": counts.behind,
-        }
+        facts = _facts(counts)
+        if event == "ended":
+            self._to_pages.write(facts, ended=True)
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.rejected.items())) or "none"
         outside = f"; {counts.outside:,} outside their windows" if counts.outside else ""
         batched = f"{counted(counts.messages, 'message')} in {counted(counts.batches, 'batch', 'batches')}"
@@ -154,3 +155,14 @@ class _BatchReporter:
             self._output.text(json.dumps({"event": event} | facts))
         else:
             self._output.talk(text)
+
+
+def _facts(counts: FollowerCounts) -> dict[str, Any]:
+    return {
+        "messages": counts.messages,
+        "batches": counts.batches,
+        "rejected": dict(counts.rejected),
+        "outside": counts.outside,
+        "open_batches": counts.open,
+        "lag_messages": counts.behind,
+    }

@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 
 from waterclock._support.quoting import counted, in_a_line, quoted
 from waterclock._support.small_process import keep_small
+from waterclock._support.urls import without_secrets
 from waterclock.cli.gateway.ingest_talk import saying, signals, teller
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.exporting import MetricsOptions, exporting
@@ -121,6 +122,8 @@ def ingest(
     source
         mqtt://HOST[:PORT], mqtts://HOST[:PORT], kafka://HOST[:PORT][,HOST[:PORT]…], or a TOML file.
     """
+    from waterclock.monitoring.process_reports import ProcessReport
+
     keep_small()
     read = _read(source, mapping, kafka)
     output = log.output(common)
@@ -128,7 +131,12 @@ def ingest(
         runner, reload = _runner(database, read, teller(output), source)
         with (
             signals(runner.stop, reload),
-            saying(lambda: runner.progress.received, lambda rate: _line(runner, rate), output),
+            saying(
+                lambda: runner.progress.received,
+                lambda rate: _line(runner, rate),
+                output,
+                ProcessReport(database.backend, "ingest", without_secrets(source), 0, counts="appended"),
+            ),
             _exporting(metrics, runner, output, database),
         ):
             runner.run()

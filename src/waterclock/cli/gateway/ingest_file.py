@@ -72,6 +72,7 @@ def file(
     from waterclock.ingest.local_files.file_ingest import FileIngest, FilePlan
     from waterclock.ingest.local_files.line_format import LineFormat
     from waterclock.ingest.mapping.csv_columns import CsvOptions
+    from waterclock.monitoring.process_reports import ProcessReport
 
     csv = CsvOptions(_columns(column), source, stream, delimiter)
     line_format = LineFormat(format, csv, time_unit)
@@ -80,7 +81,8 @@ def file(
     with common.connect() as database:
         runner = FileIngest(database, plan, teller(output))
         progress = runner.progress
-        with signals(runner.stop), saying(lambda: progress.bytes, lambda rate: _line(progress, rate), output):
+        to_pages = ProcessReport(database.backend, "ingest", ", ".join(map(str, paths)), 0, counts="appended")
+        with signals(runner.stop), saying(lambda: progress.bytes, lambda rate: _line(progress, rate), output, to_pages):
             runner.run(follow=follow)
         if not output.as_json:
             output.facts(vars(progress))

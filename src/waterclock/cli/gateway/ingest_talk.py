@@ -15,12 +15,14 @@ from waterclock.time import format_time, system_clock
 
 if TYPE_CHECKING:
     from waterclock.ingest.progress import Event
+    from waterclock.monitoring.process_reports import ProcessReport
 
 Line = Callable[[float], tuple[str, dict[str, object]]]
 """Takes a rate per second, and returns the progress as a line and as facts."""
 
 _SAY_EVERY = 30.0  # s
 _SHOW_EVERY = 1.0
+_LAST_REPORT_WITHIN = 2.0
 
 
 def teller(output: Output) -> Callable[[Event], None]:
@@ -65,8 +67,8 @@ def signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) 
 
 
 @contextmanager
-def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[None]:
-    """Report the progress until the block ends: on a terminal as a status line, with --json as events.
+def saying(count: Callable[[], int], line: Line, output: Output, to_pages: ProcessReport) -> Generator[None]:
+    """Report the progress until the block ends: on a terminal as a status line, with --json as events; and to pages.
 
     Parameters
     ----------
@@ -81,9 +83,12 @@ def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[No
 
     def say(show: Callable[[str, dict[str, object]], object], every: float) -> None:
         before = count()
+        to_pages.write(line(0)[1])
         while not moments.wait(ended, every):
             done = count()
-            show(*line((done - before) / every))
+            text, facts = line((done - before) / every)
+            show(text, facts)
+            to_pages.write_sometimes(facts)
             before = done
 
     if sys.stderr.isatty() and not (output.quiet or output.as_json or output.logs):
@@ -96,8 +101,11 @@ def saying(count: Callable[[], int], line: Line, output: Output) -> Generator[No
         shown = nullcontext()
         given = (lambda text, facts: tell(Event("progress", text, facts))), _SAY_EVERY
     with shown:
-        moments.start(threading.Thread(target=say, args=given, daemon=True))
+        thread = threading.Thread(target=say, args=given, daemon=True)
+        moments.start(thread)
         try:
             yield
         finally:
             ended.set()
+            thread.join(_LAST_REPORT_WITHIN)
+            to_pages.write(line(0)[1], ended=True)

@@ -28,6 +28,7 @@ NAVIGATION = (
     ("/tables", "Tables"),
     ("/topics", "Topics"),
     ("/ingest", "Ingest"),
+    ("/pipelines", "Pipelines"),
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
     ("/system", "System"),

@@ -11,9 +11,11 @@ from starlette.responses import Response
 from waterclock.connection import Database
 from waterclock.database.schema.ingest_catalogue import ingest_files, ingest_partitions, ingest_sessions
 from waterclock.database.schema.topic_catalogue import topics
+from waterclock.monitoring.process_reports import read_reports
 from waterclock.server.access import AnyClient
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
+from waterclock.server.pages.pipelines import process_data
 from waterclock.server.rights import Client
 
 MOST_ROWS = 200
@@ -40,8 +42,10 @@ def ingest_data(database: Database, caller: Client) -> dict[str, Any]:
         files = _newest(connection, ingest_files, readable)
         # A session names a host, and is of no topic.
         sessions = _newest(connection, ingest_sessions, None) if caller.rights is None else []
+        reports = read_reports(connection, ("ingest",), MOST_ROWS) if caller.rights is None else []
     return {
         "most": MOST_ROWS,
+        "processes": [process_data(one, now) for one in reports],
         "sessions": [
             {
                 "name": row.name,

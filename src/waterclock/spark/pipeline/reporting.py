@@ -18,8 +18,10 @@ from rich.text import Text
 from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock._support.quoting import in_a_line
+from waterclock.connection import connect
 from waterclock.errors import WaterclockError
 from waterclock.monitoring.families import Family, label
+from waterclock.monitoring.process_reports import ProcessReport
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
 
@@ -61,6 +63,8 @@ class Reporter:
         self._begun: set[str] = set()
         self._lag_seconds: dict[str, float | None] = {}
         self._all: Sequence[Progress] = []
+        self._databases = ExitStack()
+        self._to_pages: dict[str, ProcessReport] = {}
 
     @property
     def metrics(self) -> Collector:
@@ -74,7 +78,7 @@ class Reporter:
     @contextmanager
     def shown(self) -> Generator[None]:
         """Show progress meanwhile."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, self._databases:
             if sys.stderr.isatty() and not (self._quiet or self._as_json or self._logs):
                 self._status = stack.enter_context(Console(stderr=True).status("starting Spark …"))
             for pipeline in self._pipelines:
@@ -97,7 +101,31 @@ class Reporter:
         self._next = moments.monotonic() + (FIRST_EVERY_S if any(map(_in_first, all_progress)) else EVERY_S)
         for pipeline, progress in zip(self._pipelines, all_progress, strict=True):
             self._lag_seconds[pipeline.name] = _lag_seconds(pipeline, progress)
+            self._write_for_pages(pipeline, progress)
             self._say("progress", progress, line(progress, self._lag_seconds[pipeline.name]))
+
+    def end(self, all_progress: Sequence[Progress]) -> None:
+        """Note that the pipelines have ended."""
+        for pipeline, progress in zip(self._pipelines, all_progress, strict=True):
+            self._write_for_pages(pipeline, progress, ended=True)
+
+    def _write_for_pages(self, pipeline: Pipeline, progress: Progress, *, ended: bool = False) -> None:
+        try:
+            report = self._to_pages.get(pipeline.name) or self._open_report(pipeline)
+        except WaterclockError as error:
+            _log.debug("cannot write a report for the pages: %s", in_a_line(str(error)))
+            return
+        report.write(facts(progress, self._lag_seconds.get(pipeline.name)), ended=ended)
+
+    def _open_report(self, pipeline: Pipeline) -> ProcessReport:
+        source = pipeline.source
+        database = self._databases.enter_context(connect(source.url, source.ledgers))
+        rule = ", ".join(f"{name} = {value}" for name, value in pipeline.rule.items() if value is not None)
+        targets = ", ".join(output.target for output in pipeline.outputs if output.what == "batches")
+        fixed = {"by": pipeline.by, "rule": rule, "table": targets}
+        topic_id = database.topic(source.topic).storage.topic_id
+        report = ProcessReport(database.backend, "pipeline", pipeline.name, topic_id, fixed)
+        return self._to_pages.setdefault(pipeline.name, report)
 
     def _say(self, name: str, progress: Progress, text: str) -> None:
         if self._quiet or self._status is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from waterclock.database.schema.ingest_catalogue import ingest_files, ingest_partitions
+from waterclock.database.schema.process_catalogue import process_reports
 from waterclock.database.schema.topic_catalogue import files, followers, ledgers, producers, subscriptions, topics
 from waterclock.database.schema.upkeep_catalogue import forget_upkeep
 from waterclock.topics.catalogue.storage import Storage
@@ -44,7 +45,7 @@ def _remove_if_empty(storage: Storage, connection: sa.Connection) -> bool:
         statement = sa.select(sa.func.count()).where(table.c.topic_id == storage.topic_id)
         if connection.execute(statement).scalar():
             return False
-    for table in (subscriptions, producers, followers, ingest_files, ingest_partitions):
+    for table in (subscriptions, producers, followers, ingest_files, ingest_partitions, process_reports):
         connection.execute(sa.delete(table).where(table.c.topic_id == storage.topic_id))
     forget_upkeep(connection, "topic", row["name"])
     connection.execute(sa.delete(topics).where(topics.c.id == storage.topic_id))

@@ -7,6 +7,7 @@ from alembic import op
 
 from waterclock.database.schema import (
     ingest_catalogue,
+    process_catalogue,
     server_catalogue,
     table_catalogue,
     topic_catalogue,
@@ -19,6 +20,7 @@ down_revision = None
 
 CATALOGUES = (
     ingest_catalogue,
+    process_catalogue,
     server_catalogue,
     table_catalogue,
     topic_catalogue,
