@@ -51,9 +51,10 @@ PARTIAL_INDEXES = (
     # Claims search this one. Without it, a planner without statistics may search all due messages for those of a key.
     "DROP INDEX %(next)s",
     f"CREATE INDEX %(key)s ON %(table)s ({MESSAGE_KEY}, priority, time_next, seq) WHERE time_acked IS NULL",
-    f"CREATE INDEX %(leased)s ON %(table)s ({MESSAGE_KEY}, priority, time_next)"
+    # By an expression, because a planner may think the index above as good, and would search all messages of a key.
+    f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next)"
     " WHERE time_acked IS NULL AND claim_id IS NOT NULL",
-    f"CREATE INDEX %(unrouted)s ON %(table)s ({MESSAGE_KEY}, priority, time_next)"
-    " WHERE time_acked IS NULL AND routed <> 1",
+    f"CREATE INDEX %(unrouted)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next)"
+    " WHERE time_acked IS NULL AND routed = 0",
 )
 """The indexes on databases that have partial ones."""

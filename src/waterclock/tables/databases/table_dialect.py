@@ -104,6 +104,10 @@ class TableDialect(ABC):
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger, in place of the index of due messages."""
 
+    def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+        """Return a key in the form of the indexes of leased and of unrouted messages."""
+        return key.concat(sa.literal_column("''"))
+
     @abstractmethod
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

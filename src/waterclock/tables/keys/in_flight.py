@@ -57,7 +57,7 @@ def in_flight(context: TableContext, connection: SqlConnection, keys: Collection
 @built_once(maxsize=256)
 def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
-    key = rows.c[MESSAGE_KEY]
+    key = context.sql.few(rows.c[MESSAGE_KEY])
     has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
     return (
         sa.select(
@@ -79,7 +79,8 @@ def has_claimable(
     if limit is None:
         return sa.true()
     rows = context.rows
-    its = rows.c[MESSAGE_KEY] == key, is_out(rows)
+    # Both in this form: SQLite does not use the index for a comparison with a column of texts.
+    its = context.sql.few(rows.c[MESSAGE_KEY]) == context.sql.few(key), is_out(rows)
     leased = sa.select(sa.func.count()).where(*its).scalar_subquery()
     lapsed = sa.exists().where(*its, rows.c.priority == -level, rows.c.time_next <= context.backend.now_sql())
     return (key == NO_KEY) | (leased < limit) | lapsed

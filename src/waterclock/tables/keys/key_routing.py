@@ -6,7 +6,8 @@ claim, in the order of keys, so that many messages of one key hide no other key.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -14,7 +15,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.routing import try_turn
-from waterclock.tables.keys.key_rows import Place, add, give_turns, is_unrouted, known, put_off
+from waterclock.tables.keys.key_rows import Place, add, give_turns, is_unrouted, known, of_any_key, put_off
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _ROUTED_AT_ONCE = 100
@@ -26,21 +27,28 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int) -> No
     """Add or advance the rows of the keys of some new messages. Waits for no lock."""
     if not try_turn(context, connection):
         return
-    begin = context.turns.routed
+    after = context.turns.routed
     for _ in range(_WINDOWS):
-        window = connection.execute(_window(context, begins=begin is None), _values(begin)).all()
+        window = _read(context, connection, after)
         _route(context, connection, window, now)
-        if len(window) < _ROUTED_AT_ONCE:
-            if begin is None:
-                break
-            begin = None
-            continue
-        begin = (window[-1].key, window[-1].priority)
-    context.turns.routed = begin
+        has_begun = after is None
+        after = (window[-1].key, window[-1].priority) if len(window) == _ROUTED_AT_ONCE else None
+        is_of_one = after is not None and (window[0].key, window[0].priority) == after
+        if not is_of_one and (after is not None or has_begun):
+            break
+    context.turns.routed = after
 
 
-def _values(begin: tuple[str, int] | None) -> dict[str, Any]:
-    return {} if begin is None else {"key": begin[0], "priority": begin[1]}
+def _read(context: TableContext, connection: SqlConnection, after: tuple[str, int] | None) -> list[Any]:
+    """Lock the next new messages that no other transaction has locked, behind a key and a priority."""
+    if after is None:
+        return list(connection.execute(_window(context, "first"), {"count": _ROUTED_AT_ONCE}))
+    of = {"key": after[0], "priority": after[1]}
+    found = list(connection.execute(_window(context, "same"), {**of, "count": _ROUTED_AT_ONCE}))
+    if len(found) < _ROUTED_AT_ONCE:
+        left = _ROUTED_AT_ONCE - len(found)
+        found += connection.execute(_window(context, "later"), {"key": after[0], "count": left})
+    return found
 
 
 def _route(context: TableContext, connection: SqlConnection, window: Any, now: int) -> None:
@@ -53,7 +61,8 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
     if not new:
         return
     exist, locked = known(context, connection, new)
-    add(context, connection, {place: due for place, due in new.items() if place not in exist}, now)
+    missing = {place: its for place, its in seqs.items() if place not in exist}
+    add(context, connection, sorted(chain.from_iterable(missing.values())), {level for _, level in missing})
     earlier = {
         place: new[place]
         for place, row in locked.items()
@@ -61,21 +70,30 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
     }
     give_turns(context, connection, [place for place, due in earlier.items() if due <= now])
     put_off(context, connection, {place: due for place, due in earlier.items() if due > now})
+    if len(new) == 1 and len(window) == _ROUTED_AT_ONCE:
+        return  # the row stands for them, too, and claims mark them
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
         connection.execute(_marking(context), {"seqs": sorted(routed)})
 
 
 @built_once(maxsize=256)
-def _window(context: TableContext, *, begins: bool) -> sa.Select[*tuple[Any, ...]]:
+def _window(context: TableContext, keys: Literal["first", "same", "later"]) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    key = rows.c[MESSAGE_KEY]
-    chosen = sa.select(rows.c.seq, key.label("key"), rows.c.priority, rows.c.time_next).where(is_unrouted(rows))
-    if not begins:
-        last, priority = sa.bindparam("key", type_=key.type), sa.bindparam("priority", type_=sa.BigInteger)
-        chosen = chosen.where(key >= last, (key > last) | (rows.c.priority > priority))
+    key = context.sql.few(rows.c[MESSAGE_KEY])
+    last = sa.bindparam("key", type_=rows.c[MESSAGE_KEY].type)
+    # Not in one statement: no database searches the index from a pair on in all forms of the condition.
+    chosen = {
+        "first": (of_any_key(context),),
+        "same": (key == last, rows.c.priority > sa.bindparam("priority", type_=sa.BigInteger)),
+        "later": (key > last,),
+    }
     return (
-        chosen.order_by(key, rows.c.priority, rows.c.time_next).limit(_ROUTED_AT_ONCE).with_for_update(skip_locked=True)
+        sa.select(rows.c.seq, key.label("key"), rows.c.priority, rows.c.time_next)
+        .where(is_unrouted(rows), *chosen[keys])
+        .order_by(*(() if keys == "same" else (key,)), rows.c.priority, rows.c.time_next)
+        .limit(sa.bindparam("count", type_=sa.Integer))
+        .with_for_update(skip_locked=True)
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.driver_fast_path import Asked, execute_all
+from waterclock.database.driver_fast_path import Asked, execute_all, execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
@@ -123,55 +123,49 @@ def place_all(context: TableContext, connection: SqlConnection, places: Sequence
     sleeping = {place: first for place, first in zip(places, firsts, strict=True) if first is not None and first > now}
     put_off(context, connection, sleeping)
     gone = [_named(place) for place, first in zip(places, firsts, strict=True) if first is None]
-    if gone:
-        connection.execute(_deleting(context), gone)
+    execute_later(connection, *[(_deleting(context), place) for place in gone])
     return set(due)
 
 
 def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
     """Put rows off until a time, ns."""
-    if until:
-        connection.execute(_putting_off(context), [{**_named(place), "until": at} for place, at in until.items()])
+    putting_off = [(_putting_off(context), {**_named(place), "until": at}) for place, at in until.items()]
+    execute_later(connection, *putting_off)
 
 
 def give_turns(context: TableContext, connection: SqlConnection, places: Sequence[Place]) -> None:
     """Assign turns to rows, after all others, in this order."""
     if places:
-        turns = _turns(context, connection, places)
-        connection.execute(_giving(context), [{**_named(one), "to": to} for one, to in turns.items()])
+        last = max(_last_turns(context, connection, {level for _, level in places}))
+        turns = [{**_named(place), "to": last + nth} for nth, place in enumerate(places, 1)]
+        execute_later(connection, *[(_giving(context), values) for values in turns])
 
 
-def add(context: TableContext, connection: SqlConnection, dues: Mapping[Place, int], now: int) -> None:
-    """Insert rows with their due times, ns; those that are due are last in turn, in this order."""
-    if not dues:
-        return
-    turns = _turns(context, connection, [place for place, due in dues.items() if due <= now])
-    its = [
-        {
-            "table_id": context.table_id,
-            "message_key": key,
-            "level": level,
-            "is_due": int((key, level) in turns),
-            "due_at": due,
-            "turn": turns.get((key, level), 0),
-        }
-        for (key, level), due in dues.items()
-    ]
-    connection.execute(_adding, its)
+def add(context: TableContext, connection: SqlConnection, seqs: Sequence[int], levels: Collection[int]) -> None:
+    """Insert the missing rows of these messages; those that are due are last in turn."""
+    if seqs:
+        to = 1 + max(_last_turns(context, connection, levels))
+        connection.execute(_adding(context), {"seqs": seqs, "to": to})
 
 
-def _turns(context: TableContext, connection: SqlConnection, places: Iterable[Place]) -> dict[Place, int]:
-    """Return turns after all others of their level."""
-    by_level: dict[int, list[Place]] = {}
-    for place in places:
-        by_level.setdefault(place[1], []).append(place)
-    asked: list[Asked] = [(_last_turn(context), {"of": level}) for level in by_level]
-    lasts = [found.scalar() or 0 for found in execute_all(connection, asked)] if asked else []
-    return {
-        place: last + nth
-        for last, its in zip(lasts, by_level.values(), strict=True)
-        for nth, place in enumerate(its, 1)
-    }
+@built_once(maxsize=256)
+def _adding(context: TableContext) -> sa.Insert:
+    rows, first = context.rows, sa.func.min(context.rows.c.time_next)
+    its = sa.select(
+        sa.literal(context.table_id, sa.BigInteger),
+        rows.c[MESSAGE_KEY],
+        -rows.c.priority,
+        sa.case((first <= context.backend.now_sql(), 1), else_=0),
+        first,
+        sa.bindparam("to", type_=sa.BigInteger),
+    )
+    its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
+    return sa.insert(message_keys).from_select(message_keys.columns.keys(), its, include_defaults=False)
+
+
+def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterable[int]) -> list[int]:
+    asked: list[Asked] = [(_last_turn(context), {"of": level}) for level in levels]
+    return [found.scalar() or 0 for found in execute_all(connection, asked)]
 
 
 def _named(place: Place) -> dict[str, Any]:
@@ -189,9 +183,6 @@ def _this(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _level() -> sa.BindParameter[int]:
     return sa.bindparam("of", type_=sa.BigInteger)
-
-
-_adding = sa.insert(message_keys)  # compiled once
 
 
 @built_once(maxsize=256)
@@ -240,11 +231,16 @@ def keys_due(context: TableContext) -> sa.Select[Any, Any]:
     now = context.backend.now_sql()
     its = _of_table(context)
     waiting = sa.exists().where(its, _HAS_TURN)
-    unrouted = sa.exists().where(is_unrouted(context.rows))
+    unrouted = sa.exists().where(is_unrouted(context.rows), of_any_key(context))
     sleeping = sa.select(sa.func.min(message_keys.c.due_at)).where(its, _SLEEPS).scalar_subquery()
     return sa.select(sa.case((waiting | unrouted, now), else_=sleeping), now)
 
 
 def is_unrouted(rows: sa.Table) -> sa.ColumnElement[bool]:
     """Return the condition that a message may be due before the row of its key, or its key has no row."""
-    return rows.c.time_acked.is_(None) & (rows.c.routed != sa.literal_column("1"))
+    return rows.c.time_acked.is_(None) & (rows.c.routed == sa.literal_column("0"))
+
+
+def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return a condition that always holds, so that the index of unrouted messages answers a search for them."""
+    return context.sql.few(context.rows.c[MESSAGE_KEY]) >= sa.literal_column("''")

@@ -149,6 +149,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Add the column of keys with its indexes and its trigger."""
         add_keys(connection, rows, source, _KEYS[source.header is not None])
 
+    def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+        """Return the key itself: the server has no indexes by expressions, and its statistics are current."""
+        return key
+
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
         adopting.adopt(connection, rows, id_type, present, self.clock)

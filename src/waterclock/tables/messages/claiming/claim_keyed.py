@@ -23,6 +23,7 @@ from waterclock.tables.keys.key_rows import (
     give_turns,
     is_unrouted,
     next_turns,
+    of_any_key,
     of_place,
     owned,
     place_all,
@@ -161,7 +162,7 @@ def _look(context: TableContext) -> sa.Select[Any, Any, Any]:
     now = context.backend.now_sql()
     its = message_keys.c.table_id == context.table_id, message_keys.c.is_due == sa.literal_column("0")
     lapsed = sa.exists().where(*its, message_keys.c.due_at <= now)
-    return sa.select(now, sa.exists().where(is_unrouted(context.rows)), lapsed)
+    return sa.select(now, sa.exists().where(is_unrouted(context.rows), of_any_key(context)), lapsed)
 
 
 @built_once(maxsize=256)
