@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,11 +81,28 @@ def test_mistakes_in_a_file_are_named(
     assert "xyzzy" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["kafka://", "kafka://a:b", "kafka://user:word@host", "kafka://a/topic", "kafka://a,"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://",
+        "kafka://a:b",
+        "kafka://user:word@host",
+        "kafka://a/topic",
+        "kafka://a,",
+        "kafka://a:65536",
+        "kafka://a:0",
+    ],
+)
 def test_a_url_is_checked(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="url must be kafka://HOST") as caught:
         KafkaCluster.checked(url)
     assert "word" not in str(caught.value)
+
+
+def test_the_log_of_librdkafka_is_not_printed() -> None:
+    code = "from waterclock.ingest.kafka.client import _log; _log.error('FAIL [rdkafka#consumer-1]')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
 
 
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +111,7 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ([url], WRONG_USAGE, "topic is missing; name one with --topic"),
         ([url, "--topic", "t"], WRONG_USAGE, "kafka_topic is missing; name one with --kafka-topic"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--qos", "0"], WRONG_USAGE, "--qos is an option of MQTT"),
+        ([url, "--topic", "t", "--kafka-topic", "a", "--group", ""], WRONG_USAGE, "group must not be empty"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--property", "x"], WRONG_USAGE, "property must be NAME=VALUE"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--kafka-topic", "a"], WRONG_USAGE, "'a' occurs twice"),
         (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "options of Kafka need a URL of Kafka"),

@@ -29,7 +29,17 @@ def test_a_host_of_colons_is_shown_in_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["gateway", "http://gateway", "mqtt://", "mqtt://a/b", "mqtt://a?b=1", "mqtt://a:99999", "mqtt://u:secret@"]
+    "url",
+    [
+        "gateway",
+        "http://gateway",
+        "mqtt://",
+        "mqtt://a/b",
+        "mqtt://a?b=1",
+        "mqtt://a:99999",
+        "mqtt://a:0",
+        "mqtt://u:secret@",
+    ],
 )
 def test_another_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="url must be mqtt://HOST") as caught:

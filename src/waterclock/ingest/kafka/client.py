@@ -17,6 +17,7 @@ from waterclock.ingest.kafka.kafka_plan import KafkaCluster
 from waterclock.ingest.kafka.record import Record
 
 _log = logging.getLogger(__name__)
+_log.addHandler(logging.NullHandler())  # librdkafka logs each attempt to connect, of which events tell once
 
 _ANSWER_IN = 10.0  # s
 
@@ -187,7 +188,7 @@ def is_refusal(error: KafkaError) -> bool:
 def text_of(error: Exception | KafkaError) -> str:
     """Return the text of an error, for people."""
     inner = error.args[0] if isinstance(error, KafkaException) else error
-    return inner.str() if isinstance(inner, KafkaError) else str(inner)
+    return (inner.str() if isinstance(inner, KafkaError) else str(inner)).strip()
 
 
 def record_from(message: Message) -> Record:

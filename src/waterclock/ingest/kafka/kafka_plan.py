@@ -20,6 +20,8 @@ _LOST = ("stop", "skip")
 _URL = re.compile(r"kafka://([^/@?#]+)/?")
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(:[0-9]{1,5})?")
 _PORT = 9092
+_MOST_PORT = 65_535
+"""librdkafka would take the lower 16 bits of a larger one."""
 
 OURS = frozenset(
     {
@@ -65,8 +67,10 @@ class KafkaCluster:
         """
         found = _URL.fullmatch(url)
         servers = found[1].split(",") if found else []
-        if not servers or not all(_SERVER.fullmatch(each) for each in servers):
+        if not servers or not all(map(_is_server, servers)):
             raise InvalidArgumentError(f"url must be kafka://HOST[:PORT][,HOST[:PORT]…], got {shown(url)!r}")
+        if group == "":
+            raise InvalidArgumentError("group must not be empty; omit it to read all partitions")
         if ours := sorted(OURS & set(properties or {})):
             raise InvalidArgumentError(f"property {ours[0]} is set by waterclock; leave it out")
         written = [each if re.search(r":[0-9]+$", each) else f"{each}:{_PORT}" for each in servers]
@@ -124,3 +128,8 @@ def parse_start(text: str, now: int) -> Literal["earliest", "latest"] | int:
     if text == "earliest" or text == "latest":  # noqa: PLR1714  # the type checker follows this form
         return text
     return to_time(text, "start", now=now)
+
+
+def _is_server(text: str) -> bool:
+    found = _SERVER.fullmatch(text)
+    return found is not None and int((found[2] or ":1")[1:]) in range(1, _MOST_PORT + 1)

@@ -182,6 +182,7 @@ def _parsed(url: str) -> tuple[str, int, bool, str | None, str | None]:
         parts is None
         or parts.scheme not in _PORTS
         or not parts.hostname
+        or port == 0
         or parts.path.strip("/")
         or parts.query
         or parts.fragment

@@ -38,7 +38,9 @@ _TOPIC, _TOPIC_HEX, _RETAINED, _BYTES = (
 
 
 def check_most_payload(most_payload: int, largest_value: int) -> None:
-    """Raise InvalidArgumentError if payloads could take more than half of the largest statement."""
+    """Raise InvalidArgumentError for less than 1, or if payloads could take more than half of the largest statement."""
+    if most_payload < 1:
+        raise InvalidArgumentError(f"max_payload must be at least 1, got {most_payload}")
     if most_payload > largest_value // 2:
         raise InvalidArgumentError(
             f"max_payload must be at most {largest_value // 2}, half of the largest statement that the database"
