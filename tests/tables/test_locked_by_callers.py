@@ -13,6 +13,7 @@ from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.database.engines import mariadb, postgresql
+from waterclock.database.schema import table_catalogue
 from waterclock.errors import TimedOutError
 from waterclock.tables.consumers.heartbeats import leaving
 from waterclock.tables.databases import table_dialect
@@ -219,3 +220,23 @@ def test_options_are_altered_while_a_caller_keeps_a_group_that_continues_under_t
     one_that_comes = connect(clock=clock).table(table.name)
     clock.move("1h")
     assert [one.payload for one in one_that_comes.receive(consumer="y")] == ["a0", "a1"]
+
+
+def test_groups_end_while_plain_sql_has_locked_another_one(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+) -> None:
+    """MariaDB scans a small table for a DELETE of most of its rows."""
+    make_table(groups=groups)
+    monkeypatch.setattr(mariadb, "_SILENCE", mariadb._SILENCE + ", innodb_lock_wait_timeout = 1")
+    database = connect()
+    table = database.table("orders")
+    table.put_many({"payload": "x", "group": name, "closes_group": True} for name in "abcde")
+    deliveries = [one for one in table.receive(5) if one.group != "c"]
+    key = table_catalogue.groups.c.table_id == table.context.table_id, table_catalogue.groups.c.group_id == "c"
+    with database.backend.engine.begin() as connection, database.backend.patience(0.1):
+        connection.execute(sa.select(table_catalogue.groups.c.head).where(*key).with_for_update()).all()
+        table.ack(deliveries)
+    assert [info.group for info in table.groups.list()] == ["c"]

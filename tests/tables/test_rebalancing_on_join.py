@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.schema.table_catalogue import groups, message_tables
+from waterclock.database.schema.table_catalogue import consumers, groups, message_tables
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.consumers.receiving import Request, seconds_until_due
 from waterclock.tables.groups.rebalancing import plan_moves
+from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
 
+from .callers import wait_until_waiting
 from .conftest import MovableClock
 from .grouped import names, put
 
@@ -142,6 +145,52 @@ def test_consumers_that_join_while_others_hold_locks_get_their_share_later(
     assert table.receive(10, consumer="z") == []
     assert sorted(owners(table).values()) == ["x", "y", "z"]
     assert not table._context.unbalanced
+
+
+def test_groups_that_are_moving_to_a_consumer_count_for_max_groups(table: MessageTable) -> None:
+    put(table, "a1", "b1", "c1")
+    held = table.receive(10, consumer="x")
+    assert table.receive(consumer="y", max_groups=1) == []
+    assert table.groups.info("c").state == "draining"
+    put(table, "d1")
+    assert table.receive(consumer="y", max_groups=1) == []
+    table.ack(held)
+    assert owners(table) == {"a": "x", "b": "x", "c": "y", "d": ""}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite has one writer
+def test_a_consumer_that_is_claiming_gets_no_group_until_the_next_rebalancing(
+    table: MessageTable, database: Database
+) -> None:
+    begin_groups(table, "a", "b", "c", "d")
+    table.alter(rebalance="manual")
+    assert table.receive(consumer="y", max_groups=1) == []
+    table.alter(rebalance="join")
+    with database.begin() as connection:
+        claiming = sa.select(consumers.c.name).where(consumers.c.name == "y").with_for_update()
+        connection.execute(claiming.where(consumers.c.table_id == table.context.table_id)).all()
+        assert table.receive(consumer="z") == []
+    assert sorted(owners(table).values()) == ["x", "x", "z", "z"]
+    assert table.receive(consumer="z") == []
+    assert sorted(owners(table).values()) == ["x", "x", "y", "z"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite has one writer
+def test_the_command_waits_for_a_consumer_that_is_claiming(table: MessageTable, database: Database) -> None:
+    begin_groups(table, "a", "b")
+    table.alter(rebalance="manual")
+    assert table.receive(consumer="y", max_groups=1) == []
+    put(table, "c1")
+    with ThreadPoolExecutor(1) as pool, database.begin() as connection:
+        claiming = sa.select(consumers.c.name).where(consumers.c.name == "y").with_for_update()
+        connection.execute(claiming.where(consumers.c.table_id == table.context.table_id)).all()
+        commanding = pool.submit(table.groups.rebalance)
+        wait_until_waiting(database, 1)
+        route(table.context, connection)
+        of_c = groups.c.table_id == table.context.table_id, groups.c.group_id == "c"
+        connection.execute(sa.update(groups).where(*of_c).values(assigned="y"))
+        connection.commit()
+        assert commanding.result().done == 0
 
 
 @pytest.mark.one_database

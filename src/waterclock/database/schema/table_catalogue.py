@@ -136,6 +136,7 @@ groups = sa.Table(
     # their beginning: their messages are stored together, unlike those of neighbours by name.
     _index_of("due", "ready_at IS NOT NULL", "assigned", "table_id", "priority", "ready_at", "first_seq"),
     _index_of("assigned", "assigned <> ''", "assigned", "table_id", "group_id"),
+    _index_of("draining", "drain_to IS NOT NULL", "drain_to", "table_id"),
     _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
     # For monitoring. MariaDB would have to update it at each claim; there the index of due groups has these, too.
     _index_of("blocked", "ready_at IS NULL AND head IS NOT NULL", "table_id").ddl_if(callable_=_has_partial_indexes),

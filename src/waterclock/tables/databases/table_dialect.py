@@ -205,6 +205,17 @@ class TableDialect(ABC):
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
 
+    def delete_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        which: sa.ColumnElement[bool],
+    ) -> sa.Delete | sa.TextClause:
+        """Delete those of the rows that `any_key` selects for which ``which`` is true. Waits for no other row."""
+        return sa.delete(table).where(self.any_key(table, value, columns, name), which)
+
     def of_table(self, column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
         """Return the condition that a row belongs to a table, for rows searched by key or read in key order."""
         return column == value

@@ -17,6 +17,7 @@ from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.group_state import (
     Out,
     belongs_to,
+    drains_to,
     epoch_begun,
     has_something_out,
     lock_groups,
@@ -253,16 +254,19 @@ def has_room(context: TableContext) -> sa.ColumnElement[bool]:
     return sa.or_(consumers.c.max_groups.is_(None), consumers.c.max_groups > _count_of(context, consumers.c.name))
 
 
-def _count_of(context: TableContext, owner: sa.ColumnElement[str]) -> sa.ScalarSelect[int]:
-    owned = sa.select(sa.func.count()).select_from(groups)
-    owned = owned.where(groups.c.table_id == context.table_id, belongs_to(owner))
-    return owned.correlate(consumers).scalar_subquery()
+def _count_of(context: TableContext, owner: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
+    """Count a consumer's groups, and those that are draining to it."""
+    counted = sa.select(sa.func.count()).select_from(groups).where(groups.c.table_id == context.table_id)
+    owned, coming = (
+        counted.where(which).correlate(consumers).scalar_subquery() for which in (belongs_to(owner), drains_to(owner))
+    )
+    return owned + coming
 
 
 def room_of(context: TableContext, connection: SqlConnection, me: str, most: int) -> int:
-    """Return how many more groups a consumer may have, at most ``most``; reads no more than those."""
+    """Return how many more groups a consumer may have, at most ``most``; reads at most twice as many."""
     has = connection.execute(_counting(), {"table": context.table_id, "who": me, "most": most}).scalar_one()
-    return most - has
+    return max(0, most - has)
 
 
 def is_ownerless() -> sa.ColumnElement[bool]:
@@ -329,12 +333,13 @@ def _release(context: TableContext, connection: SqlConnection, names: list[str])
 
 @built_once(maxsize=1)
 def _counting() -> sa.Select[Any]:
-    its = (
-        sa.select(groups.c.group_id)
-        .where(groups.c.table_id == sa.bindparam("table"), belongs_to(sa.bindparam("who")))
-        .limit(sa.bindparam("most"))
+    who = sa.bindparam("who", type_=groups.c.assigned.type)
+    chosen = sa.select(groups.c.group_id).where(groups.c.table_id == sa.bindparam("table"))
+    owned, coming = (
+        chosen.where(which).limit(sa.bindparam("most")).subquery() for which in (belongs_to(who), drains_to(who))
     )
-    return sa.select(sa.func.count()).select_from(its.subquery())
+    owned, coming = (sa.select(sa.func.count()).select_from(some).scalar_subquery() for some in (owned, coming))
+    return sa.select(owned + coming)
 
 
 @built_once(maxsize=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ def is_assigned(who: Any) -> sa.ColumnElement[bool]:
 def belongs_to(consumer: Any) -> sa.ColumnElement[bool]:
     """Select a consumer's groups by the index of assigned groups."""
     return (groups.c.assigned == consumer) & (groups.c.assigned != sa.literal_column("''"))
+
+
+def drains_to(consumer: Any) -> sa.ColumnElement[bool]:
+    """Select the groups of others that go to a consumer once nothing of them is leased, by their own index."""
+    return (groups.c.drain_to == consumer) & (groups.c.assigned != consumer)
 
 
 def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
@@ -168,7 +173,7 @@ def settle(
         )
 
 
-def settling_kept(context: TableContext, *, may_end: bool) -> list[sa.Update | sa.Delete]:
+def settling_kept(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:
     """Return the statements of `settle` for the groups whose names are kept, if no acks are held back."""
     exclusive = [_drained(context, KEPT)] if context.options.groups == "exclusive" else []
     return [_note(context, KEPT), *exclusive, _ended(context, KEPT)] if may_end else [_note(context, KEPT)]
@@ -426,8 +431,9 @@ def first_closing(context: TableContext, *conditions: sa.ColumnElement[bool]) ->
 
 
 @built_once(maxsize=256)
-def _ended(context: TableContext, name: str = "groups") -> sa.Delete:
-    return sa.delete(groups).where(these_groups(context, name), groups.c.head.is_(None), *_needless())
+def _ended(context: TableContext, name: str = "groups") -> sa.Delete | sa.TextClause:
+    key = groups.c.table_id, groups.c.group_id
+    return context.sql.delete_keys(groups, context.table_id, key, name, sa.and_(groups.c.head.is_(None), *_needless()))
 
 
 def _needless() -> tuple[sa.ColumnElement[bool], ...]:

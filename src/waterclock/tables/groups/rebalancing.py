@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import consumers, groups
-from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.consumers import GONE
@@ -41,10 +41,22 @@ class Moved:
     is_done: bool = True
 
 
-def rebalance(context: TableContext, connection: SqlConnection, now: int, *, dry_run: bool = False) -> Moved:
-    """Move groups from consumers with many to those with few. Waits for no lock: others move instead of locked ones."""
-    living = connection.execute(_living(), {"table": context.table_id, "now": now})
-    limits = {row.name: row.max_groups for row in living}
+def rebalance(
+    context: TableContext, connection: SqlConnection, now: int, *, dry_run: bool = False, waits: bool = False
+) -> Moved:
+    """Move groups from consumers with many to those with few. Other groups move instead of locked ones.
+
+    It locks the consumers: otherwise one could take a group in the meantime, and get more than its ``max_groups``, or
+    leave.
+
+    Parameters
+    ----------
+    waits
+        Whether to wait for consumers that are claiming. Otherwise they keep their groups and get none.
+    """
+    its = {"table": context.table_id, "now": now}
+    everyone = _limits(connection.execute(_living(), its))
+    limits = everyone if dry_run else _limits(connection.execute(_locking(waits=waits), its))
     moved: dict[str, bool] = {}
     locked: set[str] = set()
     is_done = True
@@ -52,19 +64,27 @@ def rebalance(context: TableContext, connection: SqlConnection, now: int, *, dry
         owned = connection.execute(_owned(context)).all() if limits else []
         owners = {row.group_id: row.assigned if row.drain_to is None else row.drain_to for row in owned}
         fixed = {row.group_id for row in owned if row.drain_to is not None or row.pinned}
-        known = {name: owner for name, owner in owners.items() if owner in limits}
-        moves = plan_moves(known, limits, fixed | locked)
+        moves = plan_moves(_owned_by(limits, owners), limits, fixed | locked)
         free = moves.keys() if dry_run else set(lock_free_groups(context, connection, moves))
         moved |= {row.group_id: bool(row.is_out) for row in owned if row.group_id in free}
         if not dry_run:
             _move(context, connection, sorted(free), moves, owners)
         locked.update(moves.keys() - free)
-        known |= {name: moves[name] for name in free}
-        is_done = not locked or not plan_moves(known, limits, fixed)
+        after = owners | {name: moves[name] for name in free}
+        is_all = not locked and everyone.keys() <= limits.keys()
+        is_done = is_all or not plan_moves(_owned_by(everyone, after), everyone, fixed)
         if len(free) == len(moves):
             break
     later = sum(moved.values())
     return Moved(len(moved) - later, later, is_done)
+
+
+def _limits(found: SqlRows) -> dict[str, int | None]:
+    return {row.name: row.max_groups for row in found}
+
+
+def _owned_by(names: Collection[str], owners: Mapping[str, str]) -> dict[str, str]:
+    return {group_id: owner for group_id, owner in owners.items() if owner in names}
 
 
 def _move(
@@ -119,6 +139,11 @@ def _living() -> sa.Select[Any, Any]:
     return sa.select(consumers.c.name, consumers.c.max_groups).where(
         consumers.c.table_id == sa.bindparam("table"), *lives
     )
+
+
+@built_once(maxsize=2)
+def _locking(*, waits: bool) -> sa.Select[Any, Any]:
+    return _living().order_by(consumers.c.name).with_for_update(skip_locked=not waits)
 
 
 @built_once(maxsize=256)

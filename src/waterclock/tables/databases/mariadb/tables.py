@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import DDL, CreateIndex, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
@@ -193,6 +194,37 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Return the condition that ``column`` is in the list bound as ``name``."""
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
+
+    def lock_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select and lock them by key: the server scans a small table, and waits for locked rows that it skips."""
+        chosen = super().lock_keys(table, value, columns, name, skip_locked=skip_locked)
+        return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
+
+    def delete_keys(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        which: sa.ColumnElement[bool],
+    ) -> sa.TextClause:
+        """Delete them one by one: a DELETE that scans a small table waits for locked rows that it does not delete.
+
+        Only an outer join makes the server begin with the names.
+        """
+        theirs = sa.and_(columns[0] == value, columns[1] == sa.literal_column("wanted.name"), which)
+        on = theirs.compile(dialect=mysql.dialect(), compile_kwargs={"literal_binds": True})
+        listed = f"JSON_TABLE(:{name}, '$[*]' COLUMNS (name {columns[1].type.compile(mysql.dialect())} PATH '$'))"
+        text = f"DELETE {table.name} FROM {listed} AS wanted LEFT JOIN {table.name} ON {on}"  # all ours
+        return sa.text(text).bindparams(sa.bindparam(name, type_=JsonList()))
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
         """Update messages by their seqs. Only an outer join makes the server begin with the pairs."""

@@ -134,5 +134,5 @@ def _mark_routed(context: TableContext) -> sa.Update:
 def rebalance(context: TableContext, connection: sa.Connection, *, dry_run: bool) -> GroupChange:
     """Move groups from consumers with many to those with few, without touching messages in flight."""
     now = context.backend.now(connection)
-    moved = rebalancing.rebalance(context, connection, now, dry_run=dry_run)
+    moved = rebalancing.rebalance(context, connection, now, dry_run=dry_run, waits=True)
     return GroupChange(moved.at_once, moved.later)
