@@ -11,6 +11,8 @@ import pytest
 from tests.statements import statements_of
 
 from waterclock.connection import Database
+from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS
+from waterclock.tables.groups.consumers import renew
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
 from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound
@@ -176,3 +178,22 @@ def test_a_group_that_an_open_transaction_sets_free_is_found(
         table.ack([first], connection=connection)
         pass_through(table, 3)
     assert [one.group for one in table.receive(10)] == ["a"]
+
+
+def test_renewing_a_consumers_lease_adds_few_index_entries(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    table.receive(consumer="x")
+    context = table.context
+    slot = (context.backend.now_about() >> LEASE_SLOT_BITS) + 9
+    query = (
+        "SELECT pg_stat_get_xact_tuples_updated(oid), pg_stat_get_xact_tuples_hot_updated(oid) FROM pg_class"
+        " WHERE oid = to_regclass('waterclock_consumers')"
+    )
+    with database.begin() as connection:  # whose own versions of the row the server keeps, too
+        for number in range(FINISHED):
+            renew(context, connection, "x", (slot << LEASE_SLOT_BITS) + number)
+        changed, hot = connection.exec_driver_sql(query).one()
+    assert changed == FINISHED
+    assert changed - hot < FINISHED / 20

@@ -143,6 +143,9 @@ groups = sa.Table(
 )
 """One row for each group that has messages, or an owner: when it may be sent next, and to which consumer."""
 
+LEASE_SLOT_BITS = 33
+"""Leases that end within the same 8.6 s have the same slot: most renewals leave it as it is."""
+
 consumers = sa.Table(
     "waterclock_consumers",
     metadata,
@@ -156,7 +159,15 @@ consumers = sa.Table(
         doc="Without a heartbeat until then, its groups go to other consumers, ns.",
     ),
     sa.Column("max_groups", BigInt, doc="How many groups it takes at most; NULL: any number."),
-    sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_until"),
+    sa.Column(
+        "lease_slot",
+        BigInt,
+        sa.Computed(f"lease_until >> {LEASE_SLOT_BITS}", persisted=True),
+        doc=f"`lease_until` in units of 2^{LEASE_SLOT_BITS} ns, for the index.",
+    ),
+    # Not lease_until: each claim changes that, and PostgreSQL would enter the row into all indexes again. So a row was
+    # found among thousands of dead entries while a transaction held an old snapshot.
+    sa.Index("waterclock_consumers_lease_idx", "table_id", "lease_slot"),
 )
 """One row for each live consumer of a table with exclusive groups."""
 

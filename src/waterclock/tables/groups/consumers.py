@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.database.driver_fast_path import Asked, execute_later
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import consumers, groups
+from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS, consumers, groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
@@ -174,7 +174,7 @@ def may_claim(context: TableContext, name: sa.ColumnElement[str]) -> sa.ColumnEl
         consumers.c.lease_until >= now + (wait - wait // 3),
         consumers.c.max_groups.is_not_distinct_from(sa.bindparam("most_groups", type_=sa.BigInteger)),
     )
-    over = sa.exists().where(its, consumers.c.lease_until <= now)
+    over = sa.exists().where(its, _is_over(now))
     if context.options.group_idle is None:
         return alive & ~over
     unused = sa.exists().where(
@@ -448,15 +448,17 @@ def _leaving_later() -> sa.Update:
     )
 
 
+def _is_over(now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    slot = now.bitwise_rshift(sa.literal_column(str(LEASE_SLOT_BITS)))
+    return (consumers.c.lease_slot <= slot) & (consumers.c.lease_until <= now)
+
+
 @built_once(maxsize=1)
 def _lapsed() -> sa.Select[Any]:
     return (
         sa.select(consumers.c.name)
-        .where(
-            consumers.c.table_id == sa.bindparam("table"),
-            consumers.c.lease_until <= sa.bindparam("now", type_=sa.BigInteger),
-        )
-        .order_by(consumers.c.lease_until)
+        .where(consumers.c.table_id == sa.bindparam("table"), _is_over(sa.bindparam("now", type_=sa.BigInteger)))
+        .order_by(consumers.c.lease_slot)
         .limit(3)
         .with_for_update(skip_locked=True)
     )
