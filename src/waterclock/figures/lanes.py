@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from waterclock.batching.batch import Batch, Rejection
@@ -53,7 +53,9 @@ def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tupl
     A message further away than ten times the windows' stretch is left out: a single wrong clock would squeeze the rest
     into a pixel.
     """
-    messages = chain((m for batch in batches for m in batch.messages), (message for message, _ in rejected))
+    messages = chain(
+        (m for batch in map(at_aligned_times, batches) for m in batch.messages), (message for message, _ in rejected)
+    )
     times = [message.event_time for message in messages]
     if not batches:
         return (min(times), max(times)) if times else None
@@ -61,6 +63,14 @@ def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tupl
     reach = 10 * max(last - first, _SECOND)
     near = [time for time in times if first - reach <= time <= last + reach]
     return min(first, *near), max(last, *near)
+
+
+def at_aligned_times(batch: Batch) -> Batch:
+    """Move the messages of a batch to the times by which its window was chosen."""
+    if not batch.offsets:
+        return batch
+    moved = (m.replace(event_time=m.event_time + batch.offsets.get(m.stream, 0)) for m in batch.messages)
+    return replace(batch, messages=tuple(sorted(moved, key=lambda message: message.event_time)), offsets={})
 
 
 def sort_into_lanes(
@@ -80,7 +90,7 @@ def sort_into_lanes(
     if order is None:
         order = sorted({batch.source for batch in batches} | {message.source for message, _ in rejected})
     lanes = {source: Lane(source) for source in order}
-    for batch in batches:
+    for batch in map(at_aligned_times, batches):
         lane = lanes.get(batch.source)
         if lane is not None:
             lane.accepted += [message for message in batch.messages if start <= message.event_time <= end]

@@ -47,4 +47,9 @@ def laid_out(arrivals: list[list[Message]], names: list[str]) -> tuple[Any, Any,
     return codes, times, np.cumsum([0, *map(len, arrivals)])
 
 
+def received(arrivals: list[list[Message]]) -> Any:
+    """Return the receive times; 0 for none."""
+    return np.array([m.receive_time or 0 for call in arrivals for m in call], np.int64)
+
+
 NAMES = ["log", "a", "b", "c", "late", "det", "mon", "cpu", "disk"]

@@ -8,6 +8,8 @@ from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, at
 from tests.figures.rate_drawing import rate_drawing
 
+from waterclock.figures.lanes import at_aligned_times
+
 DRAWINGS = Path(__file__).parents[3] / "docs" / "images" / "rate"
 _LONGEST = 32 * SECOND
 
@@ -23,7 +25,7 @@ def drawing(path: Path) -> str:
     if batcher.window is not None and waiting:
         near.append(min(batcher.window[1], max(near) + SECOND // 4))
     return rate_drawing(
-        batches,
+        list(map(at_aligned_times, batches)),
         waiting,
         in_progress=batcher.window,
         start=at(-1),

@@ -50,13 +50,19 @@ class Scenario:
     def read(cls, path: Path) -> Scenario:
         return cls(**tomllib.loads(path.read_text("utf-8")))
 
+    @property
+    def is_received(self) -> bool:
+        """Whether its messages have receive times, which only some options need."""
+        return self.options.get("clocks") == "align"
+
     def calls(self) -> Iterator[tuple[float, list[Message]]]:
         """Yield what arrives together, and when, s."""
         arrivals = sorted((a for burst in self.bursts for a in _arrivals(burst)), key=itemgetter(0))
         arrivals += [(look, _TOGETHER, None) for look in self.looks]
         arrivals.sort(key=itemgetter(0))
         for (arrival, _), group in groupby(arrivals, itemgetter(0, 1)):
-            yield arrival, [m for _, _, m in group if m is not None]
+            messages = [m for _, _, m in group if m is not None]
+            yield arrival, [m.replace(receive_time=at(arrival)) for m in messages] if self.is_received else messages
 
     def run(self, *, restoring: bool = False) -> tuple[RateAwareBatcher, list[Batch]]:
         """Give what arrives to a batcher, ``restoring`` it from its own state before each call."""

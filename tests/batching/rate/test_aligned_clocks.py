@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,9 +21,12 @@ from tests.batching.rate.clocks import (
     timeouts,
     traffic,
 )
+from tests.batching.rate.columns import NAMES, Described, described_columns, laid_out, received, run_class
 from tests.batching.rate.traffic import SECOND, at, calls, feed, frozen, options, pulses
+from tests.kernel_forms import in_form
 
 from waterclock.batching.batch import Batch
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.aligned import ClockAlignment
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
@@ -141,3 +146,42 @@ def test_damaged_alignment_in_a_state_is_refused() -> None:
         ClockAlignment.from_facts([{"a": [1, 2]}, 0, []], [])
     with pytest.raises(ValueError, match="longer than argument 1"):
         ClockAlignment.from_facts([{}, 0, [[0, 0]]], [])
+
+
+@given(calls(), options, st.lists(st.integers(0, 60), max_size=3), st.integers(0, 3 * SECOND), st.booleans())
+@settings(max_examples=50)
+def test_columns_align_clocks_as_the_class_does(
+    arrivals: list[list[Message]], chosen: dict[str, Any], cuts: list[int], delay: int, compiled: bool
+) -> None:
+    arrivals = received_late(arrivals, delay)
+    columns = RateAwareColumns(NAMES[:2], **chosen, clocks="align")
+    columns.admit(NAMES[2:], chosen["gated"])
+    found: list[Described] = []
+    outside = 0
+    with in_form(compiled=compiled):
+        codes, times, _ = laid_out(arrivals, NAMES)
+        for first, stop in pairwise([0, *sorted(cuts), len(arrivals)]):
+            some = arrivals[first:stop]
+            batches = columns.add(*laid_out(some, NAMES), flush=stop == len(arrivals), receive_times=received(some))
+            found += described_columns(batches)
+            outside += batches.outside(codes, times).sum()
+            columns = RateAwareColumns.restore(columns.state())
+    assert found == run_class(arrivals, {**chosen, "clocks": "align"})
+    counted = [counts.total for batch in run(arrivals, **chosen, clocks="align") for counts in batch.outside.values()]
+    assert outside == sum(counted)
+
+
+def test_aligned_columns_need_a_receive_time_for_each_message() -> None:
+    columns = RateAwareColumns(["a"], clocks="align")
+    for missing, says in ((None, "must be given if clocks are aligned, got None"), ([1], "equal lengths, got 1 and 2")):
+        with pytest.raises(InvalidArgumentError, match=f"receive_times .*{says}"):
+            columns.add(np.zeros(2, np.int64), np.array([at(0), at(1)]), receive_times=missing and np.array(missing))
+    assert columns.buffered == 0
+
+
+def test_a_backlog_that_was_received_at_once_keeps_its_distances() -> None:
+    backlog = [m.replace(receive_time=at(60)) for m in pulses("a", 14, 0, 10)]
+    [batch] = RateAwareBatcher(clock=frozen, clocks="align").add(backlog)
+    newest = backlog[-1].event_time
+    assert batch.offsets == {"a": at(60) - newest}
+    assert batch.end - batch.start == newest - backlog[0].event_time

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, run_class
+from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, received, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
 
@@ -140,8 +140,10 @@ def test_a_scenario_gives_the_same_batches_in_columns(path: Any) -> None:
             columns.set_batch_length(lengths.pop(due))
         names += [m.stream for m in messages]
         clock = np.array([round(arrival * SECOND)]) if scenario.wall_clock else None
-        batches += described_columns(columns.add(*laid_out([messages], NAMES), clock))
-    batches += described_columns(columns.add(*laid_out([], NAMES), flush=scenario.flush))
+        batches += described_columns(
+            columns.add(*laid_out([messages], NAMES), clock, receive_times=received([messages]))
+        )
+    batches += described_columns(columns.add(*laid_out([], NAMES), flush=scenario.flush, receive_times=received([])))
     counts = [dict(sorted(Counter(names[number] for number in batch[4]).items())) for batch in batches]
     expected = [(batch["reason"], batch["messages"]) for batch in scenario.batches]
     assert [(batch[3], count) for batch, count in zip(batches, counts, strict=True)] == expected
@@ -261,7 +263,7 @@ def test_a_strange_state_is_refused(state: bytes) -> None:
 
 def test_compressed_zeros_do_not_fill_the_memory() -> None:
     head = b'{"version": 1, "factor": null, "count": 0,'
-    head += b'"shapes": [[1],[27],[0,20],[0,32],[0],[0],[0],[0],[0,5],[0,3]]}\n'
+    head += b'"shapes": [[1],[27],[0,20],[0,32],[0],[0],[0],[0],[0,0],[0],[0,5],[0,3]]}\n'
     bomb = zlib.compress(bytes(10**6), 9) * 20
     with pytest.raises(DamagedError, match="expected arrays of 220 bytes"):
         RateAwareColumns.restore(framed(b"WCC1", head, bomb))

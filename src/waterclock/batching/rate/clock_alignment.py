@@ -56,7 +56,12 @@ FASTEST_DRIFT = 50_000_000
 """The largest drift, ns per second. A clock that is faster or slower is broken."""
 
 FARTHEST = 2**62
-"""Only times nearer to the epoch than this (ns) are aligned, so that differences fit 64 bits."""
+"""Only times nearer to the epoch than this (ns) are aligned, if they are half as near to each other: so differences and
+sums fit 64 bits. It is 146 years.
+"""
+
+# The values of BEGUN.
+UNKNOWN, MET, KNOWN = range(3)
 
 # The columns of a row; the points follow, two columns each: the event time, and the offset there.
 (
@@ -125,7 +130,7 @@ def _fit(row: Any) -> None:
         for right in range(first, stop, 2):
             if row[right] <= middle:
                 continue
-            drift = (row[right + 1] - row[left + 1]) / (row[right] - row[left])
+            drift = float(row[right + 1] - row[left + 1]) / float(row[right] - row[left])
             there = row[right + 1] - drift * (row[right] - middle)
             if not found or there < lowest_there:
                 found = True
@@ -179,26 +184,47 @@ def _was_set_back(row: Any, event_time: int, off: int) -> bool:
 
 
 @njit(error_model="numpy")
+def _may_be_aligned(event_time: int, receive_time: int) -> bool:
+    if not (-FARTHEST < event_time < FARTHEST and -FARTHEST < receive_time < FARTHEST):
+        return False
+    return abs(receive_time - event_time) < FARTHEST // 2
+
+
+@njit(error_model="numpy")
+def meet(row: Any, event_time: int, receive_time: int) -> None:
+    """Look at a message of a call before the offsets of the call are asked for.
+
+    The first call of a stream may be a backlog that was received at once. Its fastest message then shows the offset.
+    """
+    if row[BEGUN] == KNOWN or not _may_be_aligned(event_time, receive_time):
+        return
+    delay = receive_time - event_time
+    if row[BEGUN] == MET and delay >= row[OFFSET]:
+        return
+    if row[BEGUN] == UNKNOWN:
+        row[BEGUN] = MET
+        row[NEWEST] = -FARTHEST
+        row[SETTLES] = SETTLING
+        row[PART_ENDS] = receive_time - receive_time % PART + PART
+    row[ORIGIN] = row[LOW_AT] = event_time
+    row[OFFSET] = row[LOW] = delay
+
+
+@njit(error_model="numpy")
 def offset_of(row: Any, event_time: int, receive_time: int) -> int:
     """Return the offset (ns) to add to a message's event time, and learn from the message.
 
     Parameters
     ----------
     row
-        Of the message's stream; zeros before its first message.
+        Of the message's stream, which `meet` has seen; zeros before its first message.
     event_time, receive_time
         ns.
     """
-    if abs(event_time) >= FARTHEST or abs(receive_time) >= FARTHEST:
+    if not _may_be_aligned(event_time, receive_time):
         return 0
+    row[BEGUN] = KNOWN
     delay = receive_time - event_time
-    if row[BEGUN] == 0:
-        row[BEGUN] = 1
-        row[ORIGIN] = row[NEWEST] = row[LOW_AT] = event_time
-        row[OFFSET] = row[LOW] = delay
-        row[SETTLES] = SETTLING
-        row[PART_ENDS] = receive_time - receive_time % PART + PART
-        return delay
     starts = receive_time >= row[PART_ENDS]
     if starts:
         _end_part(row)
@@ -224,12 +250,19 @@ def offset_of(row: Any, event_time: int, receive_time: int) -> int:
 
 
 @njit(
-    types.void(types.Array(types.int64, 2, "C"), _times, _times, _times, types.Array(types.int64, 1, "C")),
+    types.void(types.Array(types.int64, 2, "C"), *[_times] * 4, types.Array(types.int64, 1, "C")),
     cache=True,
     nogil=True,
     error_model="numpy",
 )
-def offsets_of(rows: Ints, row_of: Ints, event_times: Ints, receive_times: Ints, offsets: Ints) -> None:
-    """Write the offset of each message, in order of arrival; message k is of the stream of row ``row_of[k]``."""
-    for message in range(len(row_of)):
-        offsets[message] = offset_of(rows[row_of[message]], event_times[message], receive_times[message])
+def offsets_of(rows: Ints, calls: Ints, row_of: Ints, event_times: Ints, receive_times: Ints, offsets: Ints) -> None:
+    """Write the offset of each message, in order of arrival; message k is of the stream of row ``row_of[k]``.
+
+    Call c brought the messages from ``calls[c]`` to before ``calls[c + 1]``.
+    """
+    for call in range(len(calls) - 1):
+        for message in range(calls[call], calls[call + 1]):
+            meet(rows[row_of[message]], event_times[message], receive_times[message])
+        for message in range(calls[call], calls[call + 1]):
+            row = rows[row_of[message]]
+            offsets[message] = offset_of(row, event_times[message], receive_times[message])

@@ -118,7 +118,7 @@ class RateStream:
         times = np.ascontiguousarray(ordered.messages["event_time"])
         self._warn_of_long_calls(ordered, times, is_new, calls)
         places = self._places(ordered)
-        offsets = self._aligned(ordered, places, times, is_new)
+        offsets = self._aligned(ordered, places, times, is_new, calls)
         rows = self._rules.pairs[places, 2]
         found = self._rules.add(rows, times + offsets, _bounds(ordered), calls, lives.ends | flush)
         self._keep(ordered.take(found.kept), offsets[found.kept], lives)
@@ -210,14 +210,19 @@ class RateStream:
         )
 
     def _aligned(
-        self, ordered: ManySources, places: npt.NDArray[np.int64], times: npt.NDArray[np.int64], is_new: Flags
+        self,
+        ordered: ManySources,
+        places: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        is_new: Flags,
+        calls: Flags,
     ) -> npt.NDArray[np.int64]:
         """Return the ns by which each message is aligned; new messages follow the kept ones of their source."""
         offsets = np.zeros(len(times), np.int64)
         if self._options.aligns:
             offsets[~is_new] = self._offsets
             received = np.ascontiguousarray(ordered.messages["receive_time"][is_new])
-            offsets[is_new] = self._rules.offsets_of(places[is_new], times[is_new], received)
+            offsets[is_new] = self._rules.offsets_of(places[is_new], times[is_new], received, calls[is_new])
         return offsets
 
     def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> Lives:

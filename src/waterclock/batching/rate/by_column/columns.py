@@ -11,7 +11,8 @@ import numpy.typing as npt
 from waterclock._support.quoting import quoted
 from waterclock.batching.kernels import Kernel
 from waterclock.batching.rate.by_column.columns_state import RateColumnsState
-from waterclock.batching.rate.by_column.outside import count_outside
+from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
+from waterclock.batching.rate.by_message.aligned import ALIGNMENT, Clocks, checked_clocks
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import ERA, Gated, RateRule, gate_chooser
 from waterclock.errors import InvalidArgumentError
@@ -37,6 +38,8 @@ class RateBatches(NamedTuple):
         Batch k holds ``messages[offsets[k]:offsets[k + 1]]``; int64, one more than batches.
     messages
         Numbers of messages in the order in which they joined their batch, int64; the very first message is number 0.
+    shifts
+        The ns by which each of ``messages`` was aligned, int64; zeros unless clocks are aligned.
     """
 
     starts: Ints
@@ -45,6 +48,7 @@ class RateBatches(NamedTuple):
     reasons: tuple[str, ...]
     offsets: Ints
     messages: Ints
+    shifts: Ints
 
     def batch_of(self, count: int, first: int = 0) -> Ints:
         """Return the batch of each message from ``first`` on, as its place here; -1 without one."""
@@ -65,7 +69,12 @@ class RateBatches(NamedTuple):
         """
         windows = np.array([reason != "start" for reason in self.reasons], np.bool_)
         numbers = self.messages - first
-        return count_outside(self.starts, self.ends, windows, self.offsets, streams[numbers], event_times[numbers])
+        streams, times = streams[numbers], event_times[numbers]
+        if self.shifts.any():
+            batches = np.repeat(np.arange(len(self.starts)), np.diff(self.offsets))
+            latest, pair = latest_of_streams(batches, streams, times + self.shifts, self.shifts)
+            times = times + self.shifts[latest][pair]
+        return count_outside(self.starts, self.ends, windows, self.offsets, streams, times)
 
 
 class RateAwareColumns:
@@ -78,7 +87,7 @@ class RateAwareColumns:
     ----------
     streams
         The names of the streams, which the numbers in `add` refer to.
-    batch_length, timeout, gated
+    batch_length, timeout, gated, clocks
         As of `RateAwareBatcher`.
 
     Raises
@@ -94,6 +103,7 @@ class RateAwareColumns:
     """
 
     __slots__ = (
+        "_clocks",
         "_codes",
         "_count",
         "_factor",
@@ -103,6 +113,7 @@ class RateAwareColumns:
         "_paused",
         "_rings",
         "_row_of",
+        "_shifts",
         "_times",
         "_tracks",
         "_waits_for",
@@ -114,6 +125,7 @@ class RateAwareColumns:
         batch_length: Duration = "1s",
         timeout: Duration | float | None = None,
         gated: Gated = True,
+        clocks: Clocks = "as_sent",
     ) -> None:
         rule = RateRule.checked(batch_length, timeout)
         if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
@@ -129,10 +141,12 @@ class RateAwareColumns:
         self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
         self._tracks[:, kernel.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
+        self._clocks = np.zeros((len(self._names), checked_clocks(clocks) * ALIGNMENT.interpreted.COLUMNS), np.int64)
         self._paused = True  # no time passes until the clock is read again
         self._count = 0
         self._codes = np.empty(0, np.uint32)
         self._times = np.empty(0, np.int64)
+        self._shifts = np.empty(0, np.int64)
         self._numbers = np.empty(0, np.int64)
         self._waits_for = np.empty(0, np.int32)
 
@@ -193,6 +207,7 @@ class RateAwareColumns:
         self._row_of = np.concatenate([moved[0][:-1], rows, moved[0][-1:]])
         self._codes = moved[1]
         self._waits_for = _moved(self._waits_for, riding, added)
+        self._clocks = np.concatenate([self._clocks, np.zeros((added, self._clocks.shape[1]), np.int64)])
         self._names += streams
 
     def add(
@@ -203,6 +218,7 @@ class RateAwareColumns:
         clock: npt.NDArray[Any] | None = None,
         *,
         flush: bool = False,
+        receive_times: npt.NDArray[Any] | None = None,
     ) -> RateBatches:
         """Add the messages of many calls, and return the batches that they close.
 
@@ -220,13 +236,15 @@ class RateAwareColumns:
             part of the stall rule that works by event time applies. Call it without messages to check the clock.
         flush
             Return everything at the end.
+        receive_times
+            Whole numbers, ns; only if clocks are aligned.
 
         Raises
         ------
         InvalidArgumentError
             For arrays of different lengths, numbers of unknown streams, calls that omit messages, a clock without one
-            reading per call, 2**31 messages or more, and arrays of other types than integers: floats, booleans, NumPy's
-            datetimes, which have no time zone.
+            reading per call, receive times that are missing although clocks are aligned, 2**31 messages or more, and
+            arrays of other types than integers: floats, booleans, NumPy's datetimes, which have no time zone.
         UnavailableError
             If Numba must compile, and no folder is writable in which it could keep the compiled code.
 
@@ -245,11 +263,13 @@ class RateAwareColumns:
                 f"clock must have a reading for each of the {len(bounds) - 1} calls, got {len(readings)}"
             )
         self._warn_of_long_calls(codes, times, bounds)
+        shifts = self._aligned(codes, times, bounds, receive_times)
         self._paused |= clock is None
         self._pass_time(readings)
         carried = len(self._times)
         rows = np.concatenate([self._codes, self._row_of[codes]])
-        times = np.concatenate([self._times, times])
+        times = np.concatenate([self._times, times + shifts])
+        self._shifts = np.concatenate([self._shifts, shifts])
         numbers = np.concatenate([self._numbers, np.arange(self._count, self._count + len(codes))])
         waits_for = np.concatenate([self._waits_for, np.full(len(codes), -1, np.int32)])
         self._count += len(codes)
@@ -324,6 +344,21 @@ class RateAwareColumns:
                 f"calls must ascend from 0 to the number of messages, {len(times)}, got {quoted(bounds)}"
             )
 
+    def _aligned(self, codes: Ints, times: Ints, bounds: Ints, receive_times: npt.NDArray[Any] | None) -> Ints:
+        """Return by how much (ns) each message is aligned."""
+        shifts = np.zeros(len(times), np.int64)
+        if not self._clocks.shape[1]:
+            return shifts
+        if receive_times is None:
+            raise InvalidArgumentError("receive_times must be given if clocks are aligned, got None")
+        received = _plain(receive_times, "receive_times")
+        if len(received) != len(times):
+            raise InvalidArgumentError(
+                f"receive_times and event_times must have equal lengths, got {len(received)} and {len(times)}"
+            )
+        ALIGNMENT.call("offsets_of", len(times), self._clocks, bounds, codes, times, received, shifts)
+        return shifts
+
     def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         for _, code in long_calls(codes, times, bounds, self.batch_length):
             warn(f"stream {quoted(self._names[code])}", self.batch_length)
@@ -367,15 +402,16 @@ class RateAwareColumns:
             tuple(kernel.REASONS[reason] for reason in reasons[:closed].tolist()),
             np.concatenate([[0], until[:closed]]),
             numbers[joined[:given_out]],
+            self._shifts[joined[:given_out]],
         )
         kept = np.concatenate([joined[given_out : facts[kernel.JOINED]], np.flatnonzero(waits_for >= 0)])
         self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]
-        self._waits_for = waits_for[kept]
+        self._waits_for, self._shifts = waits_for[kept], self._shifts[kept]
         return batches
 
 
 # The arrays that the state stores unchanged.
-_ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for")
+_ARRAYS = ("row_of", "tracks", "rings", "codes", "times", "numbers", "waits_for", "clocks", "shifts")
 
 
 def long_calls(codes: npt.NDArray[Any], times: Ints, bounds: Ints, length: int) -> Iterator[tuple[int, int]]:

@@ -32,7 +32,7 @@ class RateColumnsState(NamedTuple):
         The timeout in batch lengths; None for no timeout.
     taken
         Total number of messages.
-    row_of, facts, tracks, rings, codes, times, numbers, waits_for, elsewhere, runs
+    row_of, facts, tracks, rings, codes, times, numbers, waits_for, clocks, shifts, elsewhere, runs
         The attributes of `RateAwareColumns` of these names; of the last two, the rows in use.
     """
 
@@ -46,6 +46,8 @@ class RateColumnsState(NamedTuple):
     times: Array
     numbers: Array
     waits_for: Array
+    clocks: Array
+    shifts: Array
     elsewhere: Array
     runs: Array
 
@@ -93,6 +95,8 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "times": np.int64,
     "numbers": np.int64,
     "waits_for": np.int32,
+    "clocks": np.int64,
+    "shifts": np.int64,
     "elsewhere": np.int64,
     "runs": np.int64,
 }

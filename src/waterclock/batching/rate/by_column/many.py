@@ -136,7 +136,7 @@ class RateAwareMany:
             place = np.searchsorted(known, keys)
         return place
 
-    def offsets_of(self, places: Ints, event_times: Ints, receive_times: Ints) -> Ints:
+    def offsets_of(self, places: Ints, event_times: Ints, receive_times: Ints, begins: npt.NDArray[np.bool_]) -> Ints:
         """Return by how much (ns) to align new messages, which are in order of arrival.
 
         Parameters
@@ -145,10 +145,12 @@ class RateAwareMany:
             The result of `admit`.
         event_times, receive_times
             ns.
+        begins
+            Which messages are the first of a call.
         """
         offsets = np.zeros(len(places), np.int64)
-        if self.clocks.shape[1]:
-            ALIGNMENT.call("offsets_of", len(places), self.clocks, places, event_times, receive_times, offsets)
+        calls = np.append(np.flatnonzero(begins), len(places))
+        ALIGNMENT.call("offsets_of", len(places), self.clocks, calls, places, event_times, receive_times, offsets)
         return offsets
 
     def add(

@@ -79,15 +79,17 @@ class ClockAlignment:
         self._rows: dict[str, list[int]] = {}
         self._taken = 0
 
-    def align(self, messages: Iterable[Message]) -> list[Message]:
-        """Align messages that all have receive times."""
+    def align(self, messages: Sequence[Message]) -> list[Message]:
+        """Align messages of a call, which all have receive times."""
         kernel = ALIGNMENT.interpreted
-        aligned: list[Message] = []
         for message in messages:
             row = self._rows.get(message.stream)
             if row is None:
                 row = self._rows[message.stream] = [0] * kernel.COLUMNS
-            offset = kernel.offset_of(row, message.event_time, message.receive_time)
+            kernel.meet(row, message.event_time, message.receive_time)
+        aligned: list[Message] = []
+        for message in messages:
+            offset = kernel.offset_of(self._rows[message.stream], message.event_time, message.receive_time)
             aligned.append(AlignedMessage.of(message, offset, self._taken))
             self._taken += 1
         return aligned
