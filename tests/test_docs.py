@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import Forked
 
 import waterclock as wc
 
@@ -42,8 +41,11 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
             database.create_table("batches", id_type="text")
             database.create_table("orders", payload="json").put({"press": 17})
     script = "\n".join([ENDING, *BLOCKS.findall((DOCS / page).read_text())])
-    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    file, errors = tmp_path / "page.py", tmp_path / "stderr"
+    file.write_text(script, "utf-8")
+    with Forked("tests.page", tmp_path, file, errors) as ran:
+        ran.stdout.read()
+    assert ran.returncode == 0, errors.read_text("utf-8")
 
 
 def test_the_views_of_files_hold_each_message_once_after_compactions_and_truncations(
