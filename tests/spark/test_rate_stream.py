@@ -18,6 +18,7 @@ from tests.spark.arrivals import many, packed
 from tests.spark.results import Results, facts, results_in_rows, results_of
 
 from waterclock.batching.batch import Batch
+from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.columnar.many_sources import nothing
 from waterclock.columnar.records import POSITIONED, records
@@ -87,6 +88,22 @@ def test_a_stream_returns_the_batchers_results_wherever_it_is_cut_and_restored(
     one_each = [row for m in messages for row in packed([m], chance)]
     with patch.object(slices, "_MOST_OF_A_SOURCE", 5):
         assert results_in_rows(judge_by_rate(one_each, checked)) == expected
+
+
+@settings(max_examples=settings.default.max_examples * 3 // 10)  # of many calls each
+@given(calls(), options, st.lists(st.floats(0, 1), min_size=2, max_size=5), st.randoms(use_true_random=False))
+def test_adjoining_ranges_of_a_replay_give_each_batch_once_and_wider_ones_the_same(
+    arrivals: list[list[Message]], chosen: dict[str, Any], shares: list[float], chance: random.Random
+) -> None:
+    arrivals = numbered([call for call in arrivals if call])
+    rows = packed([m for call in arrivals for m in call], chance)
+    checked = RateOptions.checked(**{"batch_length": "1s", "timeout": None, "gated": True, **chosen})
+    whole = one_by_one(arrivals, chosen).batches.get("s", [])
+    starts = sorted({batch[0] for batch in whole}) or [0]
+    cuts = sorted(starts[int(share * (len(starts) - 1))] + chance.randrange(2) for share in shares)
+    for since, until in [*pairwise(cuts), (cuts[0], cuts[-1])]:
+        found = results_in_rows(judge_by_rate(rows, checked, span=ReplayRange(since, until))).batches
+        assert found.get("s", []) == [batch for batch in whole if since <= batch[0] < until]
 
 
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
