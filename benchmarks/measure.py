@@ -93,6 +93,12 @@ def _is_ours(process: int, parents: dict[int, int]) -> bool:
     return False
 
 
+def is_python_of_spark(process: int) -> bool:
+    """Say whether a process runs Python for Spark: a task, or a plan."""
+    command = (Path("/proc") / str(process) / "cmdline").read_bytes()
+    return any(name in command for name in (b"pyspark.worker", b"fork_server"))
+
+
 class PeakMemory:
     """Watches how much memory each Python worker of this process's Spark has ever held."""
 
@@ -114,7 +120,7 @@ class PeakMemory:
             for process in descendants():
                 with suppress(OSError):
                     folder = Path("/proc") / str(process)
-                    if b"pyspark.worker" in (folder / "cmdline").read_bytes():
+                    if is_python_of_spark(process):
                         held = [line for line in (folder / "status").read_text().splitlines() if "VmHWM" in line]
                         self.bytes = max(self.bytes, int(held[0].split()[1]) << 10)
 

@@ -1,32 +1,49 @@
-"""Times a micro-batch of a bucket of a stream by event time, by how long its windows wait, without Spark.
+"""Times a micro-batch of a stream by event time, by how long its windows wait: of one bucket without Spark, and whole.
 
 ``python -m benchmarks.spark_long_delays`` feeds a bucket of 125 sources 2,500 messages a second, an eighth of 20,000,
 until as many windows close as open, and measures what follows: the processor time of a micro-batch (reading the state,
 batching and writing the state) and the bytes that it writes. Messages come in the order in which they happened, or each
 after a random part of ``max_delay``. ``whole`` keeps all that waits in the one state that each micro-batch writes.
+
+With ``--stream`` Spark reads a topic of 20,000 messages a second instead, a second of it in each measured micro-batch.
+Larger micro-batches before these fill the state, so that as many windows close as open. ``written_megabytes`` is what
+files in the checkpoint grew by, per micro-batch, and ``checkpoint_megabytes`` what the checkpoint holds at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.measure import write_results
+from benchmarks.measure import cpu_seconds, write_results
+from benchmarks.spark_messages import STREAMS, generate, options
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.columnar.many_sources import ManySources, joined
 from waterclock.columnar.records import POSITIONED
 from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.spark import event_time_batches, register, session
+from waterclock.spark.runtime.partitions import chosen_buckets, chosen_partitions
 from waterclock.time import to_duration
 
 SOURCES = 125
 MESSAGES = 2_500
 SECOND = 1_000_000_000
 _STREAMS = 4
+WORK = Path(__file__).parent / "scratch" / "spark_long_delays"
+A_SECOND = 20_000
+"""Messages a second of the whole stream."""
+_A_FILLING = 50
+"""Seconds of the topic in a micro-batch that fills the state."""
 
 
 class CountedStore(dict[int, bytes]):
@@ -85,11 +102,95 @@ def measured(max_delay: str, *, disorder: bool, whole: bool, micro_batches: int)
     }
 
 
+def streamed(spark: SparkSession, folder: Path, max_delay: str, micro_batches: int) -> dict[str, float]:
+    """Return the median ms of the last micro-batches by the clock, their mean by processor time, and the bytes."""
+    checkpoint = tempfile.mkdtemp(dir=WORK)
+    fillings = _fillings(max_delay)
+    _run(spark, folder, checkpoint, max_delay, _A_FILLING * A_SECOND, fillings)
+    before, written = _sizes(checkpoint), 0
+    steady: Sequence[Mapping[str, Any]] = []
+    used: list[float] = []
+    for _ in range(2):  # the first warms up
+        began = cpu_seconds()
+        steady = _run(spark, folder, checkpoint, max_delay, A_SECOND, micro_batches)
+        used.append(cpu_seconds() - began)
+        after = _sizes(checkpoint)
+        written = sum(size - before.get(name, 0) for name, size in after.items() if size > before.get(name, 0))
+        before = after
+    shutil.rmtree(checkpoint)
+    return {
+        "ms": statistics.median(each["durationMs"]["triggerExecution"] for each in steady),
+        "ms_of_processor_time": round(1_000 * used[-1] / len(steady)),
+        "written_megabytes": round(written / len(steady) / 1e6, 2),
+        "checkpoint_megabytes": round(sum(before.values()) / 1e6, 1),
+    }
+
+
+def _fillings(max_delay: str) -> int:
+    """Return how many micro-batches fill the state: windows close one ``max_delay`` after they opened."""
+    return -(-to_duration(max_delay) // SECOND // _A_FILLING) + 1
+
+
+def _run(
+    spark: SparkSession, folder: Path, checkpoint: str, max_delay: str, messages: int, micro_batches: int
+) -> Sequence[Mapping[str, Any]]:
+    """Continue the stream for so many micro-batches, and return Spark's report of those after the first two."""
+    halt = Path(checkpoint) / "halt"
+    first: list[int] = []
+
+    def write(batches: DataFrame, number: int) -> None:
+        first.append(number)
+        if number - first[0] >= micro_batches - 1:
+            halt.touch()
+        batches.write.format("noop").mode("append").save()
+
+    buckets = chosen_buckets(chosen_partitions(spark))
+    stream = spark.readStream.format("waterclock").options(**options(folder), buckets=buckets)
+    arriving = stream.options(maxMessagesPerTrigger=messages, haltFile=str(halt)).load()
+    batches = event_time_batches(arriving, "500ms", max_delay, max_skew="1s", buckets=buckets)
+    query = batches.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    running = query.trigger(availableNow=True).start()
+    running.awaitTermination()
+    halt.unlink()
+    return [progress for progress in running.recentProgress if progress["numInputRows"]][2:]
+
+
+def _sizes(checkpoint: str) -> dict[str, int]:
+    return {str(path): path.stat().st_size for path in Path(checkpoint).rglob("*") if path.is_file()}
+
+
+def in_a_stream(delays: Sequence[str], micro_batches: int, rounds: int) -> dict[str, Any]:
+    """Measure streams of one topic with each delay, in turns."""
+    ledgers = max(map(_fillings, delays)) + -(-2 * (micro_batches + 1) // _A_FILLING)
+    folder = WORK / str(ledgers)
+    if not folder.exists():
+        sources = A_SECOND // len(STREAMS)
+        generate(folder, sources=sources, ledgers=ledgers, bursts=_A_FILLING, payload=b"")
+    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    register(spark)
+    taken: dict[str, list[dict[str, float]]] = {delay: [] for delay in delays}
+    for number in range(rounds):
+        for delay, found in taken.items():
+            found.append(streamed(spark, folder, delay, micro_batches))
+            print(f"round {number}, {delay}", found[-1], flush=True)
+    spark.stop()
+    return {
+        delay: {name: statistics.median(each[name] for each in found) for name in found[0]}
+        for delay, found in taken.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--delays", nargs="+", default=["1s", "15m"])
     parser.add_argument("--micro-batches", type=int, default=120, help="that are measured (default: %(default)s)")
+    parser.add_argument("--stream", action="store_true", help="measure a stream on Spark, not a bucket")
+    parser.add_argument("--rounds", type=int, default=2, help="of --stream (default: %(default)s)")
     chosen = parser.parse_args()
+    if chosen.stream:
+        streams = in_a_stream(chosen.delays, chosen.micro_batches, chosen.rounds)
+        print(f"wrote {write_results('spark_long_delay_stream', streams, ('waterclock', 'pyspark', 'numba', 'numpy'))}")
+        return
     measured("1s", disorder=False, whole=False, micro_batches=3)  # compiles
     figures: dict[str, Any] = {}
     for delay in chosen.delays:

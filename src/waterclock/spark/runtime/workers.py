@@ -7,8 +7,10 @@ A worker runs many tasks, and Spark makes it collect garbage after each. That sc
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -17,7 +19,28 @@ import pyarrow as pa
 _SEARCHING = ("pyspark.daemon", "waterclock.spark.runtime.worker_daemon")
 """The programs that collect garbage after each task: Spark's own, and ours around it."""
 
+FOR_TASKS = (
+    "pandas",
+    "pyspark.worker",
+    "waterclock.batching.event_time.kernel",
+    "waterclock.batching.rate.by_column.kernel",
+    "waterclock.columnar.packing_kernel",
+    "waterclock.columnar.batch_bytes_kernel",
+    "waterclock.columnar.streams.judging",
+    "waterclock.spark.streaming.stateful",
+)
+"""What workers of tasks import; kernels are loaded compiled."""
+
 _modules = 0
+
+
+def prepare(modules: Iterable[str]) -> None:
+    """Import modules before workers are forked, and exclude everything imported from garbage collection."""
+    for name in modules:
+        with suppress(Exception):  # a module that cannot be imported fails when a task needs it
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def freeze_imports() -> None:
