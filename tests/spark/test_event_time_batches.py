@@ -130,6 +130,26 @@ def test_a_null_is_named_with_the_position_of_its_message(
         rate_aware_batches(holed).collect()
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("stream", "IF(index = 1, CAST(X'FF41' AS STRING), stream)", "UTF-8, got bytes FF41"),
+        (
+            "event_time",
+            "IF(index = 1, TIMESTAMP'9999-12-31 00:00:00', timestamp_micros(event_time div 1000))",
+            "from 1677-09-21 to 2262-04-11, got 9999-12-31 00:00:00",
+        ),
+    ],
+)
+def test_a_value_that_no_message_may_have_is_named_with_the_position(
+    spark: SparkSession, traffic: list[Message], column: str, value: str, problem: str
+) -> None:
+    given = frame(spark, in_entries(traffic[:3], 3), positions=True, partitions=1).withColumn(column, F.expr(value))
+    with pytest.raises(Exception, match=f"column '{column}' must be {problem} in the message at 0:0:1") as raised:
+        event_time_batches(given).collect()
+    assert "python worker" not in str(raised.value).lower()
+
+
 def test_columns_in_other_cases_and_of_other_widths_are_batched(spark: SparkSession, traffic: list[Message]) -> None:
     given = frame(spark, in_entries(traffic[:300], 3), positions=True, partitions=2)
     elsewhere = given.selectExpr(

@@ -1,23 +1,25 @@
 """The message columns of any DataFrame: found, converted, or refused by name.
 
-Wrong types are refused before Spark starts a task. A null ends the query with an error of Spark's own that names
-the column and the row.
+Wrong types are refused before Spark starts a task. A null, a text that is not UTF-8 and a time that nanoseconds cannot
+hold end the query with an error of Spark's own that names the column and the row.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
-from pyspark.sql.types import IntegralType, StringType, StructField
+from pyspark.sql.types import IntegralType, StringType, StructField, TimestampType
 
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.reading.column_types import is_text, time_problem
+from waterclock.time import MAX_NS, MIN_NS
 
 TEXTS = ("source", "stream")
 TIMES = ("event_time", "receive_time")
 POSITION = {"ledger": "BIGINT", "entry": "BIGINT", "index": "INT"}
 
 _LARGEST_INDEX = 2**31 - 1
+_NS_PER_US = 1_000
 
 
 def message_columns(df: DataFrame) -> DataFrame:
@@ -69,6 +71,13 @@ def _column(field: StructField, name: str, place: Column) -> Column:
     column = _named(field)
     if name in TEXTS and field.dataType != StringType():
         column = column.cast(StringType())
+    if name in TEXTS:
+        failure = _failure(f"column {name!r} must be UTF-8, got bytes ", F.hex(column), place)
+        column = F.when(column.isNull() | F.is_valid_utf8(column), column).otherwise(failure)
+    if isinstance(field.dataType, TimestampType):
+        fits = F.unix_micros(column).between(-(-MIN_NS // _NS_PER_US), MAX_NS // _NS_PER_US)
+        failure = _failure(f"column {name!r} must be from 1677-09-21 to 2262-04-11, got ", column, place)
+        column = F.when(column.isNull() | fits, column).otherwise(failure)
     if name == "index":
         fits = column.between(0, _LARGEST_INDEX)
         failure = _failure(f"column 'index' must be from 0 to {_LARGEST_INDEX}, got ", column, place)
