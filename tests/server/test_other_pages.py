@@ -178,7 +178,15 @@ def test_ingest_shows_what_is_appended_and_which_sessions_are_silent(
     page = client.get("/ingest").text
     assert "silent" in page
     assert "<script>alert" not in page
+    for lags in ({}, {"press heat": 1.5}):
+        report = ProcessReport(database.backend, "ingest", f"mqtt://broker {HOSTILE}{len(lags)}", 0, {}, "appended")
+        report.write({"appended": 3, "dead": 2, "waiting": 1, "lags": lags})
+    page = client.get("/ingest", headers=BROWSER).text
+    assert "mqtt://broker" in page
+    assert "2 dead" in page
+    assert "<script>alert" not in page
     shown = serve(require_token=True).get("/ingest?format=json", headers=bearer("read topic:telemetry"))
+    assert "mqtt://broker" not in shown.text
     assert "secret" not in shown.text
     assert (shown.json()["sessions"], shown.json()["files"][0]["path"]) == ([], None)
 

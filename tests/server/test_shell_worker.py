@@ -105,6 +105,29 @@ def test_it_handles_groups_in_order_retries_and_keeps_its_lease(
     assert table.stats().in_flight == 0
 
 
+def test_workers_that_are_killed_amid_long_polls_take_nothing(
+    table: wc.MessageTable, work: Work, tmp_path: Path
+) -> None:
+    for number in range(2):
+        killed = work()
+        table.put(f"first{number}", group="a")
+        until(lambda name=f"first{number}": name in _handled(tmp_path))
+        until(lambda: table.stats().in_flight == 0)  # it polls again
+        kill_all(killed)
+        table.put(f"next{number}", group="a")
+    last = work()
+    until(lambda: "next1" in _handled(tmp_path))
+    assert _handled(tmp_path) == ["first0", "next0", "first1", "next1"]
+    assert all('"epoch":1' in each.read_text() for each in tmp_path.glob("now-*"))
+    last.send_signal(signal.SIGTERM)
+    assert last.wait(LONGEST) == 0
+
+
+def _handled(folder: Path) -> list[str]:
+    file = folder / "handled"
+    return file.read_text().split() if file.exists() else []
+
+
 def _first_ended(workers: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
     until(lambda: any(worker.poll() is not None for worker in workers))
     return next(worker for worker in workers if worker.poll() is not None)
