@@ -30,7 +30,7 @@ def test_workers_begin_with_what_batching_imports_and_search_no_garbage_in_it(sp
             }
         )
 
-    schema = "imported BOOLEAN, spared BIGINT, pyspark STRING, hashed BIGINT, threads INT"
+    schema = "imported BOOLEAN, spared BIGINT, pyspark STRING, hashed BIGINT, threads BIGINT"
     (row,) = spark.range(1, numPartitions=1).mapInArrow(look, schema).collect()
     assert row.imported
     assert row.spared > 100_000
