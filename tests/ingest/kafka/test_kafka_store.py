@@ -44,7 +44,7 @@ def test_records_are_appended_once_if_the_process_is_killed_at_each_statement(da
             )
 
     _, deaths = killed_after_each_change(append_all)
-    assert deaths > 5
+    assert deaths > 1
     assert sorted(payloads(database)) == [b"1", b"2", b"3", b"4", b"5", b"6"]
     assert sorted(payloads(database, "dead")) == [b"", b"no json"]
 
