@@ -29,6 +29,7 @@ class Closing(NamedTuple):
     end: int
     closed_at: int
     reason: str
+    run: int | None
 
 
 class Place(NamedTuple):
@@ -53,10 +54,11 @@ class Scenario:
     def read(cls, path: Path) -> Scenario:
         written = tomllib.loads(path.read_text("utf-8"))
         closings = [
-            Closing(tuple(b["messages"]), *b["window"], b["closes_at"], b["reason"]) for b in written["batches"]
+            Closing(tuple(b["messages"]), *b["window"], b["closes_at"], b["reason"], b.get("run"))
+            for b in written["batches"]
         ]
         messages = cls.read_arrivals(written["arrivals"])
-        rule = {name: written[name] for name in ("window", "max_delay", "gap") if name in written}
+        rule = {name: written[name] for name in ("window", "max_delay", "gap", "boundaries") if name in written}
         return cls(written["title"], rule, messages, closings, written.get("rejected", {}))
 
     @staticmethod
@@ -73,7 +75,7 @@ class Scenario:
     def closing(self, batch: Batch) -> Closing:
         """Describe a batch as the drawing does."""
         names = tuple(self.name(message) for message in batch.messages)
-        return Closing(names, batch.start, batch.end, batch.closed_at, batch.reason)
+        return Closing(names, batch.start, batch.end, batch.closed_at, batch.reason, batch.run)
 
     def rejection(self, rejection: Rejection) -> tuple[str, str]:
         return self.name(rejection.message), rejection.reason

@@ -22,6 +22,7 @@ class Rule(NamedTuple):
     max_lead: int = 0
     on_conflict: str = "split"
     gap: int | None = None
+    boundaries: tuple[str, ...] = ()
 
 
 class Window(NamedTuple):
@@ -30,7 +31,8 @@ class Window(NamedTuple):
     start: int
     end: int
     closed_at: int
-    conflict: bool
+    cut: str | None
+    run: int | None
     messages: tuple[Message, ...]
 
 
@@ -59,7 +61,8 @@ def batches_of(messages: Sequence[Message], rule: Rule, now: int = LARGEST) -> O
         else:
             accepted.append(message)
     windows: list[Window] = []
-    for start, end, conflict, held in _cut(accepted, rule):
+    runs = [m.event_time for m in accepted if m.stream in rule.boundaries]
+    for start, end, cut, held in _cut(accepted, rule):
         closed_at = min(end + rule.max_delay, LARGEST)
         kept = [m for m in held if rule.on_conflict != "replace" or not _has_newer(m, held)]
         if closed_at > now:
@@ -67,12 +70,13 @@ def batches_of(messages: Sequence[Message], rule: Rule, now: int = LARGEST) -> O
         else:
             rejected.update({m: "replaced" for m in held if m not in kept})
             ordered = sorted(kept, key=lambda m: (m.event_time, m.stream))
-            windows.append(Window(start, end, closed_at, conflict, tuple(ordered)))
+            run = max((time for time in runs if time <= start), default=None)
+            windows.append(Window(start, end, closed_at, cut, run, tuple(ordered)))
     return Outcome(windows, rejected, undecided)
 
 
-def _cut(accepted: list[Message], rule: Rule) -> list[tuple[int, int, bool, list[Message]]]:
-    """Cut accepted messages into (start, end, ended by a conflict, messages)."""
+def _cut(accepted: list[Message], rule: Rule) -> list[tuple[int, int, str | None, list[Message]]]:
+    """Cut accepted messages into (start, end, what cut it, messages)."""
     if not accepted:
         return []
     start = min(m.event_time for m in accepted)
@@ -82,15 +86,18 @@ def _cut(accepted: list[Message], rule: Rule) -> list[tuple[int, int, bool, list
         followed = {time for time, after in pairwise(times) if after - time <= rule.gap}
         end = min(end, next(time for time in times if time not in followed) + rule.gap)
     inside = [m for m in accepted if m.event_time <= end]
+    boundaries = [m.event_time for m in inside if m.stream in rule.boundaries and m.event_time > start]
     conflicts = [m.event_time for m in inside if any(_same_stream_before(other, m) for other in inside)]
-    if not conflicts or rule.on_conflict in ("replace", "keep"):
+    if rule.on_conflict in ("replace", "keep"):
+        conflicts = []
+    if not conflicts and not boundaries:
         later = [m for m in accepted if m.event_time > end]
-        return [(start, end, False, inside), *_cut(later, rule)]
-    at = min(conflicts)
-    first = (start, at, True, [m for m in inside if m.event_time < at])
-    if rule.on_conflict == "split":
+        return [(start, end, None, inside), *_cut(later, rule)]
+    at = min(conflicts + boundaries)
+    first = (start, at, "boundary" if at in boundaries else "conflict", [m for m in inside if m.event_time < at])
+    if at in boundaries or rule.on_conflict == "split":
         return [first, *_cut([m for m in accepted if m.event_time >= at], rule)]
-    apart = (at, at, True, [m for m in inside if m.event_time == at])
+    apart = (at, at, "conflict", [m for m in inside if m.event_time == at])
     return [first, apart, *_cut([m for m in accepted if m.event_time > at], rule)]
 
 

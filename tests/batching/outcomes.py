@@ -11,8 +11,8 @@ from tests.batching.definition import Outcome
 
 from waterclock.batching.batch import Batch, Rejection
 
-Window = tuple[int, int, int, bool, tuple[bytes, ...]]
-"""Start, end, closed_at, whether a conflict ended it, and the payloads of its messages."""
+Window = tuple[int, int, int, str | None, int | None, tuple[bytes, ...]]
+"""Start, end, closed_at, what cut it, its run, and the payloads of its messages."""
 
 
 class Result(NamedTuple):
@@ -21,7 +21,9 @@ class Result(NamedTuple):
 
 
 def defined(outcome: Outcome) -> Result:
-    windows = [(w.start, w.end, w.closed_at, w.conflict, tuple(m.payload for m in w.messages)) for w in outcome.windows]
+    windows = [
+        (w.start, w.end, w.closed_at, w.cut, w.run, tuple(m.payload for m in w.messages)) for w in outcome.windows
+    ]
     return Result(windows, {m.payload: reason for m, reason in outcome.rejected.items()})
 
 
@@ -38,18 +40,23 @@ def window(batch: Batch) -> Window:
         batch.start,
         batch.end,
         batch.closed_at,
-        batch.reason == "conflict",
+        batch.reason if batch.reason in ("conflict", "boundary") else None,
+        batch.run,
         tuple(message.payload for message in batch.messages),
     )
 
 
-def contents(batches: Iterable[Batch]) -> list[tuple[int, int, int, tuple[bytes, ...]]]:
+def contents(batches: Iterable[Batch]) -> list[tuple[int, int, int, int | None, tuple[bytes, ...]]]:
     """Describe batches without the reason of their closing."""
-    return [(b.start, b.end, b.closed_at, tuple(m.payload for m in b.messages)) for b in batches]
+    return [(b.start, b.end, b.closed_at, b.run, tuple(m.payload for m in b.messages)) for b in batches]
 
 
-def assigned(rows: pa.Table) -> tuple[dict[bytes, tuple[int, int]], dict[bytes, str]]:
-    """Read what `assign_batches` says of each payload: its window, or its rejection."""
-    found = rows.select(["payload", "batch_start", "batch_end", "rejected"]).to_pylist()
-    windows = {r["payload"]: (r["batch_start"], r["batch_end"]) for r in found if r["batch_start"] is not None}
+def assigned(rows: pa.Table) -> tuple[dict[bytes, tuple[int, int, int | None]], dict[bytes, str]]:
+    """Read what `assign_batches` says of each payload: its window and run, or its rejection."""
+    found = rows.to_pylist()
+    windows = {
+        r["payload"]: (r["batch_start"], r["batch_end"], r.get("batch_run"))
+        for r in found
+        if r["batch_start"] is not None
+    }
     return windows, {r["payload"]: r["rejected"] for r in found if r["rejected"] is not None}

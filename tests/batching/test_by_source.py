@@ -212,6 +212,15 @@ def test_flushed_sources_are_forgotten_without_an_advance() -> None:
     assert sources.forget(idle=50, now=200) == 1
 
 
+def test_a_source_with_a_run_is_not_forgotten() -> None:
+    runs = BySource(lambda: EventTimeBatcher(5, 2, boundaries={"run"}))
+    runs.add([Message(source, source, 1, receive_time=1) for source in ("run", "b")])
+    runs.advance(100)
+    assert runs.forget(idle=0, now=200) == 1
+    assert runs.add(Message("run", "a", 200, receive_time=200)) == []
+    assert [batch.run for batch in runs.flush()] == [1]
+
+
 def test_a_source_with_a_rejection_to_take_is_not_forgotten() -> None:
     sources = BySource(batcher_of_five)
     sources.add([message("a", 0, received=50)])

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.definition import LARGEST, Outcome, Rule, batches_of
 from tests.batching.outcomes import assigned
-from tests.batching.traffic import CONFLICT_OPTIONS, arrivals, rules
+from tests.batching.traffic import CONFLICT_OPTIONS, STREAMS, arrivals, rules
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import RejectReason
@@ -25,6 +25,7 @@ from waterclock.batching.event_time.columns import assign_arrays, assign_batches
 from waterclock.batching.event_time.rule import (
     ACCEPTED,
     CONFLICTS,
+    CUT_REASONS,
     FUTURE,
     LATE,
     REJECTIONS,
@@ -52,8 +53,8 @@ def by_definition(messages: Sequence[Message], rule: Rule, now: int = LARGEST) -
     return [batches_of([m for m in messages if m.source == source], rule, now) for source in SOURCES]
 
 
-def expected(outcomes: list[Outcome]) -> tuple[dict[bytes, tuple[int, int]], dict[bytes, str]]:
-    windows = {m.payload: (w.start, w.end) for outcome in outcomes for w in outcome.windows for m in w.messages}
+def expected(outcomes: list[Outcome]) -> tuple[dict[bytes, tuple[int, int, int | None]], dict[bytes, str]]:
+    windows = {m.payload: (w.start, w.end, w.run) for outcome in outcomes for w in outcome.windows for m in w.messages}
     return windows, {m.payload: reason for outcome in outcomes for m, reason in outcome.rejected.items()}
 
 
@@ -65,7 +66,8 @@ def test_the_columns_say_what_the_design_says_in_any_row_order(
     rows = assign_batches(columns(messages), **rule._asdict())
 
     assert assigned(rows) == expected(by_definition(messages, rule))
-    assert rows.drop_columns(["batch_start", "batch_end", "rejected"]) == columns(messages)
+    added = ["batch_start", "batch_end", "rejected"] + ["batch_run"] * bool(rule.boundaries)
+    assert rows.drop_columns(added) == columns(messages)
 
 
 @given(arrivals(sources=SOURCES), rules, st.integers(-5, 80))
@@ -75,22 +77,27 @@ def test_a_reading_of_the_clock_leaves_the_rest_undecided(messages: list[Message
     batches = batcher.add([m for m in messages if m.receive_time is not None and m.receive_time <= now])
     batches += batcher.advance(now)
 
-    windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
+    windows = {m.payload: (batch.start, batch.end, batch.run) for batch in batches for m in batch.messages}
     assert assigned(rows) == (windows, {r.message.payload: r.reason for r in batcher.take_rejected()})
     assert assigned(rows) == expected(by_definition(messages, rule, now))
 
 
 @given(arrivals(), rules)
-def test_the_arrays_know_which_windows_a_conflict_ended(messages: list[Message], rule: Rule) -> None:
+def test_the_arrays_know_what_cut_windows(messages: list[Message], rule: Rule) -> None:
     streams = np.array([ord(m.stream) - ord("a") for m in messages], np.int32)
     event_times = np.array([m.event_time for m in messages], np.int64)
     receive_times = np.array([m.receive_time for m in messages], np.int64)
-    found = assign_arrays(np.zeros_like(streams), streams, event_times, receive_times, EventTimeRule(*rule))
+    names = pa.array(STREAMS)
+    found = assign_arrays(
+        np.zeros_like(streams), streams, event_times, receive_times, EventTimeRule(*rule), stream_names=names
+    )
 
-    conflicts = {m.payload: w.conflict for w in batches_of(messages, rule).windows for m in w.messages}
+    cuts = {m.payload: w.cut for w in batches_of(messages, rule).windows for m in w.messages}
     assert {
-        m.payload: bool(c) for m, c, v in zip(messages, found.conflicts, found.verdicts, strict=True) if v == ACCEPTED
-    } == (conflicts)
+        m.payload: CUT_REASONS.get(cut)
+        for m, cut, verdict in zip(messages, found.cuts.tolist(), found.verdicts, strict=True)
+        if verdict == ACCEPTED
+    } == cuts
 
 
 @given(arrivals(sources=SOURCES), rules)
@@ -98,7 +105,14 @@ def test_the_arrays_give_the_order_of_what_can_be_batched(messages: list[Message
     sources = np.array([ord(m.source) - ord("x") for m in messages], np.int32)
     event_times = np.array([m.event_time for m in messages], np.int64)
     receive_times = np.array([m.receive_time for m in messages], np.int64)
-    found = assign_arrays(sources, np.zeros_like(sources), event_times, receive_times, EventTimeRule(*rule))
+    found = assign_arrays(
+        sources,
+        np.zeros_like(sources),
+        event_times,
+        receive_times,
+        EventTimeRule(*rule),
+        stream_names=pa.array(["a"]),
+    )
 
     candidates = [i for i, verdict in enumerate(found.verdicts) if verdict not in (LATE, FUTURE)]
     assert found.order.tolist() == sorted(candidates, key=lambda i: (sources[i], event_times[i]))
@@ -118,13 +132,21 @@ def test_disordered_receive_clocks_are_judged_by_their_running_maximum(
         **rule._asdict(),
     )
 
-    windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
+    windows = {m.payload: (batch.start, batch.end, batch.run) for batch in batches for m in batch.messages}
     assert assigned(rows) == (windows, {r.message.payload: r.reason for r in batcher.take_rejected()})
 
 
 edges = st.sampled_from([-(2**63), -(2**63) + 3, -4, 0, 3, 2**63 - 4, 2**63 - 1])
 lengths = st.sampled_from([0, 1, 3, 2**62, 2**63 - 1])
-edge_rules = st.builds(Rule, lengths, lengths, lengths, st.sampled_from(CONFLICT_OPTIONS), st.none() | lengths)
+edge_rules = st.builds(
+    Rule,
+    lengths,
+    lengths,
+    lengths,
+    st.sampled_from(CONFLICT_OPTIONS),
+    st.none() | lengths,
+    st.sampled_from(((), ("b",))),
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), edges, edges), max_size=8), edge_rules, edges)
@@ -134,7 +156,7 @@ def test_times_at_the_limits_of_int64_do_not_wrap(rows: list[tuple[str, int, int
     batcher = EventTimeBatcher(**rule._asdict())
     batches = [batch for message in messages for batch in batcher.add(message)] + batcher.advance(LARGEST)
 
-    windows = {m.payload: (batch.start, batch.end) for batch in batches for m in batch.messages}
+    windows = {m.payload: (batch.start, batch.end, batch.run) for batch in batches for m in batch.messages}
     outcome = (windows, {r.message.payload: r.reason for r in batcher.take_rejected()})
     assert assigned(assign_batches(columns(messages), **rule._asdict())) == outcome
     assert outcome == expected([batches_of(messages, rule)])
@@ -280,6 +302,8 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
         ({"max_delay": 0.5}, "max_delay must be .*, got 0.5"),
         ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
         ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, keep, got 'merge'"),
+        ({"boundaries": "run"}, r"boundaries must be a list of names, got 'run'. Write boundaries=\['run'\]"),
+        ({"boundaries": [1]}, "boundaries must be non-empty strings, got 1"),
         ({"now": 1.5}, "now must be .*, got 1.5"),
     ],
 )
@@ -298,7 +322,10 @@ def test_messages_judged_alone_are_judged_alike_before_the_others_come(messages:
     event_times = np.array([m.event_time for m in messages], np.int64)
     receive_times = np.array([m.receive_time for m in messages], np.int64)
     streams = np.zeros(len(messages), np.int32)
-    found = assign_arrays(streams, streams, event_times, receive_times, EventTimeRule(*rule)).verdicts
+    names = pa.array(["a"])
+    found = assign_arrays(
+        streams, streams, event_times, receive_times, EventTimeRule(*rule), stream_names=names
+    ).verdicts
     judged = judge_arrivals(event_times, receive_times, EventTimeRule(*rule))
     assert judged.tolist() == [verdict if verdict in (LATE, FUTURE) else ACCEPTED for verdict in found.tolist()]
 

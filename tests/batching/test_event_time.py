@@ -387,3 +387,48 @@ def test_conflicts_cut_sessions_if_asked_to() -> None:
         (9, 19, "gap"),
         (30, 40, "gap"),
     ]
+
+
+def test_a_boundary_opens_a_window_and_batches_say_which_run_they_belong_to() -> None:
+    b = batcher(boundaries={"r"}, on_conflict="keep")
+    batches = arrive(b, "a100@100", "a110@110", "r120@120", "a121@121", "a180@180")
+    assert drawn(batches) == ["a100 a110 in 100-120 @140 boundary"]
+    batches += b.flush()
+    assert drawn(batches[1:]) == ["r120 a121 in 120-170 @190 flush", "a180 in 180-230 @250 flush"]
+    assert [batch.run for batch in batches] == [None, 120, 120]
+
+
+def test_a_run_is_written_with_the_batch_and_left_out_without_one() -> None:
+    b = batcher(boundaries={"r"})
+    before, within = arrive(b, "a100@100", "r120@120") + b.flush()
+    assert b"run" not in (before.to_arrow().schema.metadata or {})[b"waterclock.batch"]
+    assert before == Batch.from_bytes(before.to_bytes())
+    assert b'"run": 120' in (within.to_arrow().schema.metadata or {})[b"waterclock.batch"]
+    assert within == Batch.from_bytes(within.to_bytes())
+
+
+def test_a_boundary_at_the_time_of_a_conflict_isolates_nothing() -> None:
+    for arrivals in (("a100@100", "a110@110", "r110@110"), ("a100@100", "r110@110", "a110@110")):
+        b = batcher(boundaries={"r"}, on_conflict="isolate")
+        assert drawn(arrive(b, *arrivals) + b.flush()) == [
+            "a100 in 100-110 @130 boundary",
+            "a110 r110 in 110-160 @180 flush",
+        ]
+
+
+def test_a_boundary_that_comes_too_late_cuts_nothing() -> None:
+    b = batcher(boundaries={"r"})
+    batches = arrive(b, "a100@100", "b125@125", "r110@131") + b.flush()
+    assert refused(b) == ["r110 late"]
+    assert [batch.run for batch in batches] == [None]
+
+
+def test_batches_before_the_last_boundary_have_no_run_after_a_reset() -> None:
+    b = batcher(boundaries={"r"})
+    assert [batch.run for batch in arrive(b, "r900@900") + b.reset()] == [900]
+    assert [batch.run for batch in arrive(b, "a100@100", "a960@960") + b.flush()] == [None, 900]
+
+
+def test_boundaries_must_be_among_declared_streams() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"boundaries must be among streams=\['a'\], got \['r'\]"):
+        batcher(boundaries={"r"}, streams=["a"])

@@ -9,6 +9,7 @@ from unittest.mock import PropertyMock, patch
 from warnings import catch_warnings, simplefilter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,7 +62,10 @@ lengths = st.builds(
     max_lead=st.integers(0, 3),
     on_conflict=st.sampled_from(sorted(CONFLICTS)),
     gap=st.none() | st.integers(1, 9),
+    boundaries=st.sampled_from(((), ("3",))),
 )
+
+STREAM_NAMES = pa.array(["0", "1", "2", "3"])
 
 
 @given(rows(), lengths, st.none() | st.integers(0, 70))
@@ -75,9 +79,9 @@ def test_event_time_kernel_is_the_same_in_both_forms(
         clocks = np.full(3, MIN_NS)
         readings = event_time.read_clocks(sources, receive_times, clocks)
         verdicts = event_time.judge_arrivals(event_times, readings, rule)
-        found = event_time.assign_arrays(*arrays, rule, now=now)
-        judged = event_time.assign_judged(sources, streams, event_times, verdicts, rule, clocks)
-        return [clocks, readings, *found, *judged]
+        found = event_time.assign_arrays(*arrays, rule, stream_names=STREAM_NAMES, now=now)
+        judged = event_time.assign_judged(sources, streams, event_times, verdicts, rule, clocks, STREAM_NAMES)
+        return [clocks, readings, *found[:-1], *judged[:-1]]
 
     same_in_both_forms(run)
 
@@ -88,7 +92,7 @@ def test_synchronised_sources_are_the_same_in_both_forms(
 ) -> None:
     first = int(arrays[2].min(initial=0))
     span = ReplayRange(first + begin + since, first + begin + since + 40, first + begin)
-    same_in_both_forms(lambda: synchronised(*arrays, rule, span))
+    same_in_both_forms(lambda: synchronised(*arrays, rule, span, STREAM_NAMES))
 
 
 @given(calls(), options)

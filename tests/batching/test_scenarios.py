@@ -20,8 +20,8 @@ def scenario(request: pytest.FixtureRequest) -> Scenario:
     return Scenario.read(path)
 
 
-def test_all_five_use_cases_are_there_and_sessions() -> None:
-    assert [path.stem for path in scenario_files()] == ["UC1", "UC2", "UC3", "UC4", "UC5", "sessions"]
+def test_all_five_use_cases_are_there_and_those_of_other_rules() -> None:
+    assert [path.stem for path in scenario_files()] == ["UC1", "UC2", "UC3", "UC4", "UC5", "runs", "sessions"]
 
 
 def test_each_batch_closes_at_its_tick_of_the_clock(scenario: Scenario) -> None:

@@ -19,6 +19,7 @@ rules = st.builds(
     max_lead=st.integers(0, 4),
     on_conflict=st.sampled_from(CONFLICT_OPTIONS),
     gap=st.none() | st.integers(0, 9),
+    boundaries=st.sampled_from(((), (), ("d",), ("c", "d"))),
 )
 
 

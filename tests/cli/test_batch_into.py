@@ -14,7 +14,9 @@ from tests.live.conftest import expected, landed, traffic
 
 import waterclock as wc
 from waterclock.live.follower import Follower
+from waterclock.live.rules import ByEventTime
 from waterclock.monitoring.process_reports import read_reports
+from waterclock.time import to_time
 
 RULE = ("--window", "2s", "--max-delay", "1500ms")
 FOLLOW = ("batch", "telemetry", "--into", "batches", *RULE)
@@ -71,6 +73,24 @@ def test_missing_or_wrong_parts_are_named(filled: Shell, words: tuple[str, ...],
 def test_by_rate_needs_no_window(filled: Shell) -> None:
     (done,) = filled.json("batch", "telemetry", "--into", "batches", "--by", "rate", "--timeout", "inf")
     assert done["batches"] > 0
+
+
+def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) -> None:
+    words = (*RULE, "--on-conflict", "keep", "--boundary", "m1", "--boundary", "m2")
+    filled("batch", "telemetry", "--into", "batches", *words)
+    printed = filled.json("batch", "telemetry", *words)
+    with wc.connect("sqlite:///factory.db") as database:
+        rule = ByEventTime.checked("2s", "1500ms", on_conflict="keep", boundaries=["m1", "m2"])
+        wanted = expected(database.topic("telemetry"), rule)
+        assert landed(database.table("batches")) == wanted
+    runs = {name: wc.Batch.from_bytes(data).run for name, data in wanted.items()}
+    assert {row["id"]: row["run"] and to_time(row["run"], "run") for row in printed} == runs
+    assert "boundary needs by='event_time', got 'rate'" in refused_by_rate(filled)
+
+
+def refused_by_rate(shell: Shell) -> str:
+    shell("batch", "telemetry", "--into", "batches", "--by", "rate", "--boundary", "m1", expect=2)
+    return shell.said
 
 
 def test_a_follower_ends_at_a_signal_having_committed_whole_steps(filled: Shell) -> None:

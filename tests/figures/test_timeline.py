@@ -23,7 +23,17 @@ from waterclock.batching.batch import Batch, CloseReason, Rejection, RejectReaso
 from waterclock.errors import InvalidArgumentError
 from waterclock.figures.timeline import timeline
 
-CLOSE_REASONS: list[CloseReason] = ["timeout", "conflict", "complete", "slots", "gap", "start", "stall", "flush"]
+CLOSE_REASONS: list[CloseReason] = [
+    "timeout",
+    "conflict",
+    "boundary",
+    "complete",
+    "slots",
+    "gap",
+    "start",
+    "stall",
+    "flush",
+]
 KINDS: list[RejectReason] = ["late", "future", "duplicate", "replaced"]
 HOSTILE = '<script>alert("x")</script> & \0]]> \ud7ff-->'
 

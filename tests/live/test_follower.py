@@ -328,7 +328,7 @@ def landed_lists(table: wc.MessageTable) -> dict[str, list[object]]:
 def without_positions(batch: wc.Batch) -> list[object]:
     """Return all of a batch that a batcher knows whose messages are not from a topic."""
     messages = [(message.stream, message.event_time) for message in batch.messages]
-    return [batch.source, batch.start, batch.end, batch.closed_at, batch.reason, messages]
+    return [batch.source, batch.start, batch.end, batch.closed_at, batch.reason, batch.run, messages]
 
 
 @pytest.mark.one_database
@@ -375,6 +375,30 @@ def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
     assert {wc.Batch.from_bytes(data).reason for data in wanted.values()} == {"gap"}
     with pytest.raises(wc.InvalidArgumentError, match=r"started with .*gap = 900ms, on_conflict = keep"):
         follow(ByEventTime.checked("1h", "1500ms"))
+
+
+@pytest.mark.one_database
+def test_runs_are_those_of_the_batcher_and_close_at_their_boundaries(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
+) -> None:
+    rule = ByEventTime.checked("1h", "1500ms", on_conflict="keep", boundaries=["m1"])
+    sent = traffic()
+    for first in range(0, len(sent), 9):
+        topic.append(sent[first : first + 9])
+        follower = follow(rule)
+        drain(follower)
+    clock.now = max(message.event_time for message in sent) + 20 * SECOND
+    drain(follower)
+    assert follower.counts.open == 3
+    wanted = expected(topic, rule)
+    assert landed(table) == wanted
+    batches = [wc.Batch.from_bytes(data) for data in wanted.values()]
+    assert {batch.reason for batch in batches} == {"boundary"}
+    assert {batch.run for batch in batches} - {None} == {
+        message.event_time for batch in batches for message in batch.messages if message.stream == "m1"
+    }
+    with pytest.raises(wc.InvalidArgumentError, match=r"started with .*boundaries = \['m1'\]"):
+        follow(ByEventTime.checked("1h", "1500ms", on_conflict="keep"))
 
 
 @pytest.mark.one_database

@@ -77,6 +77,7 @@ def within(facts: list[Facts], view: TimeRange) -> set[Facts]:
         {"window": "500ms", "max_delay": "1s", "max_lead": "60ms", "on_conflict": "isolate"},
         {"window": "300ms", "max_delay": "100ms", "on_conflict": "replace"},
         {"window": "1s", "max_delay": "120ms", "gap": "90ms"},
+        {"window": "2s", "max_delay": "150ms", "on_conflict": "keep", "boundaries": ["z"]},
     ],
 )
 def test_the_picture_equals_a_replay_for_every_range(database: wc.Database, options: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ Facts = tuple[Any, ...]
 class Results(NamedTuple):
     """By source: its batches in order of start, each with its messages; and its rejected messages with the reason."""
 
-    batches: dict[str, list[tuple[int, int, int, str, list[Facts]]]]
+    batches: dict[str, list[tuple[int, int, int, str, int | None, list[Facts]]]]
     rejected: dict[str, list[tuple[str, Facts]]]
 
 
@@ -49,7 +49,7 @@ def results_one_by_one(messages: Iterable[Message], **rule: Any) -> Results:
 
 def results_of(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> Results:
     return _results(
-        ((b.source, b.start, b.end, b.closed_at, b.reason, [facts(m) for m in b.messages]) for b in batches),
+        ((b.source, b.start, b.end, b.closed_at, b.reason, b.run, [facts(m) for m in b.messages]) for b in batches),
         ((r.message.source, r.reason, facts(r.message)) for r in rejected),
     )
 
@@ -82,7 +82,7 @@ def results_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Results:
             for b in row["batches"]:
                 some = messages[b["first"] : b["first"] + b["count"]]
                 _check_outside(b, some)
-                batches.append((row["source"], b["start"], b["end"], b["closed_at"], b["reason"], some))
+                batches.append((row["source"], b["start"], b["end"], b["closed_at"], b["reason"], b["run"], some))
             assert row["rejection"] is not None or sum(b["count"] for b in row["batches"]) == row["count"]
     return _results(batches, rejected)
 
@@ -95,7 +95,7 @@ def results_in_frames(outcomes: DataFrame) -> Results:
         assert b["id"] == f"{b['source']}@{b['start']}"
         messages = [(b["streams"][m["stream"]], *_numbers(m)) for m in records(bytes(b["messages"]), b["count"])]
         _check_outside(b, messages)
-        found.append((b["source"], b["start"], b["end"], b["closed_at"], b["reason"], messages))
+        found.append((b["source"], b["start"], b["end"], b["closed_at"], b["reason"], b["run"], messages))
     positioned = [
         (r["source"], r["reason"], tuple(r[name] for name in METADATA[1:] if r[name] is not None))
         for r in rejected_of(outcomes).collect()

@@ -142,7 +142,7 @@ def test_no_rows_are_judged_as_nothing():
 def test_a_window_at_the_end_of_time_closes_with_it():
     last = Message("x", "a", MAX_NS - 5, receive_time=MAX_NS - 5)
     found = judged([last], {"window": 10, "max_delay": 10, "max_lead": 0, "on_conflict": "split"}, positions=False)
-    assert found.batches == {"x": [(MAX_NS - 5, MAX_NS, MAX_NS, "timeout", [("a", MAX_NS - 5, MAX_NS - 5)])]}
+    assert found.batches == {"x": [(MAX_NS - 5, MAX_NS, MAX_NS, "timeout", None, [("a", MAX_NS - 5, MAX_NS - 5)])]}
 
 
 def test_streams_of_one_event_time_are_in_order_of_text():

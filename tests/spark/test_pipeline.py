@@ -62,7 +62,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from by, gap, max_delay"),
+        ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from boundaries, by, gap"),
         ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be event_time or rate, got 'chance'"),
         ('window = "500ms"', 'by = "rate"', "line 10: no key named batching.max_delay; choose from batch_length, by"),
         (
@@ -76,6 +76,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
             "line 10: batching.on_conflict = 'merge': on_conflict must be one of",
         ),
         ('max_delay = "400ms"', "max_delay = 400", "line 10: batching.max_delay must be a string, got 400"),
+        ('max_delay = "400ms"', "boundaries = [1]", "line 10: batching.boundaries must hold non-empty strings"),
         ('topic = "telemetry"\n', "", "line 2: source.topic is missing"),
         ('start = "2026-07-01T10:00:00Z"', 'start = "noon"', "line 5: source.start = 'noon': start must be ISO 8601"),
         (

@@ -24,7 +24,7 @@ from waterclock.time import format_time
 if TYPE_CHECKING:
     import pandas as pd
 
-CloseReason = Literal["timeout", "conflict", "complete", "slots", "gap", "start", "stall", "flush"]
+CloseReason = Literal["timeout", "conflict", "boundary", "complete", "slots", "gap", "start", "stall", "flush"]
 """Why a batch closed."""
 
 RejectReason = Literal["late", "future", "duplicate", "replaced"]
@@ -80,13 +80,16 @@ def encode_facts(
     reason: str,
     number: int | None = None,
     offsets: Mapping[str, int] | None = None,
+    run: int | None = None,
 ) -> bytes:
-    """Encode the facts of a batch, without its messages; the last two only if the batch has them."""
+    """Encode the facts of a batch, without its messages; the last three only if the batch has them."""
     facts: dict[str, object] = {"source": source, "start": start, "end": end, "closed_at": closed_at, "reason": reason}
     if number is not None:
         facts["number"] = number
     if offsets:
         facts["offsets"] = dict(sorted(offsets.items()))
+    if run is not None:
+        facts["run"] = run
     return _to_json(facts).encode()
 
 
@@ -114,8 +117,8 @@ class Batch:
     source
         The source of its messages.
     start, end
-        The window in event time, ns. ``end`` is start + window, inclusive; after a conflict it is the event time of the
-        conflicting message, exclusive (message batching, UC3). If conflicts are isolated, a batch of conflicting
+        The window in event time, ns. ``end`` is start + window, inclusive; after a conflict or a boundary it is the
+        event time of that message, exclusive (message batching, UC3). If conflicts are isolated, a batch of conflicting
         messages has ``end`` equal to ``start``, inclusive. By id, the first and the last event time.
     closed_at
         Receive-clock time at which nothing more can belong here, ns: ``end`` + max_delay; by id, the receive time of
@@ -131,6 +134,9 @@ class Batch:
         If clocks were aligned (``clocks="align"``), the ns that were added to the event times of each stream before the
         window was chosen; for a stream whose offset changed within the batch, that of its latest message. ``messages``
         keep the times that were sent; the window is in aligned time. Else empty.
+    run
+        Event time of the boundary that opened its run, ns; None without ``boundaries``, and before the first one. The
+        batch that starts at this time holds the boundary.
     """
 
     source: str
@@ -141,6 +147,7 @@ class Batch:
     messages: tuple[Message, ...]
     number: int | None = None
     offsets: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
+    run: int | None = None
 
     @property
     def id(self) -> str:
@@ -168,7 +175,8 @@ class Batch:
 
     @property
     def _facts(self) -> bytes:
-        return encode_facts(self.source, self.start, self.end, self.closed_at, self.reason, self.number, self.offsets)
+        facts = self.source, self.start, self.end, self.closed_at, self.reason
+        return encode_facts(*facts, self.number, self.offsets, self.run)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the messages as a pandas data frame. Times are datetimes in UTC, payloads bytes, headers dicts.
@@ -188,6 +196,7 @@ class Batch:
             "end": format_time(self.end),
             "closed at": format_time(self.closed_at),
             "reason": self.reason,
+            **({} if self.run is None else {"run": format_time(self.run)}),
             "messages": f"{len(self.messages):,}",
         }
         rows = [
@@ -230,14 +239,15 @@ class Batch:
             facts = parsed(written)
             source, reason = text(facts["source"]), text(facts["reason"])
             start, end, closed_at = (moment(facts[name]) for name in ("start", "end", "closed_at"))
-            number = maybe(facts.get("number"), moment)
+            number, run = (maybe(facts.get(name), moment) for name in ("number", "run"))
             offsets = {stream: whole(ns) for stream, ns in facts.get("offsets", {}).items()}
         if reason not in _REASONS:
             raise SchemaError(
                 f"cannot read the batch: this version does not know close reason {quoted(reason)}. Read it"
                 " with the version that wrote it"
             )
-        return cls(source, start, end, closed_at, _REASONS[reason], tuple(from_arrow(columns)), number, offsets)
+        messages = tuple(from_arrow(columns))
+        return cls(source, start, end, closed_at, _REASONS[reason], messages, number, offsets, run)
 
 
 def check_batch(value: object) -> None:

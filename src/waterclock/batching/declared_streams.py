@@ -1,4 +1,4 @@
-"""Checks the names of the streams that a source is said to have."""
+"""Checks names of streams in options: those that a source is said to have, and those that cut its windows."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from waterclock.errors import InvalidArgumentError
 
 
 def declared_streams(streams: Iterable[str]) -> list[str]:
-    """Return the names; raise InvalidArgumentError unless they are a list of non-empty strings."""
-    if isinstance(streams, str):
-        raise InvalidArgumentError(
-            f"streams must be a list of names, got {quoted(streams)}. Write streams=[{quoted(streams)}]"
-        )
-    try:
-        names = list(streams)
-    except TypeError:
-        raise InvalidArgumentError(f"streams must be a list of names or None, got {quoted(streams)}") from None
+    """Return the names of all streams of a source; raise InvalidArgumentError as `stream_names`, and if empty."""
+    names = stream_names(streams, "streams")
     if not names:
         raise InvalidArgumentError(
             f"streams must name every stream of the source, got {quoted(streams)}. Pass None if they are not known"
         )
+    return names
+
+
+def stream_names(streams: Iterable[str], option: str) -> list[str]:
+    """Return the names; raise InvalidArgumentError unless they are a list of non-empty strings."""
+    if isinstance(streams, str):
+        raise InvalidArgumentError(
+            f"{option} must be a list of names, got {quoted(streams)}. Write {option}=[{quoted(streams)}]"
+        )
+    try:
+        names = list(streams)
+    except TypeError:
+        raise InvalidArgumentError(f"{option} must be a list of names or None, got {quoted(streams)}") from None
     for name in names:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
-            raise InvalidArgumentError(f"streams must be non-empty strings, got {quoted(name)}")
+            raise InvalidArgumentError(f"{option} must be non-empty strings, got {quoted(name)}")
     return names

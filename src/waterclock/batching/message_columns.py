@@ -39,8 +39,8 @@ def times_of(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
     return _joined(column.chunks, pa.int64()).to_numpy()
 
 
-def numbered_texts(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
-    """Return a number for each text of a column."""
+def numbered_texts(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int32], pa.Array]:
+    """Return a number for each text of a column, and the texts by their numbers."""
     column = column_of(table, name)
     if pa.types.is_null(column.type):
         column = column.cast(pa.string())
@@ -55,8 +55,9 @@ def numbered_texts(table: pa.Table, name: str) -> npt.NDArray[np.int32]:
             raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
-    codes = [chunk.indices.cast(pa.int32()) for chunk in column.unify_dictionaries().chunks]
-    return _joined(codes, pa.int32()).to_numpy()
+    chunks = column.unify_dictionaries().chunks
+    codes = [chunk.indices.cast(pa.int32()) for chunk in chunks]
+    return _joined(codes, pa.int32()).to_numpy(), chunks[0].dictionary if chunks else pa.array([], text)
 
 
 def _numbers_each_text_once(column: pa.ChunkedArray) -> bool:

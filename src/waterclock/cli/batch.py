@@ -26,6 +26,7 @@ from waterclock.message import Message
 from waterclock.time import MAX_NS, TimeUnit, format_time
 
 _COLUMNS = ("id", "start", "end", "closed_at", "reason", "messages", "streams")
+_WITH_RUN = ("id", "start", "end", "closed_at", "reason", "run", "messages", "streams")
 
 
 def batch(
@@ -36,6 +37,7 @@ def batch(
     max_delay: str | None = None,
     max_lead: str = "0s",
     gap: str | None = None,
+    boundary: Annotated[list[str] | None, Parameter(negative="")] = None,
     on_conflict: Literal["split", "replace", "isolate", "keep"] | None = None,
     by: Literal["event_time", "rate", "id"] = "event_time",
     id_of: str | None = None,
@@ -74,6 +76,8 @@ def batch(
         How far ahead of the receive clock an event time may be.
     gap
         Batches are sessions: one also ends at a longer silence, for example 30s, and window is the longest session.
+    boundary
+        By event time, a stream whose messages cut windows and begin runs; may be given several times.
     on_conflict
         Effect of a second message of a stream on the open batch: split it, replace the older message, stand alone, or
         keep both. The default is split, and keep with --gap.
@@ -113,12 +117,14 @@ def batch(
     output = log.output(common)
     if by == "event_time":
         window, max_delay = _checked_lengths(window, max_delay)
+    elif boundary:
+        raise InvalidArgumentError(f"boundary needs by='event_time', got {quoted(by)}")
     if into is not None:
         from waterclock.cli.gateway.batch_into import batch_into
 
         if by == "id":
             raise InvalidArgumentError("by must be event_time or rate with --into, got 'id'. Use IdBatcher in Python")
-        by_time = (window, max_delay, max_lead, on_conflict, gap)
+        by_time = (window, max_delay, max_lead, on_conflict, gap, boundary)
         rule = by_time if by == "event_time" else (batch_length, longest, timeout, clocks)
         batch_into(
             common, output, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew
@@ -131,7 +137,9 @@ def batch(
         header = _checked("id_of", id_of, "id", "pulse_id")
         make_batcher = partial(IdBatcher, header, max_delay=_checked("max_delay", max_delay, "id"), streams=stream)
     else:
-        make_batcher = partial(EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap)
+        make_batcher = partial(
+            EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap, boundaries=boundary
+        )
     make_batcher()  # refuses invalid lengths before reading anything
     batcher = BySource(make_batcher)
     batches: list[Batch] = []
@@ -142,7 +150,7 @@ def batch(
     batches += batcher.advance(MAX_NS)
     batches.sort(key=lambda b: (b.closed_at, b.source))
     rejected = batcher.take_rejected()
-    output.rows(map(_row, batches), _COLUMNS)
+    output.rows(map(_row, batches), _WITH_RUN if boundary else _COLUMNS)
     output.talk(_summary(batches, rejected))
     if by == "id":
         output.talk(_missing(batches, stream))
@@ -193,6 +201,7 @@ def _row(closed: Batch) -> dict[str, object]:
         "end": format_time(closed.end),
         "closed_at": format_time(closed.closed_at),
         "reason": closed.reason,
+        "run": None if closed.run is None else format_time(closed.run),
         "messages": len(closed.messages),
         "streams": len({message.stream for message in closed.messages}),
     }

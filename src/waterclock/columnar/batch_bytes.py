@@ -50,7 +50,7 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
     Parameters
     ----------
     rows
-        The batches: columns source, start, end, closed_at and reason; and offsets, if clocks were aligned.
+        The batches: columns source, start, end, closed_at, reason and run; and offsets, if clocks were aligned.
     messages
         Columns of `POSITIONED_SCHEMA`: the messages of all batches, one batch after another.
     counts
@@ -102,7 +102,11 @@ def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
         return add_trailer(to_ipc(messages))
     return encode_batch(
         pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA),
-        encode_facts(*(rows.column(name)[row].as_py() for name in _FACTS), offsets=_offsets(rows)[row]),
+        encode_facts(
+            *(rows.column(name)[row].as_py() for name in _FACTS),
+            offsets=_offsets(rows)[row],
+            run=rows.column("run")[row].as_py(),
+        ),
     )
 
 
@@ -123,7 +127,8 @@ def _facts(rows: pa.RecordBatch) -> pa.StringArray:
         parts += [f', "{name}": ' if parts else f'{{"{name}": ', texts]
     if any(offsets := _offsets(rows)):
         parts.append(pa.array([f', "offsets": {json.dumps(each)}' if each else "" for each in offsets], pa.string()))
-    return pc.call_function("binary_join_element_wise", [*parts, "}", ""])
+    run = pc.call_function("binary_join_element_wise", [', "run": ', rows.column("run").cast(pa.string()), ""])
+    return pc.call_function("binary_join_element_wise", [*parts, run.fill_null(""), "}", ""])
 
 
 def _offsets(rows: pa.RecordBatch) -> list[dict[str, int]]:

@@ -28,8 +28,8 @@ def check_batch(batch: Batch, group: str | None) -> None:
     """
     if batch.source != group or not batch.messages:
         raise SchemaError(f"batch {batch.id} came in group {group!r} with {len(batch.messages)} messages")
-    # A cut window ends just before the message that conflicted.
-    last = batch.end - 1 if batch.reason == "conflict" else batch.end
+    # A cut window ends just before the message that cut it.
+    last = batch.end - 1 if batch.reason in ("conflict", "boundary") else batch.end
     for message in batch.messages:
         if message.source != batch.source or not batch.start <= message.event_time <= last:
             raise SchemaError(f"batch {batch.id} holds {message}, which is outside {batch.start} to {last}")

@@ -10,8 +10,8 @@ from waterclock.figures.svg import number
 
 Point = tuple[float, float]
 
-CUT = "conflict"
-"""The close reason of a batch whose window was cut short."""
+CUTS = ("conflict", "boundary")
+"""The close reasons of batches whose windows were cut short."""
 
 
 def dots(points: Iterable[Point]) -> Iterator[str]:
@@ -39,7 +39,7 @@ def box(left: float, right: float, top: float, height: float) -> str:
 
 def window(batch: Batch, scale: Scale, top: float, height: float) -> str:
     """Outline the window of ``batch``, with a torn edge if it was cut within the edges of ``scale``."""
-    outline = torn_box if batch.reason == CUT and scale.holds(batch.end) else box
+    outline = torn_box if batch.reason in CUTS and scale.holds(batch.end) else box
     return outline(scale.x(batch.start), scale.x(batch.end), top, height)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from waterclock.figures.glyphs import CUT, GLYPHS, bars, box, dots, torn_box
+from waterclock.figures.glyphs import CUTS, GLYPHS, bars, box, dots, torn_box
 from waterclock.figures.scale import Scale, tick_label, tick_step
 from waterclock.figures.svg import Svg, add, number, path, picture, shorten, text_width, to_text
 from waterclock.time import format_time
@@ -105,7 +105,7 @@ def _draw_window(root: Element, shown: ShownWindow, place: int, top: float, scal
     left, right = scale.x(shown.start), scale.x(shown.end)
     group = add(root, "g", class_=f"window {'open' if shown.reason == _OPEN else 'decided'}")
     add(group, "title", content=shown.label)
-    outline = torn_box if shown.reason == CUT and scale.holds(shown.end) else box
+    outline = torn_box if shown.reason in CUTS and scale.holds(shown.end) else box
     path(group, f"{'odd' if place % 2 else 'even'} body", [outline(left, right, top, _HEIGHT)])
     if text_width(shown.reason, _SMALL) + 2 <= right - left:
         middle = (left + right) / 2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from waterclock.batching.batch import Batch, Rejection
-from waterclock.figures.glyphs import CUT, GLYPHS, bars, box, dots, torn_box
+from waterclock.figures.glyphs import CUTS, GLYPHS, bars, box, dots, torn_box
 from waterclock.figures.svg import add, path, text_width
 from waterclock.figures.theme import REJECTED
 
@@ -65,12 +65,11 @@ def reason_lines(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> lis
     closed = Counter[str](batch.reason for batch in batches)
     refused = Counter[str](rejection.reason for rejection in rejected)
     lines: list[LegendLine] = []
-    cuts = closed.pop(CUT, 0)
+    cuts = {reason: count for reason in CUTS if (count := closed.pop(reason, 0))}
     if closed:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(closed.items()))
         lines.append(LegendLine(_draw_windows, f"window closed by {reasons}"))
-    if cuts:
-        lines.append(LegendLine(_draw_cut_window, f"window cut by {CUT} ({cuts:,})"))
+    lines += [LegendLine(_draw_cut_window, f"window cut by {reason} ({count:,})") for reason, count in cuts.items()]
     kinds = [kind for kind in REJECTED if refused[kind]]
     return lines + [LegendLine(_rejected_symbol(kind), f"rejected: {kind} ({refused[kind]:,})") for kind in kinds]
 

@@ -101,14 +101,17 @@ def _batchings(path: Path, lines: TomlLines, given: object) -> list[Part]:
 def _batching(table: TomlTable) -> Part:
     topic, into = table.text("topic"), table.text("into")
     table.check("topic", lambda: check_name(topic))
+    boundaries = [f"--boundary={stream}" for stream in table.texts("boundaries") or ()]
     options = {"into": into, **_rule(table)}
+    if boundaries and options["by"] != "event_time":
+        raise table.wrong("boundaries", f"batch.boundaries needs by = 'event_time', got {options['by']!r}")
     skew, since = table.optional("max_skew"), table.optional("since")
     if skew is not None:
         table.check("max_skew", lambda: to_duration(skew, "max_skew"))
     options |= _given(max_skew=skew, since=since)
     sources = [f"--source={source}" for source in table.texts("source") or ()]
     table.end()
-    return Part(f"batch {into}", ("batch", topic, "--follow", *_words(options), *sources), _STOPS_WITHIN)
+    return Part(f"batch {into}", ("batch", topic, "--follow", *_words(options), *boundaries, *sources), _STOPS_WITHIN)
 
 
 def _rule(table: TomlTable) -> dict[str, str]:

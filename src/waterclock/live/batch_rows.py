@@ -17,12 +17,14 @@ _ROWS = pa.schema(
         ("end", pa.int64()),
         ("closed_at", pa.int64()),
         ("reason", pa.string()),
+        ("run", pa.int64()),
         ("streams", pa.list_(pa.string())),
         ("count", pa.int32()),
         ("offsets", pa.map_(pa.string(), pa.int64())),
         ("messages", pa.binary()),
     ]
 )
+_COPIED = ("start", "end", "closed_at", "reason", "run", "count", "offsets")
 
 
 def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
@@ -38,7 +40,7 @@ def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
                     "source": packed["source"],
                     "streams": packed["streams"],
                     "messages": packed["messages"][first * width : (first + count) * width],
-                    **{name: batch[name] for name in ("start", "end", "closed_at", "reason", "count", "offsets")},
+                    **{name: batch[name] for name in _COPIED},
                 }
             )
     return pa.RecordBatch.from_pylist(rows, _ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -76,15 +77,15 @@ class ByEventTime:
         max_lead: Duration = 0,
         on_conflict: OnConflict | None = None,
         gap: Duration | None = None,
+        boundaries: Iterable[str] | None = None,
     ) -> ByEventTime:
         """Check the user's options."""
-        return cls(EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap))
+        return cls(EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries))
 
     @property
     def text(self) -> str:
         """The options: ``window = 500ms, max_delay = 2s, …``."""
-        named = [f"{name} = {format_duration(ns)}" for name, ns in self.rule.lengths.items()]
-        return ", ".join([*named, f"on_conflict = {self.rule.on_conflict}"])
+        return self.rule.text
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""

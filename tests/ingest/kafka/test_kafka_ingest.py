@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from time import time_ns
 from typing import Any
 
 import pytest
+import streaming_data_types as ess
 from confluent_kafka import KafkaError, TopicPartition
 from tests.ingest.kafka.conftest import Place, payloads, running, until_stored
 from tests.ingest.kafka.mock_cluster import FETCH, MockCluster
 from tests.ingest.mqtt.conftest import until
 
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.ingest.kafka import client as kafka_client
 from waterclock.ingest.kafka.client import ClusterRefusedError, TopicLookup
 from waterclock.ingest.kafka.record import KafkaRule
+from waterclock.ingest.mapping.ess import RUN_STREAM
 from waterclock.ingest.storing.partition_rows import PartitionRow, PartitionTakenError
 from waterclock.topics.writing.appending import JointAppend
 
@@ -34,6 +38,26 @@ def test_records_are_appended_and_continue_after_a_stop(database: Database, plac
     assert (first.source, first.stream, first.headers) == ("press", place.name, {"unit": "bar", "raw_hex": "ff"})
     assert first.publish_time == first.event_time == 1_700_000_000_123_000_000
     assert first.receive_time not in (None, first.publish_time)
+
+
+def test_the_runs_of_ess_cut_batches(database: Database, place: Place) -> None:
+    now = time_ns() // 1_000_000
+    start = ess.serialise_pl72("job", "file.nxs", start_time=now + 20, run_name="42")
+    stop = ess.serialise_6s4t("job", "42", stop_time=now + 40)
+    values = [ess.serialise_f144("motor", float(n), (now + 10 * n) * 1_000_000) for n in range(6)]
+    place.send(start, *values, stop)
+    with running(database, place.plan(place.rule(format_name="ess"))):
+        until_stored(database, start, *values, stop)
+    batcher = EventTimeBatcher("10s", "1h", max_lead="1h", on_conflict="keep", boundaries={RUN_STREAM})
+    batches = [batch for message in database.topic("telemetry").read() for batch in batcher.add(message)]
+    batches += batcher.flush()
+    assert not batcher.take_rejected()
+    assert [{message.payload for message in batch.messages} for batch in batches] == [
+        {*values[:2]},
+        {start, *values[2:4]},
+        {stop, *values[4:]},
+    ]
+    assert [batch.run for batch in batches] == [None, (now + 20) * 1_000_000, (now + 40) * 1_000_000]
 
 
 def test_latest_on_an_empty_partition_reads_what_comes_while_it_is_stopped(database: Database, place: Place) -> None:

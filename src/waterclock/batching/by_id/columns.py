@@ -53,7 +53,8 @@ def assign_batches_by_id(table: pa.Table, id_column: str, *, max_delay: Duration
     delay = to_duration(max_delay, "max_delay")
     clock = MAX_NS if now is None else to_time(now, "now")
     refuse_added(table, _ADDED)
-    sources, streams, ids = numbered_texts(table, "source"), numbered_texts(table, "stream"), _ids(table, id_column)
+    (sources, _), (streams, _) = numbered_texts(table, "source"), numbered_texts(table, "stream")
+    ids = _ids(table, id_column)
     received = times_of(table, "receive_time")
     closed_at, late, duplicate = _judge(sources, streams, ids, received, delay)
     known = received <= clock

@@ -63,6 +63,10 @@ class EventTimeBatcher:
     gap
         Longest event-time distance between a message of a batch and the next one (reason ``gap``). Default: limited
         only by the window.
+    boundaries
+        Streams whose messages begin runs. Such a message cuts the window before its event time (reason ``boundary``),
+        and is in the next window, which starts with it. ``Batch.run`` is the event time of the last boundary at or
+        before the start of a batch. If ``streams`` are declared, these must be among them.
 
     Raises
     ------
@@ -86,9 +90,12 @@ class EventTimeBatcher:
         on_conflict: OnConflict | None = None,
         streams: Iterable[str] | None = None,
         gap: Duration | None = None,
+        boundaries: Iterable[str] | None = None,
     ) -> None:
-        self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
+        self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries)
         self._newest = None if streams is None else dict.fromkeys(declared_streams(streams), _BEFORE_ALL)
+        if self._newest is not None and (others := set(self._rule.boundaries) - self._newest.keys()):
+            raise InvalidArgumentError(f"boundaries must be among streams={list(self._newest)}, got {sorted(others)}")
         self._slowest = _heap(self._newest)
         self._source: str | None = None
         self._floor = MIN_NS  # the earliest receive time that may still come
@@ -179,7 +186,8 @@ class EventTimeBatcher:
         Open messages are returned, as by `flush`, and the next message sets the clock again. The batcher still knows
         which event times it has returned, so that no message is in two batches and no two batches have one identity. A
         message for a returned window is rejected, even if the clock's jump closed that window too early. If traffic is
-        scattered in time, the gaps between such windows may count as returned, too.
+        scattered in time, the gaps between such windows may count as returned, too. Batches that start before the last
+        boundary have no run.
 
         Parameters
         ----------
@@ -220,8 +228,8 @@ class EventTimeBatcher:
     def is_done(self, since: int, promised: int) -> bool:
         """Return whether the batcher holds no state that a new one would need.
 
-        That is: no message was received after ``since``, no window is open, no rejection is untaken, and a message for
-        a returned window can only be late.
+        That is: no message was received after ``since``, no window is open, no rejection is untaken, a message for a
+        returned window can only be late, and no run has begun.
 
         Parameters
         ----------
@@ -231,7 +239,7 @@ class EventTimeBatcher:
             The earliest receive time that may still come, ns, according to the caller. The batcher's own clock may lag
             behind it after `flush` and `reset`.
         """
-        if self._open or self._rejected or self._floor > since:
+        if self._open or self._rejected or self._floor > since or self._given_out.run is not None:
             return False
         return self._given_out.newest < max(self._floor, promised) - self._rule.max_delay
 
@@ -321,11 +329,13 @@ class EventTimeBatcher:
         self._given_out.forget_early(self._floor)
         for window in windows:
             why = reason
-            if window.conflicted and reason != "complete":
-                why = "conflict"
+            if window.cut_reason is not None and reason != "complete":
+                why = window.cut_reason
             elif reason == "timeout" and window.ended_by_gap(rule):
                 why = "gap"
-            batch, replaced = window.closed(self._source, rule, why)
+            begins_run = bool(rule.boundaries) and window.begins_run(rule)
+            run = self._given_out.run_of(window.start, begins_run=begins_run)
+            batch, replaced = window.closed(self._source, rule, why, run)
             batches.append(batch)
             self._rejected += replaced
             self._given_out.add(window.start, window.last)

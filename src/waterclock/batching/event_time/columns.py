@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from waterclock.batching.event_time.rule import (
     EventTimeRule,
     OnConflict,
 )
+from waterclock.batching.event_time.runs import RunColumns, boundary_flags, runs_of
 from waterclock.batching.kernels import Kernel
 from waterclock.batching.message_columns import numbered_texts, refuse_added, times_of, with_nulls
 from waterclock.errors import InvalidArgumentError
@@ -25,7 +27,7 @@ from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
 
 KERNEL = Kernel("waterclock.batching.event_time.kernel")
 
-_ADDED = ("batch_start", "batch_end", "rejected")
+_ADDED, _RUN = ("batch_start", "batch_end", "rejected"), "batch_run"
 _MOST_ROWS = 2**31
 
 
@@ -38,21 +40,24 @@ class Assignment(NamedTuple):
         Its batch's window, int64 ns; 0 if the row is in no batch. Duplicates and replaced rows have the start of the
         window into which they fell. If `assign_judged` finds the window still open, its start and the end according to
         the messages so far.
-    conflicts
-        Whether a conflict cut or isolated that window: the batch's reason is ``conflict``; uint8, 1 or 0.
+    cuts
+        What ended that window: uint8, ``BY_TIME``, ``BY_CONFLICT`` or ``BY_BOUNDARY``.
     verdicts
         uint8, the numbers of `waterclock.batching.event_time.rule`: ``ACCEPTED``, a key of ``REJECTIONS``, or
         ``UNDECIDED`` at ``now``.
     order
         The rows that are neither late nor future nor received after ``now``, source by source in order of event time,
         equal times in their given order; uint32.
+    runs
+        The run of each row in a window; None without boundaries.
     """
 
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    conflicts: npt.NDArray[np.uint8]
+    cuts: npt.NDArray[np.uint8]
     verdicts: npt.NDArray[np.uint8]
     order: npt.NDArray[np.uint32]
+    runs: RunColumns | None = None
 
 
 def assign_batches(
@@ -63,6 +68,7 @@ def assign_batches(
     max_lead: Duration = 0,
     on_conflict: OnConflict | None = None,
     gap: Duration | None = None,
+    boundaries: Iterable[str] | None = None,
     now: Time | None = None,
 ) -> pa.Table:
     """Find the batch of every message of a table, for all its sources.
@@ -77,7 +83,7 @@ def assign_batches(
         With columns ``source`` and ``stream`` (text, or dictionary of text, which is faster) and ``event_time`` and
         ``receive_time`` (whole numbers of ns, or timestamps of any unit with a time zone), none with nulls. Other
         columns are kept. If the table is empty, columns may be of type null.
-    window, max_delay, max_lead, on_conflict, gap
+    window, max_delay, max_lead, on_conflict, gap, boundaries
         As of `EventTimeBatcher`.
     now
         A reading of the receive clock, as for `EventTimeBatcher.advance`. Messages received after it, and those of
@@ -88,7 +94,7 @@ def assign_batches(
     pyarrow.Table
         The rows in their order, with ``batch_start`` and ``batch_end`` (int64 ns; null if the message is in no batch,
         or not yet) and ``rejected`` (dictionary of text: late, future, duplicate or replaced; null if the message is
-        not rejected, or not yet).
+        not rejected, or not yet). With ``boundaries`` also ``batch_run`` (int64 ns, as ``Batch.run``).
 
     Raises
     ------
@@ -104,15 +110,17 @@ def assign_batches(
     For more, Numba compiles the rule, some 15 s once per installation. The result is kept next to the package or, if
     that is read-only, in the user's cache folder or that of ``NUMBA_CACHE_DIR``.
     """
-    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
+    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries)
     clock = None if now is None else to_time(now, "now")
-    refuse_added(table, _ADDED)
+    refuse_added(table, (*_ADDED, _RUN) if rule.boundaries else _ADDED)
+    streams, stream_names = numbered_texts(table, "stream")
     found = assign_arrays(
-        numbered_texts(table, "source"),
-        numbered_texts(table, "stream"),
+        numbered_texts(table, "source")[0],
+        streams,
         times_of(table, "event_time"),
         times_of(table, "receive_time"),
         rule,
+        stream_names=stream_names,
         now=clock,
     )
     accepted = found.verdicts == ACCEPTED
@@ -125,6 +133,9 @@ def assign_batches(
     )
     for name, column in zip(_ADDED, columns, strict=True):
         table = table.append_column(name, column)
+    if found.runs is not None:
+        known = accepted & found.runs.known
+        table = table.append_column(_RUN, with_nulls(pa.int64(), found.runs.begins, known))
     return table
 
 
@@ -135,6 +146,7 @@ def assign_arrays(
     receive_times: npt.NDArray[Any],
     rule: EventTimeRule,
     *,
+    stream_names: pa.Array | None = None,
     now: int | None = None,
 ) -> Assignment:
     """Find the window of every row; the base of `assign_batches` and of the Spark pipeline.
@@ -150,6 +162,8 @@ def assign_arrays(
         int64 ns.
     rule
         The checked options.
+    stream_names
+        The streams by number, for a rule with boundaries.
     now
         See `assign_batches`.
 
@@ -165,10 +179,12 @@ def assign_arrays(
     count = _checked_length(sources, streams, event_times, receive_times)
     verdicts = np.empty(count, np.uint8)
     found, working = _memory(count)
+    boundaries = boundary_flags(rule, stream_names)
     ordered = KERNEL.call(
         "assign",
         count,
         *_inputs(sources, streams, event_times, receive_times),
+        boundaries,
         _distinct(sources, "sources"),
         _distinct(streams, "streams"),
         rule.window,
@@ -181,7 +197,7 @@ def assign_arrays(
         verdicts,
         *working,
     )
-    return Assignment(*found, verdicts, working[1][:ordered])
+    return _with_runs(Assignment(*found, verdicts, working[1][:ordered]), sources, streams, boundaries, rule)
 
 
 def assign_judged(
@@ -191,6 +207,7 @@ def assign_judged(
     verdicts: npt.NDArray[np.uint8],
     rule: EventTimeRule,
     nows: npt.NDArray[np.int64],
+    stream_names: pa.Array | None = None,
 ) -> Assignment:
     """Find the window of every accepted row, given a reading of each source's receive clock.
 
@@ -205,6 +222,8 @@ def assign_judged(
     nows
         For each source, the time at which its windows are judged: those that end more than ``max_delay`` before are
         decided.
+    stream_names
+        As of `assign_arrays`.
 
     Raises
     ------
@@ -215,10 +234,12 @@ def assign_judged(
     """
     count = _checked_length(sources, streams, event_times, verdicts)
     found, working = _memory(count)
+    boundaries = boundary_flags(rule, stream_names)
     ordered = KERNEL.call(
         "assign_judged",
         count,
         *_inputs(sources, streams, event_times, event_times),
+        boundaries,
         _distinct(streams, "streams"),
         rule.window,
         rule.max_delay,
@@ -229,7 +250,7 @@ def assign_judged(
         verdicts,
         *working,
     )
-    return Assignment(*found, verdicts, working[1][:ordered])
+    return _with_runs(Assignment(*found, verdicts, working[1][:ordered]), sources, streams, boundaries, rule)
 
 
 def read_clocks(
@@ -283,6 +304,18 @@ def closing_times(ends: npt.NDArray[np.int64], rule: EventTimeRule) -> npt.NDArr
 def ended_by_gap(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], rule: EventTimeRule) -> Any:
     """Return which of the windows that no conflict ended were ended by a silence."""
     return ends < np.minimum(starts, MAX_NS - rule.window) + rule.window
+
+
+def _with_runs(
+    found: Assignment,
+    sources: npt.NDArray[Any],
+    streams: npt.NDArray[Any],
+    boundaries: npt.NDArray[np.uint8],
+    rule: EventTimeRule,
+) -> Assignment:
+    if not rule.boundaries:
+        return found
+    return found._replace(runs=runs_of(found.order, found.starts, sources, streams, boundaries))
 
 
 def _checked_length(sources: npt.NDArray[Any], streams: npt.NDArray[Any], *others: npt.NDArray[Any]) -> int:

@@ -31,9 +31,11 @@ class GivenOut:
         First and last event time, ns, of the stretches of returned windows, in order.
     begun_anew
         Whether the clock was set again, so that times between the spans may come.
+    run
+        Event time of the newest boundary in a returned window, ns; None before the first.
     """
 
-    __slots__ = ("_near", "begun_anew", "early", "newest", "spans")
+    __slots__ = ("_near", "begun_anew", "early", "newest", "run", "spans")
 
     def __init__(self, near: int) -> None:
         """``near``: windows at most this far apart (ns) form one stretch."""
@@ -42,6 +44,7 @@ class GivenOut:
         self.early: dict[tuple[str, int], int] = {}
         self.spans: list[tuple[int, int]] = []
         self.begun_anew = False
+        self.run: int | None = None
 
     def covers(self, event_time: int) -> bool:
         """Return whether this event time, at or before ``newest``, is in a batch already."""
@@ -57,6 +60,12 @@ class GivenOut:
         insort(spans, (start, last))
         if len(spans) > 1:
             self._join_spans()
+
+    def run_of(self, start: int, *, begins_run: bool) -> int | None:
+        """Return the run of a window that is returned now; None if the last boundary is not at or before its start."""
+        if begins_run and (self.run is None or start > self.run):
+            self.run = start
+        return self.run if self.run is not None and self.run <= start else None
 
     def forget_early(self, floor: int) -> None:
         """Forget early messages whose repeats would be late now; ``floor`` (ns): the earliest receive time to come."""

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from waterclock.batching.event_time.rule import (
     ACCEPTED,
+    BY_BOUNDARY,
+    BY_CONFLICT,
+    BY_TIME,
     DUPLICATE,
     FUTURE,
     ISOLATE,
@@ -45,7 +48,7 @@ class _Rule(NamedTuple):
 class _EventTimeOutput(NamedTuple):
     starts: Times
     ends: Times
-    conflicts: Bytes
+    cuts: Bytes
     verdicts: Bytes
 
 
@@ -62,6 +65,7 @@ _times_in = types.Array(types.int64, 1, "C", readonly=True)
 _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
 _codes_out = types.Array(types.uint32, 1, "C")
 _times_out = types.Array(types.int64, 1, "C")
+_bytes_in = types.Array(types.uint8, 1, "C", readonly=True)
 _bytes_out = types.Array(types.uint8, 1, "C")
 
 
@@ -219,6 +223,36 @@ def _enter(rows: Codes, first: int, stop: int, streams: Codes, number: int, last
 
 
 @_inlined
+def _holds_boundary(rows: Codes, first: int, stop: int, streams: Codes, boundaries: Bytes) -> bool:
+    """Return whether the streams of some rows cut windows; ``boundaries`` is empty if none do."""
+    found = False
+    if boundaries.size:
+        for k in range(first, stop):
+            found = found or boundaries[streams[rows[k]]] != 0
+    return found
+
+
+@_inlined
+def _cut_before(
+    rows: Codes,
+    begin: int,
+    first: int,
+    stop: int,
+    streams: Codes,
+    boundaries: Bytes,
+    splits: bool,
+    last_window: Times,
+) -> int:
+    """Find what cuts the window that begins at a place before the rows of one event time; ``BY_TIME``: nothing."""
+    cut = BY_TIME
+    if first > begin and _holds_boundary(rows, first, stop, streams, boundaries):
+        cut = BY_BOUNDARY
+    elif splits and not _enter(rows, first, stop, streams, begin + 1, last_window):
+        cut = BY_CONFLICT
+    return cut
+
+
+@_inlined
 def _keep_newest(
     rows: Codes, first: int, stop: int, streams: Codes, number: int, last_window: Times, verdicts: Bytes
 ) -> None:
@@ -238,6 +272,7 @@ def _cut_source(
     stop: int,
     streams: Codes,
     receive_times: Times,
+    boundaries: Bytes,
     rule: _Rule,
     now: int,
     seen: _LastSeen,
@@ -245,7 +280,7 @@ def _cut_source(
 ) -> None:
     """Cut the sorted rows of one source into windows. Window numbers are row places, so that sources share none."""
     # Unpacked once: reading an array from a tuple counts references, which would cost more than the work itself.
-    starts, ends, conflicts, verdicts = out
+    starts, ends, cuts, verdicts = out
     window, max_delay, on_conflict, silence = rule
     splits = on_conflict in (SPLIT, ISOLATE)
     last_window, last_instant, kept = seen
@@ -256,7 +291,7 @@ def _cut_source(
         start = times[k]
         longest = start if isolated else _plus(start, window)
         end = min(longest, _plus(start, silence))
-        conflict = isolated
+        cut = BY_CONFLICT if isolated else BY_TIME
         isolated = False
         while k < stop and times[k] <= end:
             after = k + 1
@@ -265,10 +300,11 @@ def _cut_source(
             if after > k + 1 and k >= unmarked:  # a conflicting event time is visited again as the next window's first
                 unmarked = after
                 _mark_duplicates(rows, k, after, streams, receive_times, last_instant, kept, verdicts)
-            if splits and not _enter(rows, k, after, streams, begin + 1, last_window):
+            before = _cut_before(rows, begin, k, after, streams, boundaries, splits, last_window)
+            if before != BY_TIME:
                 end = times[k]
-                conflict = True
-                isolated = on_conflict == ISOLATE
+                cut = before
+                isolated = before == BY_CONFLICT and on_conflict == ISOLATE
                 break
             end = min(longest, _plus(times[k], silence))
             k = after
@@ -283,7 +319,7 @@ def _cut_source(
                 if open_still:
                     verdicts[row] = UNDECIDED
                 else:
-                    conflicts[row] = conflict
+                    cuts[row] = cut
 
 
 _spare_out = (_times_out, _codes_out, _times_out, _codes_out, _codes_out)
@@ -295,6 +331,7 @@ def _cut(
     streams: Codes,
     event_times: Times,
     receive_times: Times,
+    boundaries: Bytes,
     stream_count: int,
     rule: _Rule,
     nows: Times,
@@ -315,13 +352,13 @@ def _cut(
         first, stop = bounds[source], bounds[source + 1]
         if not _is_sorted(times, first, stop):
             _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
-        _cut_source(times, rows, first, stop, streams, receive_times, rule, nows[source], seen, out)
+        _cut_source(times, rows, first, stop, streams, receive_times, boundaries, rule, nows[source], seen, out)
     return bounds[nows.size]
 
 
 @njit(
     types.int64(
-        *[_codes_in, _codes_in, _times_in, _times_in],
+        *[_codes_in, _codes_in, _times_in, _times_in, _bytes_in],
         *[types.int64] * 5,
         _times_in,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
@@ -335,6 +372,7 @@ def assign_judged(
     streams: Codes,
     event_times: Times,
     receive_times: Times,
+    boundaries: Bytes,
     stream_count: int,
     window: int,
     max_delay: int,
@@ -343,7 +381,7 @@ def assign_judged(
     nows: Times,
     starts: Times,
     ends: Times,
-    conflicts: Bytes,
+    cuts: Bytes,
     verdicts: Bytes,
     times: Times,
     rows: Codes,
@@ -356,15 +394,15 @@ def assign_judged(
     Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
     """
     return _cut(
-        sources, streams, event_times, receive_times, stream_count, _Rule(window, max_delay, on_conflict, silence),
-        nows, _EventTimeOutput(starts, ends, conflicts, verdicts),
+        sources, streams, event_times, receive_times, boundaries, stream_count,
+        _Rule(window, max_delay, on_conflict, silence), nows, _EventTimeOutput(starts, ends, cuts, verdicts),
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
 
 
 @njit(
     types.int64(
-        *[_codes_in, _codes_in, _times_in, _times_in],
+        *[_codes_in, _codes_in, _times_in, _times_in, _bytes_in],
         *[types.int64] * 8,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
         *_spare_out,
@@ -377,6 +415,7 @@ def assign(
     streams: Codes,
     event_times: Times,
     receive_times: Times,
+    boundaries: Bytes,
     source_count: int,
     stream_count: int,
     window: int,
@@ -387,7 +426,7 @@ def assign(
     now: int,
     starts: Times,
     ends: Times,
-    conflicts: Bytes,
+    cuts: Bytes,
     verdicts: Bytes,
     times: Times,
     rows: Codes,
@@ -397,15 +436,15 @@ def assign(
 ) -> int:
     """Judge every row and find its window; see `waterclock.batching.event_time.columns.assign_arrays`.
 
-    Writes ``verdicts`` of all rows, ``starts``, ``ends`` and ``conflicts`` of the accepted ones, and into ``rows`` the
+    Writes ``verdicts`` of all rows, ``starts``, ``ends`` and ``cuts`` of the accepted ones, and into ``rows`` the
     ordered rows, whose number it returns. The last five are working memory for every row (``bucket_ends`` for two
     more): NumPy allocates it in huge pages. Numba does not, and touching so many small pages would take as long as the
     sorting.
     """
     _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
     return assign_judged(
-        sources, streams, event_times, receive_times, stream_count, window, max_delay, on_conflict, silence,
-        np.full(source_count, now), starts, ends, conflicts, verdicts,
+        sources, streams, event_times, receive_times, boundaries, stream_count, window, max_delay, on_conflict,
+        silence, np.full(source_count, now), starts, ends, cuts, verdicts,
         times, rows, spare_times, spare_rows, bucket_ends,
     )  # fmt: skip
 
@@ -420,7 +459,16 @@ def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: T
 
 
 @njit
-def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, last_place: Times, leads: Times) -> None:
+def _leads(
+    times: Times,
+    streams: Codes,
+    boundaries: Bytes,
+    first: int,
+    stop: int,
+    rule: _Rule,
+    last_place: Times,
+    leads: Times,
+) -> None:
     """For a window opened at each place, find the place of the next window; ``stop`` without one.
 
     Places hold one source's messages in order of time. Messages of one time share a window, which the first of their
@@ -428,8 +476,7 @@ def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, las
     """
     window, _, on_conflict, silence = rule
     splits = on_conflict in (SPLIT, ISOLATE)
-    cut = far = k = stop
-    after_cut = stop
+    cut = far = boundary = k = stop
     after = stop
     while k > first:
         after = k
@@ -449,17 +496,26 @@ def _leads(times: Times, streams: Codes, first: int, stop: int, rule: _Rule, las
         if cut < far and splits:
             leads[k] = cut
             if on_conflict == ISOLATE:
-                after_cut = cut + 1
-                while after_cut < stop and times[after_cut] == times[cut]:
-                    after_cut += 1
-                leads[k] = after_cut
+                leads[k] = cut + np.searchsorted(times[cut:stop], times[cut], side="right")
+        leads[k] = min(leads[k], boundary)
+        if boundaries[k:after].any():
+            boundary = k
 
 
 @njit
 def _synchronises(
-    times: Times, leads: Times, first: int, stop: int, rule: _Rule, begin: int, since: int, possible: Bytes
+    times: Times,
+    leads: Times,
+    boundaries: Bytes,
+    first: int,
+    stop: int,
+    rule: _Rule,
+    begin: int,
+    since: int,
+    possible: Bytes,
+    run_known: bool,
 ) -> bool:
-    """Return whether the windows from ``since`` on do not depend on where windows opened before ``begin``."""
+    """Return whether the windows from ``since`` on, and their runs, do not depend on messages before ``begin``."""
     _, _, on_conflict, silence = rule
     possible[first:stop] = 0
     possible[first] = 1
@@ -475,10 +531,11 @@ def _synchronises(
         after = k + 1
         while after < stop and times[after] == times[k]:
             after += 1
+        run_known = run_known or bool(boundaries[k:after].any())
         if possible[k]:
             synchronised = synchronised or furthest <= k
             if times[k] >= since:
-                return synchronised
+                return synchronised and run_known
             # Its isolated batch may begin within the range although the next window opens where all others do.
             if on_conflict == ISOLATE and not synchronised and leads[k] > first and times[leads[k] - 1] >= since:
                 return False
@@ -490,34 +547,38 @@ def _synchronises(
 
 
 @njit(
-    types.void(_codes_in, _times_in, _times_in, *[types.int64] * 6, _bytes_out),
+    types.void(_codes_in, _times_in, _times_in, _bytes_in, *[types.int64] * 7, _bytes_out),
     cache=True,
     nogil=True,
 )
 def synchronise(
     streams: Codes,
     times: Times,
-    bounds: Times,
+    places: Times,
+    boundaries: Bytes,
     stream_count: int,
     window: int,
     on_conflict: int,
     silence: int,
     begin: int,
     since: int,
+    has_runs: int,
     synchronised: Bytes,
 ) -> None:
     """Determine for each source whether its windows synchronise; see `waterclock.batching.event_time.replay`.
 
-    Source s has the places ``bounds[s]`` to ``bounds[s + 1]``, in order of time.
+    Source s has the places ``places[s]`` to ``places[s + 1]``, in order of time. ``boundaries`` are by place.
     """
     rule = _Rule(window, 0, on_conflict, silence)
     leads = np.zeros(times.size, np.int64)
     possible = np.zeros(times.size, np.uint8)
     last_place = np.full(stream_count, -1)
-    for source in range(bounds.size - 1):
-        first, stop = bounds[source], bounds[source + 1]
+    for source in range(places.size - 1):
+        first, stop = places[source], places[source + 1]
         if first < stop:
-            _leads(times, streams, first, stop, rule, last_place, leads)
-            synchronised[source] = _synchronises(times, leads, first, stop, rule, begin, since, possible)
+            _leads(times, streams, boundaries, first, stop, rule, last_place, leads)
+            synchronised[source] = _synchronises(
+                times, leads, boundaries, first, stop, rule, begin, since, possible, has_runs == 0
+            )
         else:
             synchronised[source] = True

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.rule import BY_BOUNDARY, BY_CONFLICT, BY_TIME, EventTimeRule
 from waterclock.batching.event_time.waiting_times import NEVER, WaitingTimes
 from waterclock.batching.event_time.window import Window
 from waterclock.message import Message
@@ -41,6 +41,7 @@ class OpenWindows:
 
     __slots__ = (
         "_at",
+        "_boundaries",
         "_cut",
         "_isolated",
         "_last",
@@ -59,6 +60,7 @@ class OpenWindows:
         """``isolated``: whether the first window holds only a conflicting event time."""
         self._rule = rule
         self._splits = rule.on_conflict in ("split", "isolate")
+        self._boundaries = frozenset(rule.boundaries)
         # Messages by event time: a single one, or several by stream. A dict for each would double the cost of ordered
         # traffic.
         self._at: dict[int, Message | dict[str, Message]] = {}
@@ -133,7 +135,7 @@ class OpenWindows:
 
     def first_end(self) -> int:
         """Find the end of the first window, ns; `NEVER` if none is open."""
-        if not self._splits and self._rule.gap is None:
+        if not self._splits and self._rule.gap is None and not self._boundaries:
             return self._last if self._at else NEVER
         self._extend(NEVER)
         return self.ends_from
@@ -150,13 +152,13 @@ class OpenWindows:
 
     def _close(self) -> None:
         self._start = self._last = self._reach = self.ends_from = NEVER
-        self._cut = False
+        self._cut = BY_TIME
 
     def _open(self) -> None:
         """Begin the first window with the first waiting message."""
         self._start = self._reach = start = self._waiting.pop()
         self._last = start if self._isolated else min(start + self._rule.silence, MAX_NS)
-        self._cut = False
+        self._cut = BY_TIME
         self._run, self._older = [start], []
         self._streams = {message.stream: start for message in self._messages_at(start)}
         self._set_end()
@@ -169,8 +171,8 @@ class OpenWindows:
             return
         at, streams, run = self._at, self._streams, self._run
         ahead = LOOK_AHEAD
-        splits, gap = self._splits, self._rule.gap
-        while first <= self._last:
+        splits, gap, bounded = self._splits, self._rule.gap, bool(self._boundaries)
+        while first <= self._last and not (bounded and self._ended_by_boundary(first)):
             if first >= until:
                 if not ahead:
                     self._reach = run[-1]
@@ -181,11 +183,11 @@ class OpenWindows:
                 group = at[first]
                 if isinstance(group, dict):
                     if not streams.keys().isdisjoint(group):
-                        self._end_at(first)
+                        self._end_at(first, BY_CONFLICT)
                         break
                     streams.update(dict.fromkeys(group, first))
                 elif group.stream in streams:
-                    self._end_at(first)
+                    self._end_at(first, BY_CONFLICT)
                     break
                 else:
                     streams[group.stream] = first
@@ -205,40 +207,49 @@ class OpenWindows:
                 self._open()
                 self._extend(NEVER)
                 return
-            rule = self._rule
-            follows = self._start - event_time <= rule.silence
-            self._start = event_time
-            last = min(event_time + (rule.window if follows else rule.silence), MAX_NS)
-            if last <= self._last:
-                self._last, self._cut = last, False
-            self._put_out()
+            self._start_at(event_time)
         if is_new_time:
             if not self._run or event_time > self._run[-1]:
                 self._run.append(event_time)
             else:
                 heappush(self._older, -event_time)
-            if self._rule.gap is not None and not self._cut:
+            if self._rule.gap is not None and self._cut == BY_TIME:
                 self._reach_on(event_time, self._rule.gap)
-        if self._splits:
+        if event_time > self._start and message.stream in self._boundaries:
+            self._end_at(event_time, BY_BOUNDARY)
+            self._put_out()
+        elif self._splits:
             stream = message.stream
             other = self._streams.setdefault(stream, event_time)
             if other < event_time:
-                self._end_at(event_time)
+                self._end_at(event_time, BY_CONFLICT)
                 self._put_out()
             elif other > event_time:
-                self._end_at(other)
+                self._end_at(other, BY_CONFLICT)
                 self._put_out()
                 self._streams[stream] = event_time
         self._reach = min(self._reach, self._last)
         self._set_end()
 
+    def _start_at(self, event_time: int) -> None:
+        """Start the first window earlier."""
+        rule = self._rule
+        opened = self._start
+        follows = opened - event_time <= rule.silence
+        self._start = event_time
+        last = min(event_time + (rule.window if follows else rule.silence), MAX_NS)
+        is_cut = opened <= last and self._ended_by_boundary(opened)
+        if not is_cut and last <= self._last:
+            self._last, self._cut = last, BY_TIME
+        self._put_out()
+
     def _reach_on(self, event_time: int, gap: int) -> None:
         """Extend the uncut first window to a gap after one of its messages."""
         self._last = max(self._last, min(event_time + gap, self._start + self._rule.window, MAX_NS))
 
-    def _end_at(self, event_time: int) -> None:
+    def _end_at(self, event_time: int, cut: int) -> None:
         self._last = event_time - 1
-        self._cut = True
+        self._cut = cut
 
     def _put_out(self) -> None:
         """Move messages beyond the end of the first window back to the waiting ones."""
@@ -256,7 +267,7 @@ class OpenWindows:
             self._waiting.push(event_time)
 
     def _set_end(self) -> None:
-        self.ends_from = self._last + self._cut if self._reach == self._last else self._reach + 1
+        self.ends_from = self._last + (self._cut != BY_TIME) if self._reach == self._last else self._reach + 1
 
     def _take_first(self) -> Window:
         """Remove and return the first window, whose end is known, and open the next."""
@@ -270,14 +281,26 @@ class OpenWindows:
                 messages += sorted(group.values(), key=_stream)
             else:
                 messages.append(group)
+        if self._cut == BY_CONFLICT and self._is_boundary(self._last + 1):
+            self._cut = BY_BOUNDARY
         window = Window(self._start, self._last, self._cut, self._isolated, messages)
-        self._isolated = self._cut and self._rule.on_conflict == "isolate"
+        self._isolated = self._cut == BY_CONFLICT and self._rule.on_conflict == "isolate"
         if self._at:
             self._open()
         else:
             self._run, self._older, self._streams = [], [], {}
             self._close()
         return window
+
+    def _is_boundary(self, event_time: int) -> bool:
+        return any(message.stream in self._boundaries for message in self._messages_at(event_time))
+
+    def _ended_by_boundary(self, event_time: int) -> bool:
+        """End the first window at this event time if a boundary is there."""
+        is_boundary = self._is_boundary(event_time)
+        if is_boundary:
+            self._end_at(event_time, BY_BOUNDARY)
+        return is_boundary
 
     def _messages_at(self, event_time: int) -> Iterator[Message]:
         group = self._at[event_time]

@@ -19,9 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from waterclock.batching.event_time.columns import KERNEL, Assignment, judge_arrivals, read_clocks
 from waterclock.batching.event_time.rule import ACCEPTED, CONFLICTS, REPLACED, EventTimeRule
+from waterclock.batching.event_time.runs import boundary_flags
 from waterclock.time import MAX_NS, MIN_NS
 
 WINDOWS_BACK = (16, 1024)
@@ -29,6 +31,14 @@ WINDOWS_BACK = (16, 1024)
 topic's start. Each step reads the range of the previous one again: since they grow fast, all together cost little more
 than the last.
 """
+
+_RUNS_BACK = 65_536
+"""A further step with boundaries, since a run is longer than a window: 9 hours of windows of 500 ms."""
+
+
+def windows_back(rule: EventTimeRule) -> tuple[int, ...]:
+    """Return how many windows before its range a replay searches, step by step."""
+    return (*WINDOWS_BACK, _RUNS_BACK) if rule.boundaries else WINDOWS_BACK
 
 
 class ReplayRange(NamedTuple):
@@ -78,6 +88,9 @@ def synchronised(
     received: npt.NDArray[np.int64],
     rule: EventTimeRule,
     span: ReplayRange,
+    stream_names: pa.Array | None = None,
+    *,
+    with_runs: bool = True,
 ) -> npt.NDArray[np.bool_]:
     """Return for each source whether its windows from ``since`` on are known.
 
@@ -91,6 +104,10 @@ def synchronised(
         The checked options.
     span
         The range; its ``begin`` must not be None.
+    stream_names
+        The streams by number, for a rule with boundaries.
+    with_runs
+        Whether the runs of these windows must be known, too.
     """
     count = int(sources.max()) + 1 if len(sources) else 0
     begin = MIN_NS if span.begin is None else span.begin
@@ -100,6 +117,9 @@ def synchronised(
     known &= event_times <= min(span.since + rule.window, MAX_NS)
     order = np.flatnonzero(known)
     order = order[np.lexsort((event_times[order], sources[order]))]
+    boundaries = np.zeros(len(order), np.uint8)
+    if rule.boundaries:
+        boundaries = boundary_flags(rule, stream_names)[streams[order]]
     found = np.zeros(count, np.uint8)
     KERNEL.call(
         "synchronise",
@@ -107,12 +127,14 @@ def synchronised(
         streams[order].astype(np.uint32),
         event_times[order],
         np.searchsorted(sources[order], np.arange(count + 1)).astype(np.int64),
+        boundaries,
         int(streams.max()) + 1 if len(streams) else 0,
         rule.window,
         CONFLICTS[rule.on_conflict],
         rule.silence,
         begin,
         span.since,
+        with_runs and bool(rule.boundaries),
         found,
     )
     return found.astype(np.bool_)

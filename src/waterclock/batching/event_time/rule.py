@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
 
 from waterclock._support.quoting import quoted
-from waterclock.batching.batch import RejectReason
+from waterclock.batching.batch import CloseReason, RejectReason
+from waterclock.batching.declared_streams import stream_names
 from waterclock.errors import InvalidArgumentError
-from waterclock.time import Duration, to_duration
+from waterclock.time import Duration, format_duration, to_duration
 
 OnConflict = Literal["split", "replace", "isolate", "keep"]
 """The treatment of a stream's second event time in a window."""
@@ -18,6 +20,12 @@ SPLIT, REPLACE, ISOLATE, KEEP = range(4)
 
 CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate": ISOLATE, "keep": KEEP}
 """The numbers of those words, for the compiled rule."""
+
+BY_TIME, BY_CONFLICT, BY_BOUNDARY = range(3)
+"""What ended a window: its length or a silence, a conflict, or a boundary."""
+
+CUT_REASONS: dict[int, CloseReason] = {BY_CONFLICT: "conflict", BY_BOUNDARY: "boundary"}
+"""The reasons of the batches of windows that were cut."""
 
 ACCEPTED, LATE, FUTURE, DUPLICATE, REPLACED, UNDECIDED = range(6)
 """The verdicts of the rule on a message, as numbers.
@@ -52,6 +60,8 @@ class EventTimeRule(NamedTuple):
         makes all messages of that event time a batch of their own; ``"keep"`` leaves it uncut and keeps them all.
     gap
         Longest event-time distance between a message of a batch and the next one; None: as long as the window.
+    boundaries
+        Names of the streams, in order, whose messages cut windows.
     """
 
     window: int
@@ -59,6 +69,7 @@ class EventTimeRule(NamedTuple):
     max_lead: int
     on_conflict: OnConflict
     gap: int | None = None
+    boundaries: tuple[str, ...] = ()
 
     @property
     def silence(self) -> int:
@@ -71,6 +82,13 @@ class EventTimeRule(NamedTuple):
         lengths = {"window": self.window, "max_delay": self.max_delay, "max_lead": self.max_lead}
         return lengths if self.gap is None else lengths | {"gap": self.gap}
 
+    @property
+    def text(self) -> str:
+        """The options as a user reads them: ``window = 500ms, max_delay = 2s, …``."""
+        named = [f"{name} = {format_duration(ns)}" for name, ns in self.lengths.items()]
+        named.append(f"on_conflict = {self.on_conflict}")
+        return ", ".join([*named, f"boundaries = {list(self.boundaries)}"] if self.boundaries else named)
+
     @classmethod
     def checked(
         cls,
@@ -79,6 +97,7 @@ class EventTimeRule(NamedTuple):
         max_lead: Duration = 0,
         on_conflict: OnConflict | None = None,
         gap: Duration | None = None,
+        boundaries: Iterable[str] | None = None,
     ) -> EventTimeRule:
         """Read the options as users write them.
 
@@ -86,7 +105,7 @@ class EventTimeRule(NamedTuple):
         ------
         InvalidArgumentError
             Naming the option and its value, for a length that is negative, no whole number of nanoseconds or beyond
-            int64, and for an unknown ``on_conflict``.
+            int64, for an unknown ``on_conflict``, and unless ``boundaries`` are names.
         """
         known = get_args(OnConflict)
         if on_conflict is None:
@@ -99,4 +118,5 @@ class EventTimeRule(NamedTuple):
             to_duration(max_lead, "max_lead"),
             on_conflict,
             None if gap is None else to_duration(gap, "gap"),
+            tuple(sorted(set(stream_names(boundaries or (), "boundaries")))),
         )

@@ -15,7 +15,7 @@ from waterclock.batching.batch import Rejection, RejectReason
 from waterclock.batching.event_time.given_out import GivenOut
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.event_time.window import Window
-from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
+from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.message import Message
 
@@ -59,18 +59,19 @@ class EventTimeState:
         given_out = self.given_out
         facts = {
             "version": _VERSION,
-            "rule": self.rule,
+            "rule": self.rule._asdict(),
             "newest": self.newest,
             "source": self.source,
             "floor": self.floor,
             "frontier": given_out.newest,
             "windows": [
-                [window.start, window.end, window.conflicted, window.isolated, len(window.messages)]
+                [window.start, window.last, window.cut, window.isolated, len(window.messages)]
                 for window in self.windows
             ],
             "given_out": [[stream, event_time, until] for (stream, event_time), until in given_out.early.items()],
             "spans": given_out.spans,
             "begun_anew": given_out.begun_anew,
+            "run": given_out.run,
             "rejected": [rejection.reason for rejection in self.rejected],
         }
         messages = [message for window in self.windows for message in window.messages]
@@ -95,8 +96,7 @@ class EventTimeState:
 
 def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeState:
     refuse_version(facts["version"], _VERSION)
-    window, max_delay, max_lead, on_conflict, gap = facts["rule"]
-    rule = EventTimeRule.checked(whole(window), whole(max_delay), whole(max_lead), text(on_conflict), maybe(gap, whole))  # pyright: ignore[reportArgumentType]  # it is checked there
+    rule = EventTimeRule.checked(**facts["rule"])
     stops = list(accumulate((count(window[-1]) for window in facts["windows"]), initial=0))
     return EventTimeState(
         rule=rule,
@@ -104,10 +104,8 @@ def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeStat
         source=maybe(facts["source"], text),
         floor=moment(facts["floor"]),
         windows=[
-            _window(moment(start), moment(end), flag(conflicted), flag(isolated), messages[first:stop])
-            for (start, end, conflicted, isolated, _), (first, stop) in zip(
-                facts["windows"], pairwise(stops), strict=True
-            )
+            _window(moment(start), moment(last), count(cut), flag(isolated), messages[first:stop])
+            for (start, last, cut, isolated, _), (first, stop) in zip(facts["windows"], pairwise(stops), strict=True)
         ],
         given_out=_given_out(rule, facts),
         rejected=[
@@ -117,11 +115,10 @@ def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeStat
     )
 
 
-def _window(start: int, end: int, conflicted: bool, isolated: bool, messages: list[Message]) -> Window:
+def _window(start: int, last: int, cut: int, isolated: bool, messages: list[Message]) -> Window:
     if not messages:
         raise ValueError("a window is empty")
-    cut = conflicted and not isolated
-    return Window(start, end - cut, cut, isolated, messages)
+    return Window(start, last, cut, isolated, messages)
 
 
 def _given_out(rule: EventTimeRule, facts: dict[str, Any]) -> GivenOut:
@@ -130,4 +127,5 @@ def _given_out(rule: EventTimeRule, facts: dict[str, Any]) -> GivenOut:
     given_out.early = {(text(stream), moment(at)): moment(until) for stream, at, until in facts["given_out"]}
     given_out.spans = [(moment(start), moment(last)) for start, last in facts["spans"]]
     given_out.begun_anew = flag(facts["begun_anew"])
+    given_out.run = maybe(facts["run"], moment)
     return given_out

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from waterclock.batching.batch import Batch, CloseReason, Rejection
-from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.batching.event_time.rule import BY_CONFLICT, BY_TIME, CUT_REASONS, EventTimeRule
 from waterclock.message import Message
 from waterclock.time import MAX_NS
 
@@ -21,7 +21,7 @@ class Window(NamedTuple):
     last
         Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut.
     cut
-        Whether a conflict at ``last + 1`` ended it.
+        What ended it at ``last + 1``: ``BY_CONFLICT`` or ``BY_BOUNDARY``; ``BY_TIME`` if nothing did.
     isolated
         Whether it holds only one conflicting event time (``on_conflict="isolate"``).
     messages
@@ -30,23 +30,27 @@ class Window(NamedTuple):
 
     start: int
     last: int
-    cut: bool
+    cut: int
     isolated: bool
     messages: list[Message]
 
     @property
     def end(self) -> int:
         """``last``, or the event time at which the window was cut, which is no longer part of it."""
-        return self.last + self.cut
+        return self.last + (self.cut != BY_TIME)
 
     def ended_by_gap(self, rule: EventTimeRule) -> bool:
         """Return whether a silence ended this window, not its length or a conflict."""
-        return not self.conflicted and self.last < min(self.start + rule.window, MAX_NS)
+        return self.cut_reason is None and self.last < min(self.start + rule.window, MAX_NS)
 
     @property
-    def conflicted(self) -> bool:
-        """Whether a conflict ended this window, or isolated it."""
-        return self.cut or self.isolated
+    def cut_reason(self) -> CloseReason | None:
+        """``conflict`` if a conflict ended or isolated this window, ``boundary`` if a boundary did; else None."""
+        return CUT_REASONS.get(BY_CONFLICT if self.isolated else self.cut)
+
+    def begins_run(self, rule: EventTimeRule) -> bool:
+        """Return whether this window begins with a boundary."""
+        return any(m.stream in rule.boundaries for m in self.messages if m.event_time == self.start)
 
     def closed_at(self, rule: EventTimeRule) -> int:
         """Receive-clock time at which nothing more can belong here, ns."""
@@ -56,7 +60,9 @@ class Window(NamedTuple):
         """Stream and event time of every message here."""
         return ((message.stream, message.event_time) for message in self.messages)
 
-    def closed(self, source: str, rule: EventTimeRule, reason: CloseReason) -> tuple[Batch, list[Rejection]]:
+    def closed(
+        self, source: str, rule: EventTimeRule, reason: CloseReason, run: int | None
+    ) -> tuple[Batch, list[Rejection]]:
         """Close this window: build its batch, and reject messages that newer ones have replaced."""
         messages = self.messages
         replaced: list[Rejection] = []
@@ -65,4 +71,5 @@ class Window(NamedTuple):
             if len(newest) < len(messages):
                 replaced = [Rejection(m, "replaced") for m in messages if newest[m.stream] is not m]
                 messages = [m for m in messages if newest[m.stream] is m]
-        return Batch(source, self.start, self.end, self.closed_at(rule), reason, tuple(messages)), replaced
+        batch = Batch(source, self.start, self.end, self.closed_at(rule), reason, tuple(messages), run=run)
+        return batch, replaced

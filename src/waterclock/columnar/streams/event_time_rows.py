@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.batching.event_time.columns import Assignment, closing_times, ended_by_gap
-from waterclock.batching.event_time.rule import ACCEPTED, REJECTIONS, UNDECIDED, EventTimeRule
+from waterclock.batching.event_time.rule import ACCEPTED, CUT_REASONS, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.columnar.many_sources import ManySources
 from waterclock.columnar.packing import local_streams
 from waterclock.columnar.records import cells_of_records
@@ -58,8 +58,12 @@ def outcome_rows(many: ManySources, found: Assignment, rule: EventTimeRule) -> p
     of_windows = order[windows]
     starts, ends = found.starts[of_windows], found.ends[of_windows]
     by_time = np.where(ended_by_gap(starts, ends, rule), REASONS.index("gap"), REASONS.index("timeout"))
+    reasons = by_time
+    for cut, reason in CUT_REASONS.items():
+        reasons = np.where(found.cuts[of_windows] == cut, REASONS.index(reason), reasons)
     batches = batch_structs(
-        np.where(found.conflicts[of_windows], REASONS.index("conflict"), by_time),
+        reasons,
+        runs=None if found.runs is None else found.runs.take(of_windows).to_arrow(),
         start=starts,
         end=ends,
         closed_at=closing_times(ends, rule),

@@ -13,7 +13,8 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import Assignment, assign_judged, judge_arrivals, read_clocks
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, EventTimeRule
-from waterclock.batching.facts import count, flag, maybe, parsed, read_as, whole
+from waterclock.batching.event_time.runs import RunColumns
+from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, whole
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
@@ -23,9 +24,9 @@ from waterclock.columnar.streams.outcome_rows import no_outcomes
 from waterclock.columnar.streams.stream_state import REMEDY, state_parts
 from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.errors import DamagedError, InvalidArgumentError
-from waterclock.time import MAX_NS, MIN_NS, format_duration
+from waterclock.time import MAX_NS, MIN_NS
 
-_VERSION = 2
+_VERSION = 3
 _FORM = b"WCS1"
 _NAME = "the state of batching by event time"
 _NS_PER_MS = 1_000_000
@@ -35,10 +36,10 @@ _CLOCK = np.dtype("<i8")
 class EventTimeStream:
     """Batches many sources, each like `waterclock.EventTimeBatcher`, from their messages.
 
-    It remembers each source's receive clock and its messages of open windows. The rule runs again over these and the
-    new messages. Returned windows were complete, and later messages are late for them, so the open windows begin at the
-    same times as before. Messages that wait for long are kept in chunks, and the rule runs over them when they are due;
-    a duplicate of such a message is rejected only then.
+    It remembers each source's receive clock, its run, and its messages of open windows. The rule runs again over these
+    and the new messages. Returned windows were complete, and later messages are late for them, so the open windows
+    begin at the same times as before. Messages that wait for long are kept in chunks, and the rule runs over them when
+    they are due; a duplicate of such a message is rejected only then.
 
     Parameters
     ----------
@@ -57,7 +58,18 @@ class EventTimeStream:
         How many windows the last `take` left open, according to the messages so far.
     """
 
-    __slots__ = ("_clocks", "_first_end", "_kept", "_record", "_rule", "_span", "_store", "_waiting", "open_batches")
+    __slots__ = (
+        "_clocks",
+        "_first_end",
+        "_kept",
+        "_record",
+        "_rule",
+        "_runs",
+        "_span",
+        "_store",
+        "_waiting",
+        "open_batches",
+    )
 
     def __init__(
         self,
@@ -71,6 +83,7 @@ class EventTimeStream:
         self._span = span
         self._kept = nothing(record)  # messages of open windows, in reading order, and all known sources
         self._clocks = np.empty(0, np.int64)  # of the sources, ns
+        self._runs = RunColumns.unknown(0)  # of the sources: the newest boundary in a returned window
         self._first_end: int | None = None  # no window ends before this, according to the messages so far, ns
         self._store = store
         self._waiting = WaitingChunks(rule.max_delay)
@@ -115,7 +128,7 @@ class EventTimeStream:
             event_times = np.ascontiguousarray(many.messages["event_time"])
         # A window that closes at a time may still get messages received at that time.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
-        found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows)
+        found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows, many.stream_names)
         # At the smallest time no window has closed, and ``nows`` cannot be a step earlier.
         verdicts[(clocks == MIN_NS)[many.sources] & (verdicts == ACCEPTED)] = UNDECIDED
         open_ = found.order[verdicts[found.order] == UNDECIDED]
@@ -123,6 +136,12 @@ class EventTimeStream:
         if len(open_):
             begins_window[open_[begins(many.sources[open_], found.starts[open_])]] = True
         self.open_batches = int(np.count_nonzero(begins_window)) + self._waiting.windows
+        if found.runs is not None:
+            before = self._runs.extended(len(many.source_names))
+            runs = found.runs.or_else(before.take(many.sources))
+            found = found._replace(runs=runs)
+            decided = verdicts == ACCEPTED
+            self._runs = before.advanced(many.sources[decided], runs.take(decided))
         self._keep(many, found, clocks, promised, begins_window)
         if self._span is not None:
             found.verdicts[self._span.leaves_out(found, many.messages["receive_time"])] = UNDECIDED
@@ -150,7 +169,8 @@ class EventTimeStream:
         """Encode the whole state, including options, for `restore`."""
         facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._waiting.facts(), self._first_end]
         clocks = self._clocks.astype(_CLOCK).tobytes()
-        return framed(_FORM, json.dumps([*facts, len(clocks)]).encode(), b"\n", clocks, self._kept.to_cell())
+        line = json.dumps([*facts, len(clocks), self._runs.to_list() if self._rule.boundaries else None]).encode()
+        return framed(_FORM, line, b"\n", clocks, self._kept.to_cell())
 
     @classmethod
     def restore(
@@ -171,13 +191,16 @@ class EventTimeStream:
         with read_as(_NAME):
             version, *facts = parsed(line)
             refuse_version(version, _VERSION, REMEDY)
-            options, positioned, waiting, first_end, length = facts
+            options, positioned, waiting, first_end, length, runs = facts
             first_end = maybe(first_end, whole)
-            known, length = (tuple(options), flag(positioned)), count(length)
+            *lengths, boundaries = options
+            written = EventTimeRule(*lengths, boundaries=tuple(boundaries))
+            known, length = (written, flag(positioned)), count(length)
+            runs = maybe(runs, lambda runs: each(runs, lambda run: maybe(run, moment)))
             waiting = WaitingChunks.of_facts(rule.max_delay, waiting)
         if known != (rule, record == POSITIONED):
             raise InvalidArgumentError(
-                f"cannot start the query: its checkpoint was written with {_named(options, positioned)}, and"
+                f"cannot start the query: its checkpoint was written with {_named(written, positioned)}, and"
                 f" the query has {_named(rule, record == POSITIONED)}. {REMEDY}"
             )
         restored = cls(rule, record, store=store)
@@ -186,8 +209,9 @@ class EventTimeStream:
             raise DamagedError(f"{_NAME} is corrupt: {length} bytes do not hold clocks")
         restored._clocks = np.frombuffer(rest[:length], _CLOCK)
         restored._kept = many_from_cell(rest[length:], record, _NAME)
-        if len(restored._clocks) != len(restored._kept.source_names):
-            raise DamagedError(f"{_NAME} is corrupt: its sources do not match its clocks")
+        restored._runs = RunColumns.unknown(len(restored._clocks)) if runs is None else RunColumns.of_list(runs)
+        if not len(restored._clocks) == len(restored._runs.known) == len(restored._kept.source_names):
+            raise DamagedError(f"{_NAME} is corrupt: its sources do not match its clocks and runs")
         restored._first_end = first_end
         return restored
 
@@ -199,7 +223,7 @@ class EventTimeStream:
         promised: int,
         begins_window: npt.NDArray[np.bool_],
     ) -> None:
-        """Remember undecided messages, and the clocks that are later than the promise for all sources."""
+        """Remember undecided messages, the clocks that are later than the promise for all sources, and runs."""
         undecided = np.flatnonzero(found.verdicts == UNDECIDED)
         if self._store is not None:
             waiting = self._waiting.waiting(many.messages["event_time"][undecided])
@@ -209,10 +233,12 @@ class EventTimeStream:
                 undecided = np.delete(undecided, waiting)
         kept = many.take(undecided)
         self._find_first_end(kept, found.ends[undecided])
-        stays = clocks > promised
+        self._runs = self._runs.extended(len(clocks))
+        stays = (clocks > promised) | self._runs.known
         stays[kept.sources] = True
         sources = np.flatnonzero(stays)
         self._kept, self._clocks = kept.of_sources(sources), clocks[sources]
+        self._runs = self._runs.take(sources)
         if self.is_empty:
             self._waiting = WaitingChunks(self._rule.max_delay)
 
@@ -221,7 +247,7 @@ class EventTimeStream:
         times = kept.messages["event_time"]
         if not len(times):
             first = None
-        elif rule.gap is None:
+        elif rule.gap is None and not rule.boundaries:
             first = int(times.min()) + rule.window
         else:
             first = int(ends.min())
@@ -247,8 +273,5 @@ def _with_due(
     return many, verdicts, np.concatenate([clocks, np.full(len(many.source_names) - len(clocks), promised)])
 
 
-def _named(options: Sequence[Any], positioned: bool) -> str:
-    """Return options as shown in errors: ``window = 500ms, max_delay = 2s, …``."""
-    rule = EventTimeRule(*options)
-    named = [f"{name} = {format_duration(ns)}" for name, ns in rule.lengths.items()]
-    return ", ".join([*named, f"on_conflict = {rule.on_conflict}", f"{'with' if positioned else 'without'} positions"])
+def _named(rule: EventTimeRule, positioned: bool) -> str:
+    return f"{rule.text}, {'with' if positioned else 'without'} positions"

@@ -92,7 +92,7 @@ def unsynchronised(
         many = from_packed(rows, POSITIONED)
         many = many.take(reading_order(many.messages, many.sources))
         event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
-        known = synchronised(many.sources, many.streams, event_times, received, rule, span)
+        known = synchronised(many.sources, many.streams, event_times, received, rule, span, many.stream_names)
         yield pa.record_batch({"source": many.source_names.take(pa.array(np.flatnonzero(~known)))})
 
 
@@ -104,5 +104,5 @@ def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.R
     event_times, received = (np.ascontiguousarray(many.messages[name]) for name in ("event_time", "receive_time"))
     if record == POSITIONED:
         received = read_clocks(many.sources, received, np.full(len(many.source_names), MIN_NS))
-    found = assign_arrays(many.sources, many.streams, event_times, received, rule)
+    found = assign_arrays(many.sources, many.streams, event_times, received, rule, stream_names=many.stream_names)
     return outcome_rows(many, found, rule)

@@ -13,11 +13,11 @@ import pyarrow as pa
 from waterclock.columnar.cells import from_cell, to_cell
 from waterclock.columnar.packing import PACKED_SCHEMA, ROWS
 
-REASONS = ("timeout", "conflict", "slots", "gap", "start", "stall", "flush")
+REASONS = ("timeout", "conflict", "boundary", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by its number."""
 
 _BATCH_STRUCT = (
-    "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT, outside: INT,"
+    "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT, outside: INT, run: BIGINT,"
     " offsets: MAP<STRING, BIGINT>"
 )
 
@@ -26,17 +26,18 @@ OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BA
 
 ``rejection`` says why the messages are in no batch. If it is null, they are in order of event time and stream, and
 ``batches`` says which of them each batch holds: ``count`` messages from number ``first`` on, of which ``outside`` lie
-outside its window. If clocks were aligned, it has the ``offsets`` of `waterclock.Batch`.
+outside its window; ``run`` is as `waterclock.Batch.run`. If clocks were aligned, it has the ``offsets`` of
+`waterclock.Batch`.
 """
 
 _NUMBERS = dict.fromkeys(("start", "end", "closed_at"), np.int64) | dict.fromkeys(
     ("first", "count", "outside"), np.int32
 )
 _OFFSETS = pa.map_(pa.string(), pa.int64())
-_OTHERS = {"reason": pa.string(), "offsets": _OFFSETS}
+_OTHERS = {"reason": pa.string(), "run": pa.int64(), "offsets": _OFFSETS}
 _BATCH_FIELDS = [
     (name, pa.from_numpy_dtype(_NUMBERS[name]) if name in _NUMBERS else _OTHERS[name])
-    for name in ("start", "end", "closed_at", "reason", "first", "count", "outside", "offsets")
+    for name in ("start", "end", "closed_at", "reason", "first", "count", "outside", "run", "offsets")
 ]
 
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
@@ -50,11 +51,16 @@ _LARGEST_CELL = 2**17
 
 
 def batch_structs(
-    reasons: npt.NDArray[Any], offsets: pa.MapArray | None = None, **numbers: npt.NDArray[Any]
+    reasons: npt.NDArray[Any],
+    *,
+    runs: pa.Array | None = None,
+    offsets: pa.MapArray | None = None,
+    **numbers: npt.NDArray[Any],
 ) -> pa.StructArray:
     """Turn the facts of batches into the structs of `OUTCOMES`; ``reasons`` are places in `REASONS`."""
     columns = {name: pa.array(numbers[name].astype(kind, copy=False)) for name, kind in _NUMBERS.items()}
     columns["reason"] = _reason_texts().take(pa.array(reasons))
+    columns["run"] = pa.nulls(len(reasons), pa.int64()) if runs is None else runs
     columns["offsets"] = pa.nulls(len(reasons), _OFFSETS) if offsets is None else offsets
     return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])
 

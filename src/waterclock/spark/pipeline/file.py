@@ -260,6 +260,9 @@ def _event_time_rule(table: TomlTable) -> dict[str, Any]:
     if on_conflict is not None:
         table.check("on_conflict", lambda: EventTimeRule.checked(0, 0, 0, cast("Any", on_conflict)))
         rule["on_conflict"] = on_conflict
+    boundaries = table.texts("boundaries")
+    if boundaries:
+        rule["boundaries"] = frozenset(boundaries)
     return rule
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 
 from waterclock._support.quoting import quoted
-from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange
+from waterclock.batching.event_time.replay import ReplayRange, windows_back
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.connection import connect
 from waterclock.message import Position
@@ -75,7 +75,7 @@ def _start(
     """Find a position from which the range's windows are known, and describe the range from there."""
     source = pipeline.source
     unknown: str | None = None
-    for windows in WINDOWS_BACK:
+    for windows in windows_back(rule):
         span = ReplayRange.reaching_back(rule, whole.since, whole.until, windows)._replace(promised=whole.promised)
         found = find_start(topic.storage, "receive_time", span.received_from(rule), source.on_damage)
         start = max(found.position, begin.position)
@@ -88,11 +88,11 @@ def _start(
         unknown = first[0]
     why = "; older messages were deleted, so a live stream may have batched differently"
     _log.warning(
-        "replay of %r: the windows of source %s depend on messages more than %d windows before the range. The topic is"
+        "replay of %r: the batches of source %s depend on messages more than %d windows before the range. The topic is"
         " read from %s on%s",
         pipeline.name,
         quoted(unknown),
-        WINDOWS_BACK[-1],
+        windows_back(rule)[-1],
         begin.position,
         why if begin.follows_deleted else "",
     )

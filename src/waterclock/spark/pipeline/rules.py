@@ -30,6 +30,8 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
             value = format_duration(to_duration(value, name))
         if name == "on_conflict" and value is None:
             value = "split" if pipeline.rule.get("gap") is None else "keep"
+        if name == "boundaries" and value is not None:
+            value = frozenset(value)
         rule[name] = sorted(value) if isinstance(value, frozenset) else str(value) if name == "timeout" else value
     return rule
 

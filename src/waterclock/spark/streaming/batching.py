@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ def event_time_batches(
     max_skew: Duration = "10s",
     buckets: int | None = None,
     gap: Duration | None = None,
+    boundaries: Iterable[str] | None = None,
 ) -> DataFrame:
     """Batch messages by the time at which they happened, as `waterclock.EventTimeBatcher` does for each source.
 
@@ -73,7 +74,7 @@ def event_time_batches(
         With positions a source's messages are taken in that order, and a receive time
         that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
         as it is, in a stream as long as no earlier micro-batch was further.
-    window, max_delay, max_lead, on_conflict, gap
+    window, max_delay, max_lead, on_conflict, gap, boundaries
         As of `waterclock.EventTimeBatcher`.
     max_skew
         Of a stream only: how far a receive time may lie behind the newest one of earlier micro-batches, of any source.
@@ -87,10 +88,11 @@ def event_time_batches(
     -------
     DataFrame
         One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
-        (``"timeout"``, ``"gap"`` or ``"conflict"``: a replay is judged as if the clock had run to its end), count
-        (INT), outside (INT, as the sum of `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of
-        `waterclock.Batch`; null unless clocks are aligned), streams (ARRAY<STRING>) and messages (BINARY: their times,
-        streams and positions in order of event time and stream, laid out as `waterclock.columnar.records` says).
+        (``"timeout"``, ``"gap"``, ``"conflict"`` or ``"boundary"``: a replay is judged as if the clock had run to its
+        end), run (BIGINT ns, as `waterclock.Batch.run`), count (INT), outside (INT, as the sum of
+        `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of `waterclock.Batch`; null unless clocks are
+        aligned), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event
+        time and stream, laid out as `waterclock.columnar.records` says).
 
     Raises
     ------
@@ -110,7 +112,9 @@ def event_time_batches(
     breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
     If all sources are silent nothing closes until something arrives.
     """
-    return batches_of(event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets, gap))
+    return batches_of(
+        event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets, gap, boundaries)
+    )
 
 
 def event_time_outcomes(
@@ -122,6 +126,7 @@ def event_time_outcomes(
     max_skew: Duration = "10s",
     buckets: int | None = None,
     gap: Duration | None = None,
+    boundaries: Iterable[str] | None = None,
     *,
     ended: bool = True,
     span: ReplayRange | None = None,
@@ -145,7 +150,7 @@ def event_time_outcomes(
         of ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the
         DataFrame that ``foreachBatch`` gets: two queries would batch twice.
     """
-    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap)
+    rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries)
     skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
     df, record = _messages(df)
@@ -326,6 +331,7 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
             batch["end"].alias("end"),
             batch["closed_at"].alias("closed_at"),
             batch["reason"].alias("reason"),
+            batch["run"].alias("run"),
             batch["count"].alias("count"),
             batch["outside"].alias("outside"),
             batch["offsets"].alias("offsets"),

@@ -23,7 +23,7 @@ from waterclock.batching.event_time.columns import (
     read_clocks,
 )
 from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange, synchronised
-from waterclock.batching.event_time.rule import ACCEPTED, LATE, REJECTIONS, UNDECIDED, EventTimeRule
+from waterclock.batching.event_time.rule import ACCEPTED, CUT_REASONS, LATE, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message, Position
 from waterclock.server.pages.topics.time_range import TimeRange
@@ -152,10 +152,13 @@ def _judged(
         return TooMany(MOST_JUDGED)
     read = topic.read_arrow(start, stop, columns=_COLUMNS, source=sources, on_damage="skip") if start < stop else ()
     table = pa.Table.from_batches(read, pa.schema([POSITIONED_SCHEMA.field(name) for name in _COLUMNS]))
-    names, source_of = _encoded(table, "source")
+    source_names, source_of = _encoded(table, "source")
     stream_names, stream_of = _encoded(table, "stream")
+    names = source_names.to_pylist()
     times, received = (np.ascontiguousarray(table[name].to_numpy()) for name in ("event_time", "receive_time"))
-    is_known = span.begin is None or bool(synchronised(source_of, stream_of, times, received, rule, span).all())
+    is_known = span.begin is None or bool(
+        synchronised(source_of, stream_of, times, received, rule, span, stream_names, with_runs=False).all()
+    )
     clocks = np.full(len(names), MIN_NS)
     verdicts = judge_arrivals(times, read_clocks(source_of, received, clocks), rule)
     before = np.zeros(len(times), np.bool_)
@@ -165,12 +168,12 @@ def _judged(
     ended = stop < topic.head
     promised = MAX_NS if ended else _promised(topic, max_skew)
     nows = np.maximum(np.maximum(clocks, promised), MIN_NS + 1) - 1
-    found = assign_judged(source_of, stream_of, times, verdicts, rule, nows)
-    windows = _windows(names, source_of, found.starts, found.ends, found.conflicts, found.verdicts, found.order, rule)
+    found = assign_judged(source_of, stream_of, times, verdicts, rule, nows, stream_names)
+    windows = _windows(names, source_of, found.starts, found.ends, found.cuts, found.verdicts, found.order, rule)
     kept = np.flatnonzero(~before)
     return Batched(
         names,
-        stream_names,
+        stream_names.to_pylist(),
         source_of[kept],
         stream_of[kept],
         times[kept],
@@ -182,9 +185,9 @@ def _judged(
     )
 
 
-def _encoded(table: pa.Table, name: str) -> tuple[list[str], npt.NDArray[np.int32]]:
+def _encoded(table: pa.Table, name: str) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     encoded = table[name].combine_chunks().dictionary_encode()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int32)
+    return encoded.dictionary, encoded.indices.to_numpy().astype(np.int32)
 
 
 def _promised(topic: Topic, max_skew: int) -> int:
@@ -197,7 +200,7 @@ def _windows(
     source_of: npt.NDArray[np.int32],
     starts: Ints,
     ends: Ints,
-    conflicts: npt.NDArray[np.uint8],
+    cuts: npt.NDArray[np.uint8],
     verdicts: npt.NDArray[np.uint8],
     order: npt.NDArray[np.uint32],
     rule: EventTimeRule,
@@ -220,7 +223,7 @@ def _windows(
         if verdicts[first] == UNDECIDED:
             found[name].append(BatchWindow(start, end, None, _OPEN, count))
         else:
-            reason = "conflict" if conflicts[first] else "gap" if by_gap[place] else "timeout"
+            reason = CUT_REASONS.get(int(cuts[first]), "gap" if by_gap[place] else "timeout")
             found[name].append(BatchWindow(start, end, int(closed[place]), reason, count))
     return found
 

@@ -45,7 +45,7 @@ MOST_LEDGERS = 1_000
 _SECOND = 1_000_000_000
 _LENGTHS = tuple(to_duration(text) for text in ("1d", "6h", "1h", "10min", "1min", "10s", "1s", "100ms", "10ms", "1ms"))
 _DEFAULT_LENGTH = 60 * _SECOND
-_EVENT_TIME = ("window", "max_delay", "max_lead", "on_conflict", "gap", "max_skew")
+_EVENT_TIME = ("window", "max_delay", "max_lead", "on_conflict", "gap", "boundaries", "max_skew")
 _RATE = ("batch_length", "timeout")
 
 router = APIRouter(include_in_schema=False)
@@ -63,9 +63,9 @@ def batches_data(topic: Topic, query: dict[str, str]) -> dict[str, Any]:
     Parameters
     ----------
     query
-        The options of ``waterclock batch``: ``by``, for event time also ``window``, ``max_delay`` and others;
-        ``source`` for one source, with a lane for each stream; ``since`` and ``until``, or ``length`` for the newest
-        messages.
+        The options of ``waterclock batch``: ``by``, for event time also ``window``, ``max_delay`` and others, such as
+        ``boundaries`` with commas between the streams; ``source`` for one source, with a lane for each stream;
+        ``since`` and ``until``, or ``length`` for the newest messages.
     """
     given = {name: value.strip() for name, value in query.items() if value.strip()}
     by = given.get("by", "event_time")
@@ -132,6 +132,8 @@ def _batched(
             if value is None:
                 raise InvalidArgumentError(f"{name} is missing: batching by event time needs it, for example 500ms")
         options: dict[str, Any] = {name: given[name] for name in _EVENT_TIME[:-1] if name in given}
+        if "boundaries" in options:
+            options["boundaries"] = options["boundaries"].split(",")
         skew = to_duration(given.get("max_skew", "10s"), "max_skew")
         return batches_by_event_time(topic, EventTimeRule.checked(**options), view, skew, sources)
     if by != "rate":
