@@ -183,6 +183,8 @@ def test_ingest_shows_what_is_appended_and_which_sessions_are_silent(
         report.write({"appended": 3, "dead": 2, "waiting": 1, "lags": lags})
     page = client.get("/ingest", headers=BROWSER).text
     assert "mqtt://broker" in page
+    problems = client.get("/?format=json").json()["problems"]
+    assert ["has dropped 1 messages" in one["text"] for one in problems] == [True]
     assert "2 dead" in page
     assert "<script>alert" not in page
     shown = serve(require_token=True).get("/ingest?format=json", headers=bearer("read topic:telemetry"))
@@ -224,8 +226,11 @@ def test_pipelines_show_rate_lag_open_batches_rejected_messages_and_restarts(
     assert client.get(f"/topics/telemetry/batches?{shown['timeline']}").status_code == 200
     hidden = serve(require_token=True).get("/pipelines", headers=bearer("read topic:telemetry"))
     assert "not shown" not in hidden.text
+    assert "not report any more" not in client.get("/", headers=BROWSER).text
     monkeypatch.setattr("waterclock.server.pages.pipelines.SILENT", -(10**15))
     assert "silent" in client.get("/pipelines").text
+    problems = client.get("/?format=json").json()["problems"]
+    assert [one["url"] for one in problems if "does not report any more" in one["text"]] == ["/pipelines"]
     database.topic("telemetry").remove()
     assert [one["topic"] for one in client.get("/pipelines?format=json").json()["pipelines"]] == ["secret"]
 

@@ -61,7 +61,7 @@ def test_the_overview_names_what_is_wrong_first(
     monkeypatch.setattr("waterclock.server.pages.overview.LATE", 0)
     monkeypatch.setattr("waterclock.server.pages.overview.LAGGING", 0)
     database.create_table("paused").pause()
-    groups = database.create_table("shipments", groups="sequenced", max_attempts=1, on_exhausted="block")
+    groups = database.create_table("Shipments", groups="sequenced", max_attempts=1, on_exhausted="block")
     groups.put(b"x", group="a")
     groups.receive(1)[0].nack(error="x")
     topic = database.create_topic("telemetry")
@@ -73,7 +73,7 @@ def test_the_overview_names_what_is_wrong_first(
     for part in (
         "table orders has been due",
         "Table paused is paused",
-        "1 groups of table shipments",
+        "1 group of table Shipments is blocked",
         "billing of topic",
     ):
         assert any(part in text for text in texts), (part, texts)

@@ -28,7 +28,7 @@ async def _fields(request: Request) -> dict[str, str]:
     try:
         fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:
-        raise HTTPException(400, "the form must be URL-encoded UTF-8") from None
+        raise HTTPException(400, f"the form must be URL-encoded UTF-8 of at most {_MOST_FIELDS} fields") from None
     given = fields.pop(_FIELD, "")
     if not hmac.compare_digest(given.encode(), form_token(request).encode()):
         raise HTTPException(400, "the form is out of date. Load its page again, and send it from there")

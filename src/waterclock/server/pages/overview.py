@@ -12,6 +12,8 @@ from waterclock.monitoring.database_facts import Facts
 from waterclock.monitoring.table_facts import TableCounts, TableRecord
 from waterclock.server.access import AnyClient
 from waterclock.server.pages.frame import name_url, page
+from waterclock.server.pages.ingest import ingest_data
+from waterclock.server.pages.pipelines import pipelines_data
 from waterclock.server.pages.tables.failures import failures_of
 from waterclock.server.pages.tables.table_list import tables_data
 from waterclock.server.rights import Client
@@ -64,6 +66,7 @@ def overview_data(facts: Facts, caller: Client, database: Any) -> dict[str, Any]
     tables = [one for one in facts.tables if caller.may("read", "table", one.name)]
     topics = [one for one in facts.topics if caller.may("read", "topic", one.name)]
     problems = [*_of_tables(facts, tables), *_of_topics(facts, caller), *_of_upkeep(facts, caller)]
+    problems += _of_processes(database, caller)
     if caller.rights is None and (facts.oldest_transaction or 0) > LONG_TRANSACTION:
         problems.append(
             Problem(
@@ -123,10 +126,10 @@ def _of_counts(record: TableRecord, counts: TableCounts, url: str) -> Iterator[P
             )
     groups = counts.groups
     if groups.blocked:
-        more = "" if groups.exact else "more than "
-        yield Problem(
-            "bad", f"{more}{groups.blocked:,} groups of table {name} are blocked.".capitalize(), f"{url}/groups"
-        )
+        more = "" if groups.exact else "More than "
+        blocked = "1 group" if groups.blocked == 1 else f"{groups.blocked:,} groups"
+        verb = "is" if groups.blocked == 1 else "are"
+        yield Problem("bad", f"{more}{blocked} of table {name} {verb} blocked.", f"{url}/groups")
 
 
 def _of_topics(facts: Facts, caller: Client) -> Iterator[Problem]:
@@ -144,6 +147,21 @@ def _of_upkeep(facts: Facts, caller: Client) -> Iterator[Problem]:
     for one in facts.upkeep:
         if one.failed and one.kind in ("topic", "table") and caller.may("read", one.kind, one.name):
             yield Problem("bad", f"Upkeep failed: {one.task} of {one.kind} {one.name}.", "/system#upkeep")
+
+
+def _of_processes(database: Any, caller: Client) -> Iterator[Problem]:
+    for one in pipelines_data(database, caller)["pipelines"]:
+        if one["state"] == "silent":
+            name = f"pipeline {one['name']}" if one["kind"] == "pipeline" else f"batching into {one['name']}"
+            yield Problem("bad", f"The {name} of topic {one['topic']} does not report any more.", "/pipelines")
+    found = ingest_data(database, caller)
+    for one in found["processes"]:
+        if one["state"] == "silent":
+            yield Problem("bad", f"The ingest from {one['name']} does not report any more.", "/ingest")
+    for one in found["sessions"]:
+        if one["dropped"]:
+            text = f"The broker of session {one['name']} has dropped {one['dropped']:,} messages of its clients."
+            yield Problem("warn", text, "/ingest")
 
 
 def _failures(facts: Facts, tables: Sequence[TableRecord], database: Any) -> Iterator[dict[str, Any]]:

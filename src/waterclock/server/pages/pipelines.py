@@ -21,6 +21,9 @@ from waterclock.server.rights import Client
 MOST_PIPELINES = 200
 """Maximum pipelines on the page: those that reported last."""
 
+_FORGOTTEN = 86_400 * 1_000_000_000
+"""Age of a report, in ns, after which its process counts as ended: someone would have started it again."""
+
 _RULE = ("window", "max_delay", "max_lead", "gap", "on_conflict", "max_skew", "batch_length", "timeout")
 """Options of a rule that the timeline of batches takes."""
 
@@ -62,7 +65,8 @@ def pipelines_data(database: Database, caller: Client) -> dict[str, Any]:
 def process_data(report: Mapping[str, Any], now: int) -> dict[str, Any]:
     """Describe a process that ingests or batches."""
     facts = report["facts"]
-    state = "ended" if facts.get("ended") else "silent" if report["seen_at"] < now - SILENT else "runs"
+    age = now - report["seen_at"]
+    state = "ended" if facts.get("ended") or age > _FORGOTTEN else "silent" if age > SILENT else "runs"
     return {
         "name": report["name"],
         "state": state,
