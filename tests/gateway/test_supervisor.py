@@ -16,7 +16,16 @@ from waterclock.gateway.supervisor import PartFailedError, Supervisor
 
 WAITS = "trap 'echo stopped; exit 0' TERM; echo started $$; while :; do sleep 0.05; done"
 DEAF = "trap '' TERM; echo started $$; exec sleep 60"
-RELOADS = "trap 'echo reloaded' HUP; trap 'exit 0' TERM; echo started; while :; do sleep 0.05; done"
+RELOADS = """
+echo started; exec python -c '
+import signal, sys, time
+from pathlib import Path
+while not Path(sys.argv[1]).exists(): time.sleep(0.02)
+signal.signal(signal.SIGHUP, lambda *_: print("reloaded", flush=True))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+while True: time.sleep(0.02)
+' %s
+"""
 
 
 def part(name: str, script: str, **options: bool) -> Part:
@@ -108,8 +117,11 @@ def test_one_that_does_not_stop_is_killed_and_named() -> None:
     assert own.named("stopped") == ["work"]
 
 
-def test_a_reload_goes_to_those_that_read_their_file_again() -> None:
-    with watched(part("ingest", RELOADS, reloads=True), part("work", WAITS)) as own:
+def test_a_reload_goes_to_those_that_read_their_file_again_as_soon_as_they_can(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with watched(part("ingest", RELOADS % go, reloads=True), part("work", WAITS)) as own:
         until(lambda: len(own.named("started")) == 2)
         own.supervisor.reload()
+        until(lambda: not own.supervisor._wishes_reload)
+        go.touch()
         until(lambda: own.named("reloaded") == ["ingest"])

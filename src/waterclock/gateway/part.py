@@ -18,7 +18,7 @@ class Part:
     stops_within
         Seconds in which it must end after a request to stop.
     reloads
-        Whether it reads its file again at SIGHUP.
+        Whether it reads its file again at SIGHUP, which is blocked when it starts.
     """
 
     name: str

@@ -101,16 +101,21 @@ class Supervisor:
             raise PartFailedError("; ".join(self._failures))
 
     def _started(self, part: Part) -> _Running:
-        process = subprocess.Popen(
-            [*self._program, *part.words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**self._environment},
-            text=True,
-            errors="backslashreplace",
-            process_group=0,  # Ctrl-C on a terminal reaches only this process, which then stops the parts in order
-        )
+        # The part unblocks the signal when it can reload: until then, the signal would end it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP} if part.reloads else ())
+        try:
+            process = subprocess.Popen(
+                [*self._program, *part.words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self._environment},
+                text=True,
+                errors="backslashreplace",
+                process_group=0,  # Ctrl-C on a terminal reaches only this process, which then stops the parts in order
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         running = _Running(part, process)
         for stream in (process.stdout, process.stderr):
             assert stream is not None  # noqa: S101  # a pipe, as asked for

@@ -59,6 +59,7 @@ def signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) 
 
     handlers = {signal.SIGINT: note_stop, signal.SIGTERM: note_stop, signal.SIGHUP: note_reload}
     before: dict[Any, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # a supervisor blocks it until now
     try:
         yield
     finally:
