@@ -24,6 +24,7 @@ _SEQUENCED: dict[str, Any] = {
 _ACK = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id = :id AND time_acked IS NULL"
 _EXCLUSIVE = _SEQUENCED | {"groups": "exclusive"}
 _ROWS = _SEQUENCED | {"groups": None}
+_LIMITED: dict[str, Any] = {"limit": {"group": 1}}
 _BURIES: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "dead_letter", "dead_letter": "orders_dead"}
 _DIES: dict[str, Any] = {"on_expired": "dead_letter", "dead_letter": "orders_dead"}
 _LONGER = "UPDATE orders SET expires_at = :longer WHERE id = :id AND time_acked IS NULL"
@@ -545,6 +546,15 @@ def _two_at_a_rate(world: World) -> None:
     world.add("putter", world.puts("putter", [["b"]]))
 
 
+def _three_share_keys(world: World) -> None:
+    """Three consumers take messages of two keys, some of which come back."""
+    world.starts_with("a", "a", "b")
+    world.add("x", world.receives("x", "x", fails=1))
+    world.add("y", world.receives("y", "y"))
+    world.add("z", world.receives("z", "z", limit=1, fails=1))
+    world.add("putter", world.puts("putter", [["a", "b"], ["a"]]))
+
+
 def _two_work(world: World) -> None:
     """Two workers call handlers in two threads each, which fail and take their time."""
     world.starts_with("a", "a", "b")
@@ -634,6 +644,18 @@ SCENARIOS = {
         Scenario("rows_of_one_key", _one_key, _ROWS, ("crash", "stall"), ("x",), ending="living"),
         Scenario("two_tick", _two_tick, _ROWS, ("crash", "stall", "jump"), ("x",), ending="living"),
         Scenario("two_at_a_rate", _two_at_a_rate, _ROWS | {"rate_limit": 1.0}, ("crash", "stall"), ("x",)),
+        Scenario(
+            "three_share_keys", _three_share_keys, _ROWS | _LIMITED, _HARMS, ("x", "y"), sometimes=("sent again",)
+        ),
+        Scenario("one_freezes_with_a_key", _three_share_keys, _ROWS | _LIMITED, ("freeze",), ("x",), "frozen"),
+        Scenario("keys_take_turns", _three_share_keys, _ROWS | {"fair_by": "group"}, _HARMS, ("x", "y")),
+        Scenario(
+            "plain_sql_keeps_a_message_of_a_key",
+            _plain_sql_keeps_a_message,
+            _ROWS | {"limit": {"group": 2}},
+            ending="frozen",
+        ),
+        Scenario("plain_sql_acks_messages_of_keys", _plain_sql_acks, _ROWS | _LIMITED),
         Scenario(
             "two_work", _two_work, _SEQUENCED, ("crash", "lose", "late", "stall"), ("x", "y"), sometimes=("sent again",)
         ),

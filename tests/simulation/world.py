@@ -22,13 +22,22 @@ from tests.simulation.waits import waits_of
 from waterclock._support import moments
 from waterclock.connection import Database, connect
 from waterclock.database import deadlines, driver_fast_path, per_database_cache
-from waterclock.database.schema.table_catalogue import consumers, groups, heartbeats, schedules, totals, unique_keys
+from waterclock.database.schema.table_catalogue import (
+    consumers,
+    groups,
+    heartbeats,
+    message_keys,
+    schedules,
+    totals,
+    unique_keys,
+)
 from waterclock.database.schema.topic_catalogue import entries, files, ledgers, producers, subscriptions, topics
 from waterclock.errors import LeaseLostError, NotFoundError, OrderError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import group_state, routing
 from waterclock.tables.groups.info import GroupInfo
+from waterclock.tables.keys import key_routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.explaining import Explanation
 from waterclock.tables.model.schema import EXPIRED, is_expired
@@ -109,7 +118,12 @@ class Stage:
         self._topics: dict[str, Topic] = {}
         self._topic: Mapping[str, Any] = {}  # its row when it was made
         self._options: dict[str, Any] = {}
-        limits = (routing, "_ROUTED_AT_ONCE"), (routing, "_AT_ONCE"), (group_consumers, "_RELEASED_AT_ONCE")
+        limits = (
+            (routing, "_ROUTED_AT_ONCE"),
+            (routing, "_AT_ONCE"),
+            (group_consumers, "_RELEASED_AT_ONCE"),
+            (key_routing, "_ROUTED_AT_ONCE"),
+        )
         for module, name in limits:
             self._open.enter_context(patch.object(module, name, SMALL))
         self._open.enter_context(patch.object(group_state, "NAMED_AT_ONCE", SMALL))
@@ -184,7 +198,8 @@ class Stage:
         table = self.table("operator").context
         with self.database.backend.engine.begin() as connection:
             dead = [] if table.dead is None else [table.dead.rows]
-            self._empty(connection, [table.rows, *dead, groups, consumers, heartbeats, schedules, unique_keys])
+            states = groups, consumers, heartbeats, schedules, unique_keys, message_keys
+            self._empty(connection, [table.rows, *dead, *states])
             connection.execute(sa.update(totals).values(purged=0, rate_next=0))
         self._forget_all()
         for one in self._tables.values():
@@ -506,8 +521,8 @@ class World:
             lasts = delivery.lease_until > self.now  # what was claimed so long ago that it is lost does no harm
             if lasts and self.now < self.due_at.pop(delivery.id, 0):
                 self.faults.append(f"{process} got {self.number(delivery.id)} too early")
-            if lasts and self.is_grouped:
-                self._judge_order(process, delivery)
+            if lasts:
+                (self._judge_order if self.is_grouped else self._judge_limit)(process, delivery)
             if delivery.context.options.groups == "exclusive":
                 self._judge_first(process, delivery, lasts=lasts)
                 self._judge_closed(process, delivery, lasts=lasts)
@@ -520,6 +535,18 @@ class World:
                             f" {self.number(message)}"
                         )
             self.holds[delivery.id].append(Hold(process, delivery, beats, self.scheduler.seen["jump"]))
+
+    def _judge_limit(self, process: str, delivery: Delivery) -> None:
+        """Check that consumers have no more messages of a key, which is the group, than its limit."""
+        most = delivery.context.options.most_of_a_key
+        others = [
+            message
+            for message, holds in self.holds.items()
+            if message != delivery.id and self._group(message) == delivery.group and any(map(self._is_held, holds))
+        ]
+        if most is not None and len(others) >= most and delivery.group:
+            numbers = [self.number(one) for one in others]
+            self.faults.append(f"{process} got {self.number(delivery.id)} of {delivery.group!r} besides {numbers}")
 
     def _judge_first(self, process: str, delivery: Delivery, *, lasts: bool) -> None:
         """Check that a process learns that a group is new to it, unless it was the last one to learn that."""

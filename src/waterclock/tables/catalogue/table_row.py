@@ -29,7 +29,7 @@ from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.totals import drop_totals
 from waterclock.tables.model.claims.claim import Reached
 from waterclock.tables.model.options import TableOptions
-from waterclock.tables.model.schema import ACKED_DAY, reflect_rows
+from waterclock.tables.model.schema import ACKED_DAY, LEASED_KEY, reflect_rows
 
 LOOK_EVERY = 1.0
 """Seconds after which an open table notices that its options changed, or that it was paused or dropped."""
@@ -206,7 +206,7 @@ class _RowSeen:
 
     def says(self, known: TableContext) -> bool:
         """Return whether the table is unchanged."""
-        is_same = self.columns - {ACKED_DAY} == set(known.rows.columns.keys())
+        is_same = self.columns - {ACKED_DAY, LEASED_KEY} == set(known.rows.columns.keys())
         return is_same and self.facts == (known.table_id, known.revision)
 
 

@@ -20,7 +20,7 @@ from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import IdItem
+from waterclock.tables.model.schema import MESSAGE_KEY, IdItem
 from waterclock.tables.model.values.key_names import KeySource
 
 KEPT = "kept"
@@ -105,8 +105,12 @@ class TableDialect(ABC):
         """Add the column of keys with its indexes and its trigger, in place of the index of due messages."""
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-        """Return a key in the form of the indexes of leased and of unrouted messages."""
+        """Return a key in the form of the index of unrouted messages."""
         return key.concat(sa.literal_column("''"))
+
+    def leased_key(self, rows: sa.Table) -> sa.ColumnElement[str]:
+        """Return the key of a message in the form of the index of leased messages."""
+        return self.few(rows.c[MESSAGE_KEY])
 
     @abstractmethod
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:

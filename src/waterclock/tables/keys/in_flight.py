@@ -17,7 +17,6 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import is_out
-from waterclock.tables.model.schema import MESSAGE_KEY
 
 NO_KEY = ""
 """The key of messages without one, which are not limited."""
@@ -57,18 +56,11 @@ def in_flight(context: TableContext, connection: SqlConnection, keys: Collection
 @built_once(maxsize=256)
 def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
-    key = context.sql.few(rows.c[MESSAGE_KEY])
+    key = context.sql.leased_key(rows)
     has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
-    return (
-        sa.select(
-            key.label("key"),
-            rows.c.priority,
-            sa.func.count().label("leased"),
-            sa.func.sum(has_lapsed).label("lapsed"),
-        )
-        .where(context.sql.any_of(key, "keys"), is_out(rows))
-        .group_by(key, rows.c.priority)
-    )
+    counts = sa.func.count().label("leased"), sa.func.sum(has_lapsed).label("lapsed")
+    found = sa.select(key.label("key"), rows.c.priority, *counts)
+    return found.where(context.sql.any_of(key, "keys"), is_out(rows)).group_by(key, rows.c.priority)
 
 
 def has_claimable(
@@ -80,7 +72,7 @@ def has_claimable(
         return sa.true()
     rows = context.rows
     # Both in this form: SQLite does not use the index for a comparison with a column of texts.
-    its = context.sql.few(rows.c[MESSAGE_KEY]) == context.sql.few(key), is_out(rows)
+    its = context.sql.leased_key(rows) == context.sql.few(key), is_out(rows)
     leased = sa.select(sa.func.count()).where(*its).scalar_subquery()
     lapsed = sa.exists().where(*its, rows.c.priority == -level, rows.c.time_next <= context.backend.now_sql())
     return (key == NO_KEY) | (leased < limit) | lapsed

@@ -213,16 +213,16 @@ def _first_due(context: TableContext) -> sa.Select[int]:
     rows = context.rows
     return (
         sa.select(rows.c.time_next)
-        .where(*of_place(rows), rows.c.time_acked.is_(None))
+        .where(*of_place(rows, rows.c[MESSAGE_KEY]), rows.c.time_acked.is_(None))
         .order_by(rows.c.time_next)
         .limit(1)
     )
 
 
-def of_place(rows: sa.Table) -> tuple[sa.ColumnElement[bool], ...]:
+def of_place(rows: sa.Table, key: sa.ColumnElement[str]) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that a message has the key and the priority bound as ``key`` and ``priority``."""
-    key = sa.bindparam("key", type_=rows.c[MESSAGE_KEY].type)
-    return rows.c[MESSAGE_KEY] == key, rows.c.priority == sa.bindparam("priority", type_=sa.BigInteger)
+    of = sa.bindparam("key", type_=rows.c[MESSAGE_KEY].type)
+    return key == of, rows.c.priority == sa.bindparam("priority", type_=sa.BigInteger)
 
 
 @built_once(maxsize=256)

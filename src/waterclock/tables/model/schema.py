@@ -128,7 +128,11 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Build columns from a user's dict: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, ACKED_DAY, MESSAGE_KEY):
+        if (
+            not _NAME.fullmatch(str(name))
+            or name in OWN_COLUMNS
+            or name in (*_ARGUMENTS, ACKED_DAY, MESSAGE_KEY, LEASED_KEY)
+        ):
             raise InvalidArgumentError(f"columns must have valid names that are not in use, got {quoted(name)}")
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
@@ -264,6 +268,12 @@ ACKED_DAY = "acked_day"
 MESSAGE_KEY = "message_key"
 """The generated column of a table whose keys take turns or are limited: a message's key, empty if it has none."""
 
+LEASED_KEY = "leased_key"
+"""The generated column of such a table on MariaDB: the key of a message that a consumer has; otherwise NULL."""
+
+_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY)
+"""Columns that only some tables have, and that are not the user's."""
+
 _ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 
 
@@ -288,7 +298,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     extra = tuple(
         _Extra(column, _column_type(options.columns.get(column, ""), kind))
         for column, kind in found.items()
-        if column not in (*OWN_COLUMNS, ACKED_DAY, MESSAGE_KEY)
+        if column not in (*OWN_COLUMNS, *_UNSEEN)
     )
     return _described(
         name,

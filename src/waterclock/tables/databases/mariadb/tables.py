@@ -25,7 +25,7 @@ from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import MESSAGE_KEY, IdItem
+from waterclock.tables.model.schema import LEASED_KEY, MESSAGE_KEY, IdItem
 from waterclock.tables.model.values.key_names import KeySource
 
 _SO_MANY_ROWS = sa.text(
@@ -77,7 +77,9 @@ _KEYS = [
         # The server would read all due messages by the other one, and sort them.
         "DROP INDEX %(next)s ON %(table)s",
         f"CREATE INDEX %(key)s ON %(table)s (time_acked, {MESSAGE_KEY}, priority, time_next, seq)",
-        f"CREATE INDEX %(leased)s ON %(table)s ({MESSAGE_KEY}, time_acked, claim_id, priority, time_next)",
+        f"ALTER TABLE %(table)s ADD COLUMN {LEASED_KEY} VARCHAR(255) {_BYTEWISE} GENERATED ALWAYS AS"
+        f" (CASE WHEN time_acked IS NULL AND claim_id IS NOT NULL THEN {MESSAGE_KEY} END) STORED",
+        f"CREATE INDEX %(leased)s ON %(table)s ({LEASED_KEY}, priority, time_next)",
         f"CREATE INDEX %(unrouted)s ON %(table)s (routed, time_acked, {MESSAGE_KEY}, priority, time_next)",
         """
         CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
@@ -151,8 +153,12 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         add_keys(connection, rows, source, _KEYS[source.header is not None])
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-        """Return the key itself: the server has no indexes by expressions, and its statistics are current."""
+        """Return the key itself: the server has no indexes by expressions."""
         return key
+
+    def leased_key(self, rows: sa.Table) -> sa.ColumnElement[str]:
+        """Return the column that is NULL in other messages, in place of a partial index."""
+        return sa.literal_column(LEASED_KEY, rows.c[MESSAGE_KEY].type)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

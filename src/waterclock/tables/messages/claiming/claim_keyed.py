@@ -171,6 +171,7 @@ def _next_messages(
 ) -> sa.Select[*tuple[Any, ...]]:
     """Lock due messages of a key and priority; under a limit, those whose lease has ended, or unclaimed ones."""
     rows, now = context.rows, context.backend.now_sql()
+    key = context.sql.leased_key(rows) if of_lapsed else rows.c[MESSAGE_KEY]
     chosen = [] if where is None else [where]
     if of_lapsed:
         chosen.append(rows.c.claim_id.is_not(None))
@@ -178,7 +179,7 @@ def _next_messages(
         chosen.append((rows.c[MESSAGE_KEY] == NO_KEY) | rows.c.claim_id.is_(None))
     return (
         sa.select(*columns_read(rows), now)
-        .where(*of_place(rows), rows.c.time_acked.is_(None), rows.c.time_next <= now, *chosen)
+        .where(*of_place(rows, key), rows.c.time_acked.is_(None), rows.c.time_next <= now, *chosen)
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
         .with_for_update(skip_locked=True)
