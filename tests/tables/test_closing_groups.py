@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
+from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 
 from .conftest import MovableClock
@@ -188,3 +189,11 @@ def test_a_message_that_cannot_close_a_group_is_refused(
 def test_closes_group_must_be_a_bool(exclusive: MessageTable) -> None:
     with pytest.raises(InvalidArgumentError, match="closes_group must be True or False, got 'yes'"):
         exclusive.put_many([{"payload": "a1", "group": "a", "closes_group": "yes"}])
+
+
+@pytest.mark.one_database
+def test_routing_writes_no_group_that_no_message_closes(exclusive: MessageTable, database: Database) -> None:
+    put(exclusive, "a1")
+    exclusive.receive(consumer="x")
+    with database.begin() as connection:
+        assert connection.execute(routing._closing(exclusive.context), {"groups": ["a"]}).rowcount == 0

@@ -112,15 +112,19 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
     passed.update(firsts.keys() - tails.keys())
     placed: list[_Pair] = []
     marked: list[_Pair] = []
+    closing: list[str] = []
     for name, rows in found.items():
         if name in tails:
+            if 1 in [row.closes for row in rows]:
+                closing.append(name)
             placed += zip([row.seq for row in rows if row.is_new], count(tails[name] + 1))
             marked += [(row.seq, 0) for row in rows if not row.is_new]
         elif name not in known:  # the row of a group that has ended is not needed
             marked += [(row.seq, 0) for row in rows if row.is_acked]
     if placed:
         connection.execute(_place(context), {"pairs": placed})
-    note_closing(context, connection, {name for name in tails if any(row.closes for row in found[name])})
+    if closing:
+        note_closing(context, connection, closing)
     if marked:
         connection.execute(_mark(context), {"pairs": marked})
     settle(context, connection, tails)
@@ -318,7 +322,7 @@ def _place(context: TableContext) -> sa.Update:
 
 def note_closing(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
     """Note the first message that closes each of these groups, before they are settled."""
-    if names and context.options.groups == "exclusive":
+    if context.options.groups == "exclusive":
         connection.execute(_closing(context), {"groups": sorted(names)})
 
 
@@ -326,7 +330,8 @@ def note_closing(context: TableContext, connection: SqlConnection, names: Collec
 def _closing(context: TableContext, name: str = "groups") -> sa.Update:
     """Note the first of the messages just placed that closes its group: those behind the tail, until it is settled."""
     closes = first_closing(context, context.rows.c.position > groups.c.tail)
-    chosen = these_groups(context, name), groups.c.closes_after.is_(None)
+    # An update of all of them would write a new version of each row.
+    chosen = these_groups(context, name), groups.c.closes_after.is_(None), closes.is_not(None)
     return sa.update(groups).where(*chosen).values(closes_after=closes)
 
 
