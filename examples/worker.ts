@@ -1,0 +1,114 @@
+// A worker in TypeScript that needs nothing but Node 24: `node worker.ts URL TABLE COMMAND [ARGUMENT …]`.
+//
+// It takes one message at a time from a message table that `waterclock serve` serves, and runs a command on it. While the
+// command runs, it extends the lease. In a table with groups, the messages of a group come in order.
+//
+// The command gets the delivery as JSON on standard input. Its exit code decides what happens to the message:
+//   0      it is acked
+//   65     it cannot be handled and goes to the dead-letter table (EX_DATAERR of sysexits.h)
+//   75     it is sent again after 10 seconds, without counting an attempt (EX_TEMPFAIL)
+//   other  it is sent again after the back-off of the table
+//
+// SIGTERM and SIGINT end the worker: it takes no more messages and waits for the command that runs.
+//
+// Environment: WATERCLOCK_TOKEN, a token with the right "receive table:TABLE"; CONSUMER, a name that no other worker has;
+// LEASE and BEAT, seconds for which a lease is extended, and how often. BEAT must be shorter than the table's ack_wait.
+
+import { spawn } from "node:child_process";
+import { hostname } from "node:os";
+import { setTimeout as sleep } from "node:timers/promises";
+
+interface Delivery {
+  delivery: string;
+  id: string;
+  epoch: number;
+}
+
+const [url, table, command, ...parameters] = process.argv.slice(2);
+if (command === undefined) {
+  console.error("usage: node worker.ts URL TABLE COMMAND [ARGUMENT …]");
+  process.exit(2);
+}
+const place = `${url}/api/tables/${encodeURIComponent(table)}`;
+const consumer = process.env.CONSUMER ?? `${hostname()}-${process.pid}`;
+const lease = process.env.LEASE ?? "30";
+const beat = 1000 * Number(process.env.BEAT ?? 10);
+
+const headers: Record<string, string> = { "Content-Type": "application/json" };
+if (process.env.WATERCLOCK_TOKEN) headers.Authorization = `Bearer ${process.env.WATERCLOCK_TOKEN}`;
+
+const stopping = new AbortController();
+for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, () => stopping.abort());
+
+function say(text: string): void {
+  console.error(`worker ${consumer}: ${text}`);
+}
+
+function request(verb: string, body: object, stop: AbortSignal[] = []): Promise<Response> {
+  const signal = AbortSignal.any([AbortSignal.timeout(90_000), ...stop]);
+  return fetch(`${place}/${verb}`, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+/** Tell the outcome; again after a failure of the network, since each of these requests may be repeated. */
+async function finish(verb: string, body: object): Promise<void> {
+  for (const pause of [1, 2, 4, 8, 0]) {
+    try {
+      const answer = await request(verb, body);
+      // The server would answer the same again, for example that the lease was lost.
+      if (!answer.ok) say(`${verb}: ${answer.status} ${await answer.text()}`);
+      return;
+    } catch (error) {
+      say(`${verb}: ${error}`);
+      await sleep(1000 * pause);
+    }
+  }
+}
+
+/** Run the command, and return its exit code; null if a signal ended it. */
+function run(delivery: Delivery): Promise<number | null> {
+  return new Promise((resolve, reject) => {
+    // In a process group of its own: a signal that ends the worker must not end the command.
+    const child = spawn(command, parameters, { stdio: ["pipe", "inherit", "inherit"], detached: true });
+    child.on("error", reject);
+    child.on("close", resolve);
+    child.stdin.on("error", () => {}); // a command need not read its input
+    child.stdin.end(`${JSON.stringify(delivery)}\n`);
+  });
+}
+
+async function handle(delivery: Delivery): Promise<void> {
+  const deliveries = [delivery.delivery];
+  const beating = setInterval(() => {
+    request("extend", { deliveries, duration: `${lease}s` }).catch((error) => say(`extend: ${error}`));
+  }, beat);
+  let code: number | null = null;
+  let error = "";
+  try {
+    code = await run(delivery);
+    error = `exit code ${code}`;
+  } catch (failure) {
+    error = String(failure);
+  } finally {
+    clearInterval(beating);
+  }
+  if (code === 0) await finish("ack", { deliveries });
+  else if (code === 65) await finish("dead-letter", { deliveries, why: error });
+  else if (code === 75) await finish("snooze", { deliveries, delay: "10s" });
+  else await finish("nack", { deliveries, error });
+}
+
+say(`taking messages from ${place}`);
+while (!stopping.signal.aborted) {
+  try {
+    // A signal ends the wait at once. The server then gives back what it has just taken.
+    const answer = await request("receive", { consumer, limit: 1, wait: "30s" }, [stopping.signal]);
+    if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
+    const found: { deliveries: Delivery[] } = await answer.json();
+    for (const delivery of found.deliveries) await handle(delivery);
+  } catch (error) {
+    if (stopping.signal.aborted) break;
+    say(`receive: ${error}`);
+    await sleep(1000);
+  }
+}
+say("stopped");
