@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,10 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
             database.create_table("batches", id_type="text")
             database.create_table("orders", payload="json").put({"press": 17})
     script = "\n".join([ENDING, *BLOCKS.findall((DOCS / page).read_text())])
+    if "spark" in page:  # whose Java ends with a Python that ends by itself, which a fork does not
+        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return
     file, errors = tmp_path / "page.py", tmp_path / "stderr"
     file.write_text(script, "utf-8")
     with Forked("tests.page", tmp_path, file, errors) as ran:
