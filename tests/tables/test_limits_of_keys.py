@@ -272,3 +272,22 @@ def test_the_key_of_a_table_cannot_change(limited: MessageTable) -> None:
         limited.alter(limit={"kind": 3})
     with pytest.raises(InvalidArgumentError, match="limit must name the key by which the table was created"):
         limited.alter(limit=None)
+
+
+def test_a_priority_without_due_messages_takes_no_place_of_its_key(limited: MessageTable) -> None:
+    _put(limited, "a0")
+    _put(limited, "a1", priority=5)
+    assert [one.payload for one in limited.receive(1)] == ["a1"]
+    assert payloads(limited) == ["a0"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_claim_leaves_a_key_while_another_claim_has_a_row_of_it(limited: MessageTable, database: Database) -> None:
+    _put(limited, "a0", "b0")
+    _put(limited, "a1", priority=5)
+    assert [one.payload for one in limited.receive(1)] == ["a1"]
+    other = "SELECT * FROM waterclock_message_keys WHERE message_key = 'a' AND level = -5 FOR UPDATE"
+    with database.backend.engine.begin() as connection:
+        assert len(connection.execute(sa.text(other)).all()) == 1
+        assert payloads(limited) == ["b0"]
+    assert payloads(limited) == ["a0"]

@@ -86,8 +86,8 @@ class _KeyedClaim:
             self._passed.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         flying = in_flight(context, connection, {key for key, _ in places}, self._room)
-        shares, lapsed = _share(places, flying, self._room)
         self._passed.update(place for place in places if not flying.free[place[0]])
+        shares, lapsed = _share(places, flying, self._room)
         found = self._lock(shares, lapsed)
         by_level = groupby((place for place in places if place in found), key=itemgetter(1))
         in_turns = [zip_longest(*(found[place] for place in level)) for _, level in by_level]
