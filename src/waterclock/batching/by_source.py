@@ -182,10 +182,10 @@ class BySource:
         Memory is then proportional to active sources.
 
         By event time, a source counts as silent by the receive clock: its own clock is at least ``idle`` before
-        ``now``, and no message that it has returned could be accepted again. While `advance` is called, this changes no
-        batch: later messages of a forgotten source are judged by the promise of `advance`. If it is not called, a
-        message received at least ``idle`` ago is judged as the first of its source, and a batch may get the identity of
-        an earlier one.
+        ``now``, no message that it has returned could be accepted again, and no run has begun. While `advance` is
+        called, this changes no batch: later messages of a forgotten source are judged by the promise of `advance`. If
+        it is not called, a message received at least ``idle`` ago is judged as the first of its source, and a batch may
+        get the identity of an earlier one.
 
         By id, the ids of a forgotten source are forgotten too.
 

@@ -138,6 +138,8 @@ def _batched(
         return batches_by_event_time(topic, EventTimeRule.checked(**options), view, skew, sources)
     if by != "rate":
         raise InvalidArgumentError(f"by must be event_time or rate, got {by!r}")
+    if "boundaries" in given:
+        raise InvalidArgumentError(f"boundaries needs by='event_time', got {by!r}")
     timeout: Any = given.get("timeout")
     options = {
         "batch_length": given.get("batch_length", "1s"),
