@@ -8,12 +8,15 @@ from tests.batching.rate.traffic import SECOND, T0
 
 from waterclock.batching.rate.pulse_grid import PulseGrid
 
-grids = st.builds(PulseGrid, st.integers(T0, T0 + SECOND), st.integers(1, 10_000))
+origins = st.integers(T0, T0 + SECOND)
+grids = st.builds(PulseGrid, origins, st.integers(1, 10_000), st.just(SECOND)) | st.builds(
+    PulseGrid, origins, st.just(1), st.integers(10, SECOND)
+)
 
 
 def nearest_pulse(grid: PulseGrid, event_time: int) -> int:
     """Give the number of the pulse that a message belongs to, from 0 at the origin; of two equally near the later."""
-    return (2 * (event_time - grid.origin) * grid.rate + SECOND) // (2 * SECOND)
+    return (2 * (event_time - grid.origin) * grid.rate + grid.per) // (2 * grid.per)
 
 
 def slots(grid: PulseGrid, start: int, length: int) -> int:
@@ -24,8 +27,8 @@ def slots(grid: PulseGrid, start: int, length: int) -> int:
 @given(grids, st.integers(-(10**12), 10**12))
 def test_a_message_belongs_to_the_nearest_pulse(grid: PulseGrid, after: int) -> None:
     event_time = grid.origin + after
-    twice = 2 * (event_time * grid.rate - grid.origin * grid.rate - nearest_pulse(grid, event_time) * SECOND)
-    assert -SECOND <= twice < SECOND
+    twice = 2 * (event_time * grid.rate - grid.origin * grid.rate - nearest_pulse(grid, event_time) * grid.per)
+    assert -grid.per <= twice < grid.per
 
 
 @given(grids, st.integers(-(10**9), 10**9))

@@ -46,14 +46,14 @@ def feed(batcher: RateAwareBatcher, messages: list[Message], size: int = 1) -> l
 
 @st.composite
 def _stream(draw: st.DrawFn, name: str) -> list[tuple[int, Message]]:
-    rate = draw(st.sampled_from([1, 2, 3, 5, 7, 14, 25]) | st.just(0))
+    rate = draw(st.sampled_from([1, 2, 2.5, 3, 3.4, 5, 7, 14, 25]) | st.just(0))
     begin = draw(st.integers(0, 8))
     span = draw(st.integers(1, 10))
     phase = draw(st.integers(0, SECOND))
     jitter = draw(st.sampled_from([0, 1_000, 30_000_000, 200_000_000]))
     lag = draw(st.sampled_from([0, 0, 0, SECOND // 2, 5 * SECOND]))
     random = draw(st.randoms(use_true_random=False))
-    period = SECOND // rate if rate else 2 * SECOND
+    period = int(SECOND / rate) if rate else 2 * SECOND
     arrivals: list[tuple[int, Message]] = []
     for k in range(span * SECOND // period):
         due = T0 + begin * SECOND + phase + k * period

@@ -8,6 +8,12 @@ from waterclock.time import MAX_NS
 
 KEPT_DIFFERENCES = 32
 MIN_DIFFERENCES = 4
+STABLE_DIFFERENCES = 16
+"""Beyond *RateAwareMessageBatcher*: a stream without a whole rate needs so many differences for a period of its own."""
+
+LONGEST_DIFFERENCE = 2**57
+"""Longest difference (ns) in these, so that 32 of them fit 64 bits."""
+
 NEVER = MAX_NS + 1
 """Later than every event time."""
 
@@ -105,6 +111,23 @@ class StreamPeriodEstimator:
             return current
         rate = int(raw + 0.5)
         return rate if rate >= 1 and _is_near(raw, rate) else None
+
+    def own_period(self) -> int | None:
+        """Estimate the period, ns, of a stream without a whole rate; None unless it is stable, and at most a second.
+
+        It is stable if seven in eight of at least 16 differences are near multiples of the period. As no rounding
+        corrects it, it is the mean over all differences, which is more exact than their median.
+        """
+        kept = sorted(self.differences)
+        count = len(kept)
+        if count < STABLE_DIFFERENCES or kept[-1] > LONGEST_DIFFERENCE:
+            return None
+        guess, _ = _period(kept, kept[(count - 1) // 2] + kept[count // 2])
+        pulses = [max(1, int(difference / guess + 0.5)) for difference in kept]
+        period = sum(kept) // sum(pulses)
+        off = (abs(difference - period * number) for difference, number in zip(kept, pulses, strict=True))
+        fitting = sum(_NEAR * distance <= period for distance in off)
+        return period if 0 < period <= _SECOND and 8 * fitting >= 7 * count else None
 
 
 def _is_near(raw: float, rate: int) -> bool:

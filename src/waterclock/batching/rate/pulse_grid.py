@@ -21,7 +21,9 @@ class PulseGrid(NamedTuple):
     origin
         The time of one of the pulses, ns.
     rate
-        Pulses a second, whole. The period 1/rate is never rounded, so that the grid does not drift.
+        Pulses in each ``per``, whole. The period is never rounded, so that the grid does not drift.
+    per
+        A second, ns; or, of a stream without a whole rate, its period.
 
     Notes
     -----
@@ -31,13 +33,14 @@ class PulseGrid(NamedTuple):
 
     origin: int
     rate: int
+    per: int = _SECOND
 
     def first_pulse(self, start: int) -> int:
         """Return the number of the first pulse of a window that begins at ``start`` (ns)."""
-        number, past = divmod((start - self.origin) * self.rate, _SECOND)
-        on_a_pulse = past <= min(DRIFT_TOLERANCE * self.rate, _SECOND // 2)
+        number, past = divmod((start - self.origin) * self.rate, self.per)
+        on_a_pulse = past <= min(DRIFT_TOLERANCE * self.rate, self.per // 2)
         return number if on_a_pulse else number + 1
 
     def earliest(self, pulse: int) -> int:
         """Find the least event time (ns) that is nearest to the pulse of this number or a later one."""
-        return self.origin - (1 - 2 * pulse) * _SECOND // (2 * self.rate)
+        return self.origin - (1 - 2 * pulse) * self.per // (2 * self.rate)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock.batching.kernels import numba_for
-from waterclock.batching.rate.period import KEPT_DIFFERENCES, MIN_DIFFERENCES
+from waterclock.batching.rate.period import KEPT_DIFFERENCES, LONGEST_DIFFERENCE, MIN_DIFFERENCES, STABLE_DIFFERENCES
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
 from waterclock.batching.rate.rule import (
     ABSENT,
@@ -47,7 +47,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     KEPT,
     NEXT_KEPT,
     ORIGIN,
-    RATE,
+    RATE,  # in Hz; or, of a stream without a whole rate, minus its period in ns; 0 without a grid
     ABSENT_BATCHES,
     FIRST,
     PRESENT,
@@ -133,6 +133,12 @@ class WaitingMessages(NamedTuple):
 @njit(error_model="numpy")
 def _earliest(origin: int, rate: int, start: int, back: int) -> int:
     """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``, without overflow."""
+    if rate < 0:
+        period = -rate
+        number = (start - origin) // period
+        if start - origin - number * period > min(DRIFT_TOLERANCE, period // 2):
+            number += 1
+        return origin - (1 - 2 * (number - back)) * period // 2
     second = (start - origin) // _SECOND
     product = (start - origin - second * _SECOND) * rate
     number = product // _SECOND
@@ -205,6 +211,26 @@ def _estimate(ring: Ints, count: int, current: int) -> int:
         return current
     rate = int(raw + 0.5)
     return rate if rate >= 1 and _is_near(raw, rate) else 0
+
+
+@njit(error_model="numpy")
+def _own_period(ring: Ints, count: int) -> int:
+    """As `StreamPeriodEstimator.own_period`; 0 for None."""
+    if count < STABLE_DIFFERENCES:
+        return 0
+    ordered = np.sort(ring[:count])
+    if ordered[count - 1] > LONGEST_DIFFERENCE:
+        return 0
+    guess, _ = _period(ordered, ordered[(count - 1) // 2] + ordered[count // 2])
+    total = pulses = fitting = 0
+    for difference in ordered:
+        total += difference
+        pulses += max(1, int(difference / guess + 0.5))
+    period = total // pulses
+    for difference in ordered:
+        off = abs(difference - period * max(1, int(difference / guess + 0.5)))
+        fitting += _NEAR * off <= period
+    return period if 0 < period <= _SECOND and 8 * fitting >= 7 * count else 0
 
 
 @njit(error_model="numpy")
@@ -318,7 +344,8 @@ def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
         track[OVER_FROM] = _earliest(track[ORIGIN], track[RATE], end, 0)
         track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
         track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length, 0)
-        track[STEADY] = length % _SECOND * track[RATE] % _SECOND == 0
+        rate = track[RATE]
+        track[STEADY] = (length % -rate if rate < 0 else length % _SECOND * rate % _SECOND) == 0
     if track[NEWEST] < start - ERA * length:
         track[NEWEST] = NEVER
     track[PRESENT] = track[SATISFIED] = 0
@@ -330,11 +357,15 @@ def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
 def _regrid(row: int, start: int, known: Known) -> None:
     """As `Track.regrid`."""
     track, length = known.tracks[row], known.facts[LENGTH]
-    rate = _estimate(known.rings[row], track[KEPT], track[RATE])
+    rate = _estimate(known.rings[row], track[KEPT], max(track[RATE], 0))
     origin = track[ORIGIN]
-    if rate and (_SECOND + rate - 1) // rate > length:
+    if not rate:
+        period = _own_period(known.rings[row], track[KEPT])
+        if period and period <= length and track[NEWEST] != NEVER and abs(track[NEWEST] - start) <= ERA * length:
+            rate, origin = -period, track[NEWEST]
+    elif (_SECOND + rate - 1) // rate > length:
         rate = 0
-    if rate and (not track[RATE] or abs(origin - start) > ERA * length):
+    if rate > 0 and (not track[RATE] or abs(origin - start) > ERA * length):
         origin = track[FIRST] if track[PRESENT] else track[NEWEST]
         if origin == NEVER or abs(origin - start) > ERA * length:
             rate = 0

@@ -63,6 +63,9 @@ class RateAwareBatcher:
 
     And beyond *RateAwareMessageBatcher*:
 
+    Period of its own
+        A stream whose rate is not near a whole one gates if 16 differences show a stable period; see
+        `StreamPeriodEstimator.own_period`.
     Start
         The messages of the first call form the first batch (``start``). The first window begins at its newest plausible
         event time; see `plausible_range`. It is doubtful, as below.

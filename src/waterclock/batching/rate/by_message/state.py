@@ -275,7 +275,7 @@ def _fill(
 
 
 def _grid(written: list[Any]) -> PulseGrid:
-    origin, rate = written
-    if count(rate) == 0:
+    origin, rate, per = written
+    if count(rate) == 0 or count(per) == 0:
         raise ValueError("a pulse grid is empty")
-    return PulseGrid(moment(origin), rate)
+    return PulseGrid(moment(origin), rate, per)

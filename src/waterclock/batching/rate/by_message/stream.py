@@ -100,14 +100,20 @@ class Track(StreamPeriodEstimator):
         A stream without a rate, or with less than one pulse a batch, has no grid and does not gate. The origin is kept
         while it is plausible, that is, not in another era. Otherwise it is the stream's first event time in the window,
         or its newest. If that is implausible too, there is no grid ("broken stream" in *RateAwareMessageBatcher*).
+
+        Beyond *RateAwareMessageBatcher*, a stream without a whole rate may have a stable period of its own. Its grid
+        begins again at its newest event time, because an estimated period drifts.
         """
-        rate = self.rate_after(None if self.grid is None else self.grid.rate)
-        grid = None
-        if rate is not None and rate * rule.batch_length >= _SECOND:
-            farthest = ERA * rule.batch_length
-            origins = [self.grid.origin] if self.grid is not None else []
-            origins.append(self.first if self.present else self.newest)
-            grid = next((PulseGrid(origin, rate) for origin in origins if abs(origin - start) <= farthest), None)
+        grids: list[PulseGrid] = []
+        rate = self.rate_after(None if self.grid is None or self.grid.per != _SECOND else self.grid.rate)
+        if rate is not None:
+            origins = [] if self.grid is None else [self.grid.origin]
+            grids = [PulseGrid(origin, rate) for origin in (*origins, self.first if self.present else self.newest)]
+        elif (period := self.own_period()) is not None:
+            grids = [PulseGrid(self.newest, 1, period)]
+        farthest = ERA * rule.batch_length
+        plausible = (grid for grid in grids if abs(grid.origin - start) <= farthest)
+        grid = next((grid for grid in plausible if grid.rate * rule.batch_length >= grid.per), None)
         if grid != self.grid:
             self.grid = grid
             self._steady = False
@@ -140,7 +146,7 @@ class Track(StreamPeriodEstimator):
         self.last_from = grid.earliest(following - 1)
         self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length))
         # Only whole periods are alike in every window.
-        self._steady = rule.batch_length * grid.rate % _SECOND == 0
+        self._steady = rule.batch_length * grid.rate % grid.per == 0
 
     def _begin(self) -> None:
         self.present = self.satisfied = False
