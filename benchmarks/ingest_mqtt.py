@@ -54,6 +54,28 @@ for _ in sys.stdin:
 """
 
 
+READER = """
+import sys, time
+from waterclock._support.small_process import keep_small
+keep_small()
+import waterclock as wc
+with wc.connect(sys.argv[1]) as opened:
+    topic = opened.topic("telemetry")
+    delays, place = [], topic.head
+    print("subscribed", flush=True)
+    while not delays or time.monotonic() - read_at < 3:
+        head = topic.head
+        if head == place:
+            time.sleep(0.01)
+            continue
+        found = [message.event_time for message in topic.read(place, head)]
+        now, read_at, place = time.time_ns(), time.monotonic(), head
+        delays += [now - event_time for event_time in found]
+delays.sort()
+print(delays[len(delays) * 99 // 100], flush=True)
+"""
+
+
 class Publisher:
     """A connection that publishes at QoS 1 by MQTT 3.1.1, without a client library, which would cost more than both."""
 
@@ -177,8 +199,12 @@ def of_ingest(url: str, rate: int) -> dict[str, object]:
             topic = opened.create_topic("telemetry")
             words = ["-m", "waterclock", "ingest", url, "--topic", "telemetry", "--filter", f"{prefix}/#"]
             words += ["--template", f"{prefix}/{{source}}/{{stream...}}", "--client-id", prefix, "--json"]
-            with consumer(words, {**os.environ, "WATERCLOCK_URL": database}) as process:
+            with (
+                consumer(words, {**os.environ, "WATERCLOCK_URL": database}) as process,
+                consumer(["-c", READER, database]) as reader,
+            ):
                 found = figures(process, url, prefix, rate, lambda: topic.index(topic.head))
+                found["p99_ms_until_read"] = round(int(reader.stdout.readline()) / 1e6, 1)  # type: ignore[union-attr]
             delays = sorted((m.receive_time or 0) - m.event_time for m in topic.read())
             ledger = topic.ledgers()[0]
             found["p99_ms_to_receive_time"] = round(delays[len(delays) * 99 // 100] / 1e6, 1)
