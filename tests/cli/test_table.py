@@ -41,6 +41,18 @@ def test_a_table_of_groups_is_made_with_the_options_of_groups(shell: Shell) -> N
     assert (info["on_exhausted"], info["group_idle"]) == ("block", None)
 
 
+def test_a_table_is_made_with_a_limit_that_can_change(shell: Shell) -> None:
+    key = ("--column", "customer=text", "--limit", "customer=2", "--fair-by", "customer")
+    shell("table", "add", "work", *key)
+    (info,) = shell.json("table", "info", "work")
+    assert (info["limit"], info["fair_by"]) == ("customer=2", "customer")
+    shell("table", "alter", "work", "--limit", "customer=5")
+    (info,) = shell.json("table", "info", "work")
+    assert info["limit"] == "customer=5"
+    shell("table", "alter", "work", "--limit", "customer=many", expect=WRONG_USAGE)
+    assert "limit must be KEY=N with an integer N, got 'customer=many'" in shell.said
+
+
 def test_every_option_of_a_table_can_be_given(shell: Shell) -> None:
     options = set(inspect.signature(Database.create_table).parameters) - {"self", "name", "columns", "key_range"}
     help_text = shell("table", "add", "--help")

@@ -62,15 +62,15 @@ class ChangingOptions:
         """Return the given options."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.limit is not None:
-            found["limit"] = {key: _count(most) for key, most in pairs("limit", [self.limit]).items()}
+            found["limit"] = {key: _count(self.limit, most) for key, most in pairs("limit", [self.limit]).items()}
         return OptionChanges(**{name: value for name, value in found.items() if value is not None})
 
 
-def _count(text: str) -> int:
+def _count(option: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgumentError(f"limit must be KEY=N with an integer N, got {quoted(text)}") from None
+        raise InvalidArgumentError(f"limit must be KEY=N with an integer N, got {quoted(option)}") from None
 
 
 def shown(options: TableOptions) -> dict[str, Any]:
