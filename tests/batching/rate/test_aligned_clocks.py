@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.rate.clocks import (
     POLL,
+    TRANSIT,
     Clock,
     creeping,
     good,
@@ -185,3 +186,42 @@ def test_a_backlog_that_was_received_at_once_keeps_its_distances() -> None:
     newest = backlog[-1].event_time
     assert batch.offsets == {"a": at(60) - newest}
     assert batch.end - batch.start == newest - backlog[0].event_time
+
+
+ANY_TIME = (
+    st.integers(-(2**63), 2**63 - 1)
+    | st.integers(-(2**62), 2**62)
+    | st.integers(at(-100), at(100))
+    | st.sampled_from([-(2**63), 2**63 - 1, -(2**62) + 1, 2**62 - 1])
+)
+
+
+def offsets_of(pairs: list[tuple[int, int]]) -> list[int]:
+    """Return the offsets of messages of one stream, each with its event time and its receive time."""
+    messages = [Message("s", "a", sent, receive_time=received) for sent, received in pairs]
+    alignment = ClockAlignment()
+    aligned = [alignment.align([each])[0] for each in messages]
+    return [each.event_time - sent for each, (sent, _) in zip(aligned, pairs, strict=True)]
+
+
+@pytest.mark.parametrize("drift", [0.01, -0.01])
+def test_the_offset_follows_a_clock_that_creeps_between_its_points(drift: float) -> None:
+    times = [k * SECOND // 10 for k in range(600)]
+    pairs = [(at(0) + time + round(drift * time), at(0) + time + TRANSIT) for time in times]
+    errors = [offset - (arrival - sent) for offset, (sent, arrival) in zip(offsets_of(pairs), pairs, strict=True)]
+    assert max(map(abs, errors[100:])) < SECOND // 1000
+
+
+@pytest.mark.filterwarnings("ignore::waterclock.time.UnitWarning")
+@given(st.lists(st.tuples(ANY_TIME, ANY_TIME), min_size=1, max_size=40))
+def test_no_message_is_aligned_to_after_its_receive_time_or_beyond_64_bits(pairs: list[tuple[int, int]]) -> None:
+    for offset, (sent, arrival) in zip(offsets_of(pairs), pairs, strict=True):
+        assert offset == 0 or sent + offset <= arrival
+        assert -(2**63) <= sent + offset < 2**63
+
+
+def test_a_delay_is_no_offset_unless_it_lasts() -> None:
+    late = [(at(k / 10), at(k / 10) + TRANSIT + (SECOND if 100 <= k < 150 else 0)) for k in range(300)]
+    assert set(offsets_of(late)) == {TRANSIT}
+    lasting = [(at(k / 10), at(k / 10) + TRANSIT + (SECOND if k >= 100 else 0)) for k in range(300)]
+    assert offsets_of(lasting)[-1] == TRANSIT + SECOND
