@@ -136,6 +136,10 @@ Caused by: java.lang.IllegalStateException: more
             "Provided schema does not match; the checkpoint is of another version or another pipeline: start with a",
         ),
         (
+            "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] No\nCaused by: java.io.IOException: No space left on device",
+            "(IOException: No space left on device); free some space, and start the pipeline again",
+        ),
+        (
             TRACE.format(error="JSONDecodeError: Expecting value: line 1"),
             "a file of the checkpoint is corrupt, it seems: put",
         ),

@@ -22,6 +22,10 @@ _FORMAT_MISSING = re.compile(r"cannot use the format waterclock: .*")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")
 _REMEDIES = (
     (
+        re.compile(r"No space left on device|Disk quota exceeded"),
+        "free some space, and start the pipeline again: it continues at its checkpoint",
+    ),
+    (
         re.compile(r"Class org\.apache\.hadoop\.fs\S+ not found|No FileSystem for scheme"),
         "Spark lacks the library of that filesystem: name it in the setting spark.jars.packages",
     ),
