@@ -222,34 +222,14 @@ def _enter(rows: Codes, first: int, stop: int, streams: Codes, number: int, last
     return True
 
 
-@_inlined
+# Not inlined: its loop would slow down sources without boundaries.
+@njit
 def _holds_boundary(rows: Codes, first: int, stop: int, streams: Codes, boundaries: Bytes) -> bool:
-    """Return whether the streams of some rows cut windows; ``boundaries`` is empty if none do."""
-    found = False
-    if boundaries.size:
-        for k in range(first, stop):
-            found = found or boundaries[streams[rows[k]]] != 0
-    return found
-
-
-@_inlined
-def _cut_before(
-    rows: Codes,
-    begin: int,
-    first: int,
-    stop: int,
-    streams: Codes,
-    boundaries: Bytes,
-    splits: bool,
-    last_window: Times,
-) -> int:
-    """Find what cuts the window that begins at a place before the rows of one event time; ``BY_TIME``: nothing."""
-    cut = BY_TIME
-    if first > begin and _holds_boundary(rows, first, stop, streams, boundaries):
-        cut = BY_BOUNDARY
-    elif splits and not _enter(rows, first, stop, streams, begin + 1, last_window):
-        cut = BY_CONFLICT
-    return cut
+    """Return whether the streams of some rows cut windows."""
+    for k in range(first, stop):  # noqa: SIM110  # Numba compiles no generators
+        if boundaries[streams[rows[k]]]:
+            return True
+    return False
 
 
 @_inlined
@@ -265,7 +245,7 @@ def _keep_newest(
 
 
 @njit
-def _cut_source(
+def _cut_source(  # noqa: C901  # a call for each event time would cost more than its work
     times: Times,
     rows: Codes,
     first: int,
@@ -283,6 +263,7 @@ def _cut_source(
     starts, ends, cuts, verdicts = out
     window, max_delay, on_conflict, silence = rule
     splits = on_conflict in (SPLIT, ISOLATE)
+    bounded = boundaries.size > 0
     last_window, last_instant, kept = seen
     k = unmarked = first
     isolated = False
@@ -300,11 +281,14 @@ def _cut_source(
             if after > k + 1 and k >= unmarked:  # a conflicting event time is visited again as the next window's first
                 unmarked = after
                 _mark_duplicates(rows, k, after, streams, receive_times, last_instant, kept, verdicts)
-            before = _cut_before(rows, begin, k, after, streams, boundaries, splits, last_window)
-            if before != BY_TIME:
+            if bounded and k > begin and _holds_boundary(rows, k, after, streams, boundaries):
                 end = times[k]
-                cut = before
-                isolated = before == BY_CONFLICT and on_conflict == ISOLATE
+                cut = BY_BOUNDARY
+                break
+            if splits and not _enter(rows, k, after, streams, begin + 1, last_window):
+                end = times[k]
+                cut = BY_CONFLICT
+                isolated = on_conflict == ISOLATE
                 break
             end = min(longest, _plus(times[k], silence))
             k = after
