@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -211,13 +212,17 @@ def test_the_auditor_sees_all_and_changes_nothing(roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("roles", ["postgresql"], indirect=True)
-def test_a_consumer_of_groups_needs_their_state(roles: Roles) -> None:
+@pytest.mark.parametrize(
+    ("title", "options"),
+    [("with groups", {"groups": "sequenced"}), ("with keys", {"limit": {"group": 1}}), ("with keys", {"fair_by": "h"})],
+)
+def test_a_consumer_of_groups_or_keys_needs_their_state(roles: Roles, title: str, options: dict[str, Any]) -> None:
     roles.orders.drop()
-    ordered = roles.owner.create_table("orders", payload="text", groups="sequenced")
-    ordered.put_many([{"payload": str(number), "group": "a"} for number in range(3)])
+    ordered = roles.owner.create_table("orders", payload="text", **options)
+    ordered.put_many([{"payload": str(number), "group": "a", "headers": {"h": "1"}} for number in range(3)])
     run_program(roles.url_of_owner, "DROP OWNED BY consumer; DROP ROLE consumer;")
-    for title in ("PostgreSQL", "PostgreSQL, with groups"):
-        roles.grant(title, "consumer")
+    for granted in ("PostgreSQL", f"PostgreSQL, {title}"):
+        roles.grant(granted, "consumer")
     received: list[str] = []
     with roles.table("consumer").subscribe() as deliveries:
         for _ in range(3):
