@@ -58,7 +58,7 @@ contracts: setup
 # Else each process that needs them first compiles the same at the same time: the kernels half a minute, the tests ten
 # seconds.
 compiled: setup
-	@$(BIN)/python -c 'import waterclock.batching.event_time.kernel, waterclock.batching.rate.by_column.kernel, waterclock.columnar.packing_kernel, waterclock.columnar.batch_bytes_kernel'
+	@$(BIN)/python -c 'import waterclock.batching.event_time.kernel, waterclock.batching.rate.by_column.kernel, waterclock.batching.rate.clock_alignment, waterclock.columnar.packing_kernel, waterclock.columnar.batch_bytes_kernel'
 	@$(BIN)/pytest --collect-only --quiet >/dev/null || true  # the run itself says what is wrong
 
 format: setup ## Rewrite the files in the house style
