@@ -1,1 +1,1 @@
-"""Message tables: queues in ordinary SQL tables, and the groups of messages that keep their order."""
+"""Message tables: queues in ordinary SQL tables. Messages of a group keep their order."""

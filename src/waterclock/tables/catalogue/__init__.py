@@ -1,1 +1,1 @@
-"""A message table in the catalogue: created, adopted, opened, altered, and its context for every operation."""
+"""Message tables in the catalogue: how they are created, adopted, opened and altered, and the context of operations."""

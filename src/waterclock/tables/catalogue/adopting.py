@@ -1,4 +1,4 @@
-"""Turn an existing SQL table into a message table."""
+"""Turns an existing SQL table into a message table."""
 
 from __future__ import annotations
 

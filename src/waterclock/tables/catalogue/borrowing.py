@@ -1,7 +1,7 @@
-"""Wrap a caller's driver connection for SQLAlchemy, whatever the caller has configured on it.
+"""Wraps a caller's driver connection for SQLAlchemy, whatever the caller has configured on it.
 
-Row factories, cursor classes and loaders stay the caller's: our statements use cursors of their own. The transaction
-stays the caller's, too: nothing here begins, ends or closes it.
+The caller's row factories, cursor classes and loaders stay in place: our statements use cursors of their own. The
+transaction stays the caller's, too: this module never begins, ends or closes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translate SQL conditions to SQLAlchemy expressions with bound values; reject unknown columns and mismatched types."""
+"""Translates SQL conditions to SQLAlchemy expressions with bound values. Rejects unknown columns and wrong types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Create a message table: its SQL table, its row in the catalogue, and its dead-letter table."""
+"""Creates a message table: its SQL table, its row in the catalogue, and its dead-letter table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A table's rate limit over all consumers: its state is in the catalogue, and it uses the database's clock.
+"""The rate limit of a table over all its consumers. Its state is in the catalogue, and its clock is the database's.
 
-A claim under a rate limit holds the state's row until it commits. So exactly the claimed messages count, and if a
-process dies its rollback frees its share. Tables without a rate limit do not use this.
+A claim under a rate limit locks the row of this state until it commits. So exactly the claimed messages count, and if a
+process dies, the rollback frees its share. Tables without a rate limit do not use this.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A message table's row in the catalogue: load it, change it, and notice changes by others."""
+"""Loads and changes a message table's row in the catalogue, and notices changes by others."""
 
 from __future__ import annotations
 

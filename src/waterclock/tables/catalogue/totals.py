@@ -1,7 +1,7 @@
 """Totals of purged messages, and of the deliveries that the remaining rows do not count.
 
-The number of deliveries is the sum of the rows' epochs, so that claims update no counter. Operations that remove a row
-or reset its epoch add the difference to the table's total in the same transaction, so both together are exact.
+The number of deliveries is the sum of the rows' epochs, so claims need not update a counter. Operations that remove a
+row or reset its epoch add the difference to the table's total in the same transaction, so the sum of the two is exact.
 """
 
 from __future__ import annotations

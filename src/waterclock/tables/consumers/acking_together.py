@@ -1,4 +1,4 @@
-"""Ack many messages at once: deliveries and ids, in our transaction or the caller's."""
+"""Acks many messages at once, by delivery or by id, in our transaction or the caller's."""
 
 from __future__ import annotations
 

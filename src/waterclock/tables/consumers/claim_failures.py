@@ -1,4 +1,4 @@
-"""The failed claims of one subscription: how long to pause, when to log, and when to release its groups."""
+"""The failed claims of a subscription: how long it pauses, when it logs them, and when it releases its groups."""
 
 from __future__ import annotations
 

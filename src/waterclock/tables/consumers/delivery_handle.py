@@ -1,4 +1,4 @@
-"""The handle of a delivery: its lease as text, with which another process can ack it, give it back or extend it.
+"""The handle of a delivery: its lease as text, with which another process can ack, return or extend it.
 
 A handle holds the id of its claim, a random number of 63 bits: only a consumer that received the message knows it.
 """

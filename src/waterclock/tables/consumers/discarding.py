@@ -1,4 +1,4 @@
-"""Drop claimed messages that another operation changed before they were handed out."""
+"""Drops claimed messages that another operation changed before they were handed out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extend the leases of many deliveries at once."""
+"""Extends the leases of many deliveries at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving: one claim under the table's rules, and the wait before the next."""
+"""One claim under the table's rules, and the wait before the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Return and retry many messages in bounded transactions."""
+"""Returns and retries many messages in bounded transactions."""
 
 from __future__ import annotations
 

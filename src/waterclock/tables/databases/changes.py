@@ -1,4 +1,4 @@
-"""Notice changes of a table, so that a consumer need not wait for its poll interval."""
+"""Notices changes of a table, so that a consumer need not wait for its poll interval."""
 
 from __future__ import annotations
 

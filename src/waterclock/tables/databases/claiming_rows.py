@@ -1,4 +1,4 @@
-"""Statements of claims in a table without groups that the databases share."""
+"""Statements, shared by the databases, that claim messages in a table without groups."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LOOK_BACK_AT_LEAST = 30.0
 """Seconds after which the next look back happens in any case."""
 
 SLOW_LOOK = 0.005
-"""Duration in seconds of a look back from which on the next claim begins where it ended."""
+"""Duration in seconds from which a look back counts as slow: the next claim then begins at its end."""
 
 MOST_MARKS = 4
 """Maximum number of priorities with a cursor: each costs a lookup."""
@@ -170,7 +170,7 @@ class ClaimCursor:
             self._from_cursor = self._since - self._began
 
     def looked_back(self, begin: Mapping[int, int], claimed: Sequence[Claimed]) -> None:
-        """Note what was claimed from ``begin`` on, if that is a cursor, and by a search from the first message."""
+        """Note the messages claimed from ``begin`` on, if that is a cursor, and by a search from the first message."""
         with self._lock:
             took = 0.0 if self._looking_since is None else moments.monotonic() - self._looking_since
             self._time(took)

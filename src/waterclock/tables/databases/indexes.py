@@ -1,4 +1,4 @@
-"""Indexes of message tables on databases with partial indexes, SQLite and PostgreSQL."""
+"""Indexes of message tables on the databases with partial indexes, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

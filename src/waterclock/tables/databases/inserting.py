@@ -1,4 +1,4 @@
-"""Converts values to the form that the driver takes, column by column, for the bulk inserts of all databases."""
+"""Converts values, column by column, to the form that the driver takes, for the bulk inserts of all databases."""
 
 from __future__ import annotations
 

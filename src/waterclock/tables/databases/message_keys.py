@@ -1,4 +1,4 @@
-"""The statements that give a message table its keys, which are limited or take turns."""
+"""The statements that add keys to a message table. Keys take turns, and each may be limited."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The base of the database-specific statements for message tables. Each database has a folder.
 
-Methods here have the standard statement; a database overrides those that it does not support or runs slowly.
+The methods contain standard SQL. A database overrides those whose SQL it does not support or runs slowly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ack messages of groups: in order, or by the table's ``ack_order``."""
+"""Acks messages of groups: in order, or by the table's ``ack_order``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inspect groups: their consumers, the number of waiting messages, and the reasons why they are blocked."""
+"""Inspects groups: their consumers, the number of waiting messages, and the reasons why they are blocked."""
 
 from __future__ import annotations
 

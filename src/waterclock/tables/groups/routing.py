@@ -1,4 +1,4 @@
-"""Routing: assign new messages their places in their groups.
+"""Routes new messages: assigns them their places in their groups.
 
 Enqueuing only inserts rows, so that a caller's long transaction never locks a group; consumers route messages before
 they claim. One consumer routes at a time, and leaves locked groups to the next one.

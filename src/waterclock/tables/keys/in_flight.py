@@ -1,8 +1,8 @@
-"""How many messages of a key consumers have.
+"""The number of messages of each key in flight.
 
-A consumer has a message from its claim until the ack, the nack or the next claim. The end of a lease frees no place by
-itself, because the consumer may extend the lease at the same moment. It makes the message claimable again, in its old
-place. So a limit is exact, whatever the clock does.
+A message is in flight from its claim until the ack, the nack or the next claim. The end of a lease alone does not lower
+the number, because the consumer may extend the lease at the same moment. The message is claimable again, but still
+counts. So a limit is exact, whatever the clock does.
 """
 
 from __future__ import annotations

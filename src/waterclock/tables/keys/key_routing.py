@@ -1,6 +1,6 @@
-"""Routing: find keys of new messages.
+"""Routes new messages: finds their keys.
 
-Putting only inserts rows, so that a caller's long transaction locks no key. Consumers look for new messages before they
+A put only inserts rows, so that a caller's long transaction locks no key. Consumers look for new messages before they
 claim, in the order of keys, so that many messages of one key hide no other key.
 """
 

@@ -1,8 +1,8 @@
 """The rows of keys in the catalogue: which keys are due, and whose turn it is.
 
-A row stands for the messages of one key and one priority. Every unacked message of the two that was routed is due no
-earlier than the row, or the row is due. Claims keep this: they put a row off to the due time of its first message, and
-delete it once it has none. Rows are never waited for.
+A row stands for the messages of one key and one priority. Unless the row is due, none of its routed, unacked messages
+is due earlier than the row. Claims keep this rule: they postpone a row to the due time of its first message, and delete
+it once it has none. No statement waits for the lock of a row.
 """
 
 from __future__ import annotations

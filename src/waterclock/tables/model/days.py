@@ -1,6 +1,6 @@
-"""Purging by partition ("Usage of partitions for efficient purging"): one partition of acked messages per day (UTC).
+"""Partitions by day ("Usage of partitions for efficient purging"): one partition of acked messages per day (UTC).
 
-Unacked messages have a partition of their own, and an ack moves the row to that of the day. Rows whose day has no
+Unacked messages have a partition of their own, and an ack moves the row to that of its day. Rows whose day has no
 partition share a default partition, so that an ack never fails because one is missing.
 """
 

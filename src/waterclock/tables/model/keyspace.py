@@ -1,4 +1,4 @@
-"""Which shard a message belongs to: ids map to 64-bit keyspace ids, and shards hold ranges of these. Pure.
+"""The shard of a message: ids map to 64-bit keyspace ids, and shards contain ranges of these. Pure.
 
 Ranges are written as in *Vitess Messaging* ("Subsetting"): ``-80`` ends before keyspace id 0x8000000000000000, ``80-``
 begins there, ``40-80`` lies between, ``-`` is all.

@@ -1,4 +1,4 @@
-"""Compare an object with its copy read back: stricter than ``==``, but ignoring state that no payload stores."""
+"""Compares an object with its copy read back: stricter than ``==``, but ignores state that no payload stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read payloads as the annotated type of a handler's parameter."""
+"""Reads payloads as the annotated type of a handler's parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which types a payload can be read as, and why other types are rejected: one rule for ``put`` and for handlers."""
+"""The types that a payload can be read as, and why others are rejected: one rule for ``put`` and for handlers."""
 
 from __future__ import annotations
 

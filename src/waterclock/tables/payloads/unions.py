@@ -1,7 +1,7 @@
 """Unions: the types that one JSON value could have.
 
-A payload does not name its type. If it could be read as two members of a union, the first that fits would drop the
-other's own fields.
+A payload does not name its type. If it could be read as two members of a union, the first one that fits would drop
+fields that only the other has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write objects as payloads: dataclasses, Pydantic models, enumerations and batches, checked by reading them back."""
+"""Writes objects as payloads: dataclasses, Pydantic models, enumerations and batches. Reads them back to check them."""
 
 from __future__ import annotations
 

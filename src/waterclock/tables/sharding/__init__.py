@@ -1,1 +1,1 @@
-"""One table over several databases."""
+"""Message tables spread over several databases."""

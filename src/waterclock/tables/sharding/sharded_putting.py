@@ -1,4 +1,4 @@
-"""Put messages into a sharded table: each on the shard of its id."""
+"""Puts messages into a sharded table: each on the shard of its id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read several shards in turn, each in its own thread, so that a hanging shard does not block the others."""
+"""Reads several shards, each in its own thread, so that a hanging shard does not block the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the shard that a caller's connection is to: a transaction spans one database."""
+"""Finds the shard of a caller's connection: a transaction spans one database."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The heartbeat of an exclusive consumer, which keeps its groups during a long handler.
+"""The heartbeat of an exclusive consumer, which keeps its groups while a handler runs for long.
 
 One statement renews the leases of all consumers that a process has for a table. If it fails, perhaps because one row is
-locked, each consumer is renewed separately the next time.
+locked, each consumer's lease is renewed separately the next time.
 """
 
 from __future__ import annotations

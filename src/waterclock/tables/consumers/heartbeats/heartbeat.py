@@ -1,8 +1,8 @@
 """The heartbeat: one thread for each process and database that keeps its leases alive.
 
 It extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes the
-process's row in the catalogue. If a process stops or dies, its beats stop and its leases end. Times here are monotonic
-ns: a beat asks the database to extend the lease to ``ack_wait`` from the database's own now.
+process's row in the catalogue. If a process stops or dies, its beats stop and its leases end. Times in this module are
+monotonic ns: a beat asks the database to extend the lease to ``ack_wait`` after the database's current time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leaving a table: the writes of a closing consumer, and how long it waits for locks."""
+"""The exit of a consumer from a table: its last writes, and how long it waits for locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put the due messages of a table's schedules from the heartbeat's thread, also while all consumers are busy."""
+"""Puts the due messages of a table's schedules from the heartbeat's thread, even while all consumers are busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn a MariaDB table into a message table.
+"""Turns a MariaDB table into a message table.
 
 MariaDB commits implicitly at each DDL statement. So a single atomic statement changes the table, and the steps before
 and after it can be repeated.

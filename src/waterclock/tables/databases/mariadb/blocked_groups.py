@@ -1,7 +1,7 @@
-"""Find groups that are never due by themselves on MariaDB, which cannot index only those groups.
+"""Finds groups that are never due by themselves on MariaDB, which cannot index only those groups.
 
 The index of due groups begins with their owner and priority. So the values of both are looked up first, each with a
-seek: the server itself would read the whole index to list them.
+seek: a query that lists them would read the whole index.
 """
 
 from __future__ import annotations

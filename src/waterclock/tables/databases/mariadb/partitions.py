@@ -1,6 +1,6 @@
-"""Partitions of a message table on MariaDB: by the day of the ack, 0 if not acked.
+"""Partitions of a message table on MariaDB: one for each day of acks, and one for unacked messages.
 
-Unique keys must contain the day, so ids are unique among unacked messages only; a trigger checks the acked ones.
+Unique keys must contain the day, so they make ids unique among unacked messages only; a trigger checks the acked ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turn a PostgreSQL table into a message table, in the caller's transaction, like all DDL there."""
+"""Turns a PostgreSQL table into a message table. Like all DDL there, this runs in the caller's transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integers as a PostgreSQL array."""
+"""A list of integers as a PostgreSQL array."""
 
 from __future__ import annotations
 

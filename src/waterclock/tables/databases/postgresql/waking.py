@@ -1,4 +1,4 @@
-"""Notifications on PostgreSQL: writers notify waiting consumers, and skip that if none waits.
+"""Notifications on PostgreSQL: writers notify waiting consumers, and do not notify if none waits.
 
 A NOTIFY takes a cluster-wide lock at commit, so notifying writers wait for each other. So they notify only if a
 consumer waits, which two advisory locks for each table show:

@@ -1,4 +1,4 @@
-"""Turn an SQLite table into a message table: a copy replaces it, in the caller's transaction.
+"""Turns an SQLite table into a message table: a copy replaces it, in the caller's transaction.
 
 SQLite can neither change a primary key nor add a column that numbers rows, and VACUUM changes its own row numbers.
 """

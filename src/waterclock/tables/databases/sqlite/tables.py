@@ -1,4 +1,4 @@
-"""The statements for message tables on SQLite. With one writer at a time, a transaction has the table to itself."""
+"""The statements for message tables on SQLite. With one writer at a time, no other transaction writes to the table."""
 
 from __future__ import annotations
 

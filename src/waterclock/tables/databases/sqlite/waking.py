@@ -1,4 +1,4 @@
-"""Waiting on SQLite: consumers watch the data version, and on Linux inotify tells them when to read it.
+"""Waits on SQLite: consumers watch the data version, and on Linux inotify tells them when to read it.
 
 The data version changes with every commit of another connection. Reading it takes some microseconds, but a consumer
 that waits for hours should not read it five hundred times a second. A commit appends to the write-ahead log, which

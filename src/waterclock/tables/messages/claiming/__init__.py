@@ -1,1 +1,1 @@
-"""Claim messages for a consumer, with and without groups."""
+"""Claims of messages for a consumer, with and without groups."""

@@ -1,8 +1,8 @@
-"""The priorities of groups that are due, searched from a bound on.
+"""The priorities of due groups, searched from a bound on.
 
-For databases that provide the ends of a snapshot (`TableDialect.seen_by`). The highest index entry of a priority is the
-end of a lease, and most of those are dead. So each known priority is searched from its bound on, and the index is
-searched for its highest entry only between them.
+This search is for databases that provide the ends of a snapshot (`TableDialect.seen_by`). The highest index entry of a
+priority is the end of a lease, and most such entries are dead. So each known priority is searched from its bound on.
+Only between known priorities is the index searched for its highest entry.
 """
 
 from __future__ import annotations

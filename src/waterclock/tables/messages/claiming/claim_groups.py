@@ -1,6 +1,6 @@
-"""Claiming messages of a table with groups: each group goes to one consumer, its first messages first.
+"""Claims in a table with groups: each group goes to one consumer, its first messages first.
 
-Shared by the claims of both policies, `claim_sequenced` and `claim_exclusive`.
+The claims of both policies, `claim_sequenced` and `claim_exclusive`, use this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claim in a table whose keys take turns, and of which each may have a limited number of messages leased."""
+"""Claims in a table whose keys take turns. The number of leased messages of a key may be limited."""
 
 from __future__ import annotations
 

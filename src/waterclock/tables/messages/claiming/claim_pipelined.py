@@ -1,4 +1,4 @@
-"""Claim in a table with groups in one round trip, on a database that takes several statements at once.
+"""Claims in a table with groups in one round trip, on a database that takes several statements at once.
 
 The first statement locks groups and keeps their names for the next ones. Each statement has its own snapshot: so the
 second, which claims the messages of those groups, sees them in a state that no other transaction can change. Rare cases

@@ -1,4 +1,4 @@
-"""Claim in a table with sequenced groups: only a group's first messages are leased, to one consumer, until acked."""
+"""Claims in a table with sequenced groups: only a group's first messages are leased, to one consumer, until acked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim due messages: lease, back-off and epoch change in the statement or transaction that finds them."""
+"""Claims due messages: the lease, back-off and epoch change in the statement or transaction that finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim past messages that the database refuses to update, for example because a user's trigger raises.
+"""Claims past messages that the database refuses to update, for example because a user's trigger raises.
 
 A refused claim is narrowed down to its first message, or its first group. If that is refused, too, the next tries skip
 more and more of the first ones. If later ones can then be claimed, the refused ones are skipped for `PASSED_BY_FOR`.

@@ -1,6 +1,6 @@
-"""End deliveries: ack, back off and return messages to the table.
+"""Ends deliveries: acks messages, backs them off and returns them to the table.
 
-In a table without groups each is one statement, so that it can commit in the same round trip.
+In a table without groups, each is one statement, so that it can commit in the same round trip.
 """
 
 from __future__ import annotations

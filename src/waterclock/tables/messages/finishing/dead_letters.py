@@ -1,4 +1,4 @@
-"""Dead letters: exhausted messages that are moved to a message table of their own, and redriven.
+"""Dead letters: exhausted messages in a message table of their own, from which they can be redriven.
 
 A dead letter keeps its id and all values of its row. Each message table has a dead-letter table of its own, because
 messages of two tables may have the same id. A new dead letter replaces an older one with the same id.

@@ -1,4 +1,4 @@
-"""Messages that expire before a consumer takes them are dropped, or moved to the dead-letter table.
+"""Drops messages that expire before a consumer takes them, or moves them to the dead-letter table.
 
 A claim that finds one removes it, and so does a purge, which needs no consumer. A dropped one stays in the table like
 an acked one, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer needs no

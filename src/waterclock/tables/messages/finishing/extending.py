@@ -1,4 +1,4 @@
-"""Extend leases, for a delivery's ``extend`` and for the heartbeat."""
+"""Extends leases, for a delivery's ``extend`` and for the heartbeat."""
 
 from __future__ import annotations
 

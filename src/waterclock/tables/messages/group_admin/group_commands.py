@@ -1,4 +1,4 @@
-"""Operators' commands for groups, which leave messages in flight alone unless forced."""
+"""Operators' commands on groups. They leave messages in flight alone unless forced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explain why a message is not sent."""
+"""Explains why a message is not sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find unacked messages that failed, and dead letters, to group them by error."""
+"""Finds unacked messages that failed, and dead letters, to group them by error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look at waiting messages without taking them, in the order in which consumers would get them. Reads only."""
+"""Reads waiting messages without taking them, in the order in which consumers would get them."""
 
 from __future__ import annotations
 

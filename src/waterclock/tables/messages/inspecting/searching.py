@@ -1,4 +1,4 @@
-"""Search the unacked messages of a table with a filter.
+"""Searches the unacked messages of a table with a filter.
 
 It only reads, and only a bounded number of rows of any table. No index supports a filter by header, payload or error.
 So a search reads the first `SCANNED` messages in the order of delivery, and the last `SCANNED`. By id or group it

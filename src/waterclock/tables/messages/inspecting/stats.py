@@ -1,4 +1,4 @@
-"""Count a message table's messages by state, and their rates."""
+"""Counts a message table's messages by state, and computes their rates."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Put messages: ids, unique keys, schedules."""
+"""Puts messages: ids, unique keys, schedules."""

@@ -1,4 +1,4 @@
-"""Draw ids for messages without one, if the database does not number them, or must not."""
+"""Draws ids for messages without one, if the database does not or must not number them."""
 
 from __future__ import annotations
 

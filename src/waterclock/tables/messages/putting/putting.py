@@ -1,4 +1,4 @@
-"""Put messages into a message table."""
+"""Puts messages into a message table."""
 
 from __future__ import annotations
 

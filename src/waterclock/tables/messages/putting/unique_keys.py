@@ -1,4 +1,4 @@
-"""Deduplication by keys that producers choose: only one message with a key waits at a time.
+"""Deduplication by keys that producers choose: at most one message with a key waits at a time.
 
 A key's row in the catalogue names the message that was last put with it. A put with the key locks the row until its
 transaction ends, so puts run one after another. The message's own row shows whether it still has the key: until it is

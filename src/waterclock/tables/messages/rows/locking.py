@@ -1,4 +1,4 @@
-"""Lock messages, after their groups, in a fixed order, so that transactions do not deadlock."""
+"""Locks messages, after their groups, in a fixed order, so that transactions do not deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's heartbeat: a row with its number of subscriptions of a table, and its receive rate.
+"""The heartbeat of a process: a row with its number of subscriptions to a table, and its receive rate.
 
 Claims are counted in memory only. The row is written when a subscription begins and when it is closed, and in between
 every ten seconds by the process's heartbeat. A process without a subscription writes it every ten seconds while it

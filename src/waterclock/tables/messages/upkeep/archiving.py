@@ -1,4 +1,4 @@
-"""Read and delete finished rows of a message table, for an archive that keeps them elsewhere."""
+"""Reads and deletes finished rows of a message table, for an archive that keeps them elsewhere."""
 
 from __future__ import annotations
 

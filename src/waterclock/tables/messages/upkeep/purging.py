@@ -1,4 +1,4 @@
-"""Delete messages that were acked, or dropped, long enough ago: row by row, or with the partitions of past days."""
+"""Deletes messages that were acked or dropped long enough ago: row by row, or with the partitions of past days."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repair groups whose rows contradict their messages, or whose owner is gone.
+"""Repairs groups whose rows contradict their messages, or whose owner is gone.
 
 Every operation on messages settles their groups in the same transaction, and a trigger marks changes by plain SQL for
 the next claim. Rows that plain SQL deletes, owners whose rows are gone, and our own bugs are not marked. So consumers

@@ -1,1 +1,1 @@
-"""Claims as data: the request, the claimed messages, and those that claims skip."""
+"""Claims as data: the request, the claimed messages, and the messages that claims skip."""

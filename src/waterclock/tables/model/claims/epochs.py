@@ -1,4 +1,4 @@
-"""The epoch: how many times a message was sent. Plain SQL may set any number, so steps and sums are bounded."""
+"""The epoch: the number of deliveries. Plain SQL may set it to any number, so increments and sums are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a refused claim may be narrowed down to the messages that the database refuses."""
+"""Decides when a refused claim may be narrowed down to the messages that the database refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and groups that claims skip for a while, because the database refused to let them be claimed."""
+"""Messages and groups that claims skip for a while, because the database refused to claim them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a claim divides its room among keys: they take turns, one message each. Pure."""
+"""Divides the free places of a claim among keys: they take turns, one message each. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure rules of time: back-off, cron, rates, sweeps."""
+"""Rules of time: back-off, cron, rates, sweeps. Pure."""

@@ -1,4 +1,4 @@
-"""How long to wait before a message is sent again. Pure: takes the number of deliveries, returns ns."""
+"""The wait before a message is sent again. Pure: takes the number of deliveries, returns ns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a schedule ticks: cron expressions, and missed ticks. Pure: takes the time, in ns."""
+"""The ticks of a schedule: cron expressions, and missed ticks. Pure: takes the time, in ns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validate arguments: lists of rows, ids, deliveries, and names of consumers and groups."""
+"""Validates arguments: lists of rows, ids, deliveries, and names of consumers and groups."""
 
 from __future__ import annotations
 

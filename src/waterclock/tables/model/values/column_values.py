@@ -1,8 +1,7 @@
-"""Validate values of additional columns, with the same rules for every database.
+"""Validates values of additional columns, with the same rules for every database.
 
 SQLite stores any value in any column, and MariaDB converts many values. Values that some server would refuse or change
-are refused everywhere; an int for a double becomes a float everywhere. Types that are not named here are left to the
-database.
+are refused everywhere. An int for a double becomes a float everywhere. Other types are left to the database.
 """
 
 from __future__ import annotations

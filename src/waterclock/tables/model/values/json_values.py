@@ -1,4 +1,4 @@
-"""Accept only JSON that every database returns unchanged."""
+"""Accepts only JSON that every database returns unchanged."""
 
 from __future__ import annotations
 
