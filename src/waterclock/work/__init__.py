@@ -1,1 +1,1 @@
-"""Workers: run handlers on the messages of message tables."""
+"""Workers, which run handlers on the messages of message tables."""

@@ -1,8 +1,8 @@
-"""The dispatch queue: claimed messages that wait for a slot, in lanes.
+"""The dispatch queue: lanes of claimed messages that wait for a slot.
 
-A lane holds one message, or those of one group, which are handled one after another. A worker claims no more messages
-than its free slots can start. If its handlers are fast, it also claims as many as they handle in a short time, so that
-claims are few and claimed messages wait only briefly.
+A lane holds one message, or the messages of one group, which are handled one after another. A worker claims no more
+messages than its free slots can start. If its handlers are fast, it also claims as many messages as they handle in a
+short time, so that claims are few and claimed messages wait only briefly.
 """
 
 from __future__ import annotations

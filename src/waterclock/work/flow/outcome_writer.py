@@ -1,4 +1,4 @@
-"""Write the outcomes of handled messages to the database, many at once under load."""
+"""Writes the outcomes of handled messages to the database, many at once under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers: functions that a worker calls with messages of one kind, or with all.
+"""Handlers: the functions that a worker calls with messages of one kind, or with all messages.
 
 A message's kind is its header ``kind``. The parameters of a handler decide its arguments.
 """

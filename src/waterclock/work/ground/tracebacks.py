@@ -1,4 +1,4 @@
-"""Records of handlers' failures: the last frames in the message's row, its traceback in the log."""
+"""Records of handlers' failures: the last frames go to the message's row, the traceback goes to the log."""
 
 from __future__ import annotations
 

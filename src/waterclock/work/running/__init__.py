@@ -1,1 +1,1 @@
-"""Threads, processes and the event loop of a worker."""
+"""The threads, processes and event loop of a worker."""

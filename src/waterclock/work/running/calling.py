@@ -1,4 +1,4 @@
-"""Call the handler of one message, in a thread or in the event loop, and report the outcome."""
+"""Calls the handler of one message, in a thread or in the event loop, and reports the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop of a worker's asynchronous handlers: in its own thread, or the application's."""
+"""The event loop of a worker's asynchronous handlers: one in a thread of its own, or the application's."""
 
 from __future__ import annotations
 

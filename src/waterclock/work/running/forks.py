@@ -1,4 +1,4 @@
-"""End copies of this process that a handler forked, when they return from the handler."""
+"""Ends copies of this process that a handler forked, when they return from the handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process with its own process group: killing the child also kills the processes that it started."""
+"""A child process with its own process group, so that killing it also kills the processes that it started."""
 
 from __future__ import annotations
 

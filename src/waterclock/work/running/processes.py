@@ -1,4 +1,4 @@
-"""Child processes in which a worker calls handlers, one message each at a time; dead ones are replaced."""
+"""Child processes in which a worker calls handlers, one message each at a time. Dead processes are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervise running handlers: those past their time limit, those with a lost lease, and waiting messages."""
+"""Supervises running handlers past their time limit or with a lost lease, and messages that wait."""
 
 from __future__ import annotations
 
