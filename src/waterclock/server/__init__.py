@@ -1,1 +1,1 @@
-"""The server: an HTTP interface to topics and message tables, with tokens."""
+"""The server: an HTTP interface, protected by tokens, to topics and message tables."""

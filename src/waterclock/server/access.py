@@ -1,4 +1,4 @@
-"""Access: the sender of each request, its rights, and the refusal of other hosts and sites."""
+"""Access control: the sender of each request and its rights. Requests from other hosts and sites are refused."""
 
 from __future__ import annotations
 

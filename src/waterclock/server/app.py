@@ -1,4 +1,4 @@
-"""The application: its routes, inside the layers that every request passes."""
+"""The application: its routes, and the middleware that every request passes through."""
 
 from __future__ import annotations
 

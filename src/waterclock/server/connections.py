@@ -1,4 +1,4 @@
-"""Connections: clients must send their requests and read the responses in time, and their number is limited."""
+"""Limits on connections: clients must send requests and read responses in time, and their number is limited."""
 
 from __future__ import annotations
 

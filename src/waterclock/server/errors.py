@@ -1,4 +1,4 @@
-"""Errors as responses: our own texts for mistakes of the caller, and no internals for other failures."""
+"""Converts errors to responses: our own texts for mistakes of the caller, and no internals for other failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on what callers may use of the server: bytes of a body, open streams, and look-ups of wrong tokens."""
+"""Limits on the server's resources: bytes of a body, open streams, and look-ups of wrong tokens."""
 
 from __future__ import annotations
 

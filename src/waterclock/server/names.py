@@ -1,4 +1,4 @@
-"""Names in paths: they may hold any character, also a slash, which is percent-encoded.
+"""Names in paths. They may contain any character, even a slash, in percent-encoded form.
 
 Paths are matched as they were sent, and each name is decoded separately. If paths were decoded first, a name with a
 slash would be two names.

@@ -1,6 +1,6 @@
 """Message tables that stay open between requests.
 
-Opening a table reads its columns and options, which takes several times as long as a claim.
+To open a table takes several times as long as a claim, because its columns and options are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serving an application at an address, until a signal ends it."""
+"""Serves an application at an address until a signal ends it."""
 
 from __future__ import annotations
 

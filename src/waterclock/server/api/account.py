@@ -1,4 +1,4 @@
-"""The caller itself: its name and rights."""
+"""The account of the caller: its name and rights."""
 
 from __future__ import annotations
 

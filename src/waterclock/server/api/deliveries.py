@@ -1,4 +1,4 @@
-"""Deliveries: take messages by long poll or as a stream, extend their leases, ack them and give them back.
+"""Deliveries: routes that receive, by long poll or as a stream, extend leases, ack and give back.
 
 A handle names a delivery and holds its lease, so any server of the database can end it.
 """

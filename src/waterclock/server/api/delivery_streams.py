@@ -1,7 +1,7 @@
 """Flow control of streams of deliveries: the number of unfinished messages that each stream has sent.
 
-A stream sends no more messages than its consumer has room for. The server knows those that were acked or given back
-through it; others leave when their lease ends.
+A stream sends no more messages than its consumer has room for. A message counts until it is acked or given back through
+this server, or until its lease ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups of message tables: look at them, and manage them. Every command can be tried with ``dry_run``."""
+"""Groups of message tables: routes that show and manage them. Every command can be tried with ``dry_run``."""
 
 from __future__ import annotations
 

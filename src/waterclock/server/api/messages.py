@@ -1,4 +1,4 @@
-"""Messages of tables: put them, look at them, and change those that wait."""
+"""Messages of tables: routes that put and show them, and change those that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules of message tables: create, look at, pause, run and remove them."""
+"""Schedules of message tables: routes that create, show, pause, run and remove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions of topics: read and commit, seek and expire."""
+"""Subscriptions of topics: routes that read, commit, seek and expire."""
 
 from __future__ import annotations
 

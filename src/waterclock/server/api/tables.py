@@ -1,4 +1,4 @@
-"""Message tables: create, look at, change, pause and remove them."""
+"""Message tables: routes that create, show, change, pause and remove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: create, look at, change and remove them."""
+"""Topics: routes that create, show, change and remove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cron expressions in words, for the usual ones. Pure."""
+"""Describes the usual cron expressions in words. Pure."""
 
 from __future__ import annotations
 

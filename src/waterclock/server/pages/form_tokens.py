@@ -1,4 +1,4 @@
-"""Forms: their fields, and the token that shows that one of our own pages sent them (CSRF)."""
+"""Forms: their fields, and the token which proves that one of our own pages sent them (CSRF)."""
 
 from __future__ import annotations
 

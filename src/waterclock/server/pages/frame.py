@@ -1,7 +1,7 @@
-"""The frame of every page: the page's function returns plain JSON, which becomes HTML or is itself the answer.
+"""The frame of every page. A page's function returns plain JSON data, which is rendered as HTML or sent as it is.
 
-A page is ``page(request, "its.html", data)``. ``data`` holds what JSON can hold, so the page and its JSON twin cannot
-differ. Templates print every value through `_shown` and the escaping of HTML, so nothing stored is markup.
+A page is ``page(request, "its.html", data)``. ``data`` contains only JSON values, so the page and its JSON version
+cannot differ. Templates print every value through `_shown` and the escaping of HTML, so no stored text becomes markup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of ingest: sessions with brokers, partitions of Kafka and files, and how far each is appended."""
+"""The page of ingests: their sessions with brokers, Kafka partitions and files, and how far each is appended."""
 
 from __future__ import annotations
 

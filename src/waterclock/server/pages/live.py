@@ -1,4 +1,4 @@
-"""Page refreshes: one stream of server-sent events for each open page tells it when to load its data again."""
+"""Refreshes pages: a stream of server-sent events for each open page tells it when to load its data again."""
 
 from __future__ import annotations
 

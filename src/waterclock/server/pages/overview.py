@@ -1,4 +1,4 @@
-"""The overview: problems first, then throughput."""
+"""The overview page: problems first, then throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of pipelines: what batches topics, on Spark or in one process, and how each gets on."""
+"""The page of pipelines: the processes that batch topics, with or without Spark, and their progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all schedules: in words, with their next ticks; and their commands."""
+"""The page of all schedules: their rules in words, their next ticks, and their commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign-in with a token, which is then stored in a cookie, and sign-out."""
+"""Signs users in with a token, which is then stored in a cookie, and signs them out."""
 
 from __future__ import annotations
 

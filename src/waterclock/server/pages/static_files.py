@@ -1,4 +1,4 @@
-"""Style, script and htmx: read once, and named by their content so that browsers keep them."""
+"""Styles, scripts and htmx: read once, and named by their content so that browsers can cache them."""
 
 from __future__ import annotations
 

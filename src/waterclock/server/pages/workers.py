@@ -1,4 +1,4 @@
-"""The page of workers: the processes that take messages, and the consumers that have some."""
+"""The page of workers: the processes that receive messages, and the consumers that hold some."""
 
 from __future__ import annotations
 

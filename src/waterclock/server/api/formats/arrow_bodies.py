@@ -1,4 +1,4 @@
-"""Arrow IPC from clients: checked before use.
+"""Checks Arrow IPC from clients before it is used.
 
 Features that turn a few bytes into terabytes in memory are refused: compressed buffers, dictionaries whose values are
 repeated, columns of the null type without buffers.

@@ -1,4 +1,4 @@
-"""Requests: the base class of their bodies, and the types of their fields."""
+"""Request bodies: their base class, and the types of their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads in requests: a value, or bytes as base64."""
+"""Payloads in requests: a JSON value, or bytes as base64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actions of a table's page: first a preview of the number of rows, then the change itself.
+"""The actions of a table's page. A form first shows how many rows would change, then changes them.
 
 A change affects at most as many messages as its preview showed.
 """

@@ -1,4 +1,4 @@
-"""Failures by normalised error: those that wait, and dead letters."""
+"""Groups the failures of messages and dead letters by normalised error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selection of messages in a page's URL, and what its actions would change."""
+"""The selection of messages in a page's URL, and its filter."""
 
 from __future__ import annotations
 

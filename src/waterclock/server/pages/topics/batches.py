@@ -1,4 +1,4 @@
-"""The timeline of a topic's batches: any range of event time, by a rule that the URL names."""
+"""The timeline of a topic's batches, for any range of event time, by a rule in the URL."""
 
 from __future__ import annotations
 

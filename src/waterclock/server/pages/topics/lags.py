@@ -1,4 +1,4 @@
-"""The lag of streams' event times behind their receive times, and clocks that differ from the server's."""
+"""How far the event times of streams lag behind their receive times, and the clocks that differ from the server's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of one topic: ledgers on a time axis, subscriptions, lags, and a seek that is previewed first."""
+"""The page of one topic: ledgers on a time axis, subscriptions, lags, and a seek with a preview."""
 
 from __future__ import annotations
 
