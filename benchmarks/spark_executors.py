@@ -32,8 +32,8 @@ SOURCES = 1_000
 def measure(executors: int) -> dict[str, float]:
     """Give messages a second of both, on so many executors."""
     spark = session(
-        "waterclock benchmark",
         f"local-cluster[{executors},1,2048]",
+        app_name="waterclock benchmark",
         **{"spark.executor.memory": "2g", "spark.ui.enabled": "false"},
     )
     spark.conf.set(PARTITIONS, chosen_partitions(spark))

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="*", default=COUNTS, help="messages of the one source")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     chosen = parser.parse_args()
-    spark = session("waterclock benchmark")
+    spark = session(app_name="waterclock benchmark")
     figures: dict[str, Any] = {"one source": [], "cores": spark.sparkContext.defaultParallelism}
     for count in chosen.counts:
         tasks = count // AT_ONCE

@@ -166,7 +166,7 @@ def in_a_stream(delays: Sequence[str], micro_batches: int, rounds: int) -> dict[
     if not folder.exists():
         sources = A_SECOND // len(STREAMS)
         generate(folder, sources=sources, ledgers=ledgers, bursts=_A_FILLING, payload=b"")
-    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     taken: dict[str, list[dict[str, float]]] = {delay: [] for delay in delays}
     for number in range(rounds):

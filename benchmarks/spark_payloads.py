@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--connect", action="store_true", help="through Spark Connect")
     chosen = parser.parse_args()
-    spark = connected() if chosen.connect else session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    spark = connected() if chosen.connect else session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     figures: dict[str, Any] = {"sources": SOURCES, "connect": chosen.connect}
     for messages in chosen.messages:
         folder = WORK / str(messages)

@@ -80,7 +80,7 @@ def batch(messages: DataFrame) -> int:
 def main() -> None:
     if not (WORK / "factory.db-ledgers").exists():
         generate()
-    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     files = [str(path) for path in sorted((WORK / "factory.db-ledgers").rglob("*.parquet"))]
     of_files = spark.read.parquet(*files)

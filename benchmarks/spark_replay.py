@@ -79,7 +79,7 @@ def _counted(windows: DataFrame) -> tuple[int, int]:
 def main() -> None:
     if not WORK.exists():
         generate(WORK, sources=SOURCES, ledgers=LEDGERS, bursts=BURSTS)
-    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     topic = spark.read.format("waterclock").options(**options(WORK)).load()
     rows = read_files(spark, WORK)

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--by", choices=BY, default="event_time")
     chosen = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
-    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     few, some, all_ = chosen.sources // 1_000, chosen.sources // 10, chosen.sources
     run(spark, few, BY[chosen.by])  # compiles, and starts workers

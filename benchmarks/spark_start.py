@@ -65,7 +65,7 @@ def start(without: str) -> dict[str, float]:
         taken[what], taken[f"{what}, processor"] = time.perf_counter() - began, cpu_seconds() - used
         return result
 
-    spark: SparkSession = timed("session", lambda: session("waterclock benchmark", **settings))
+    spark: SparkSession = timed("session", lambda: session(app_name="waterclock benchmark", **settings))
     timed("first query", lambda: spark.range(1000).count())
     register(spark)
     with tempfile.TemporaryDirectory() as folder:

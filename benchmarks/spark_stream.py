@@ -182,7 +182,7 @@ def main() -> None:
         if not folder.exists():
             bursts = max(1, chosen.messages // (sources * len(STREAMS)))
             generate(folder, sources=sources, ledgers=chosen.batches, bursts=bursts)
-    spark = session("waterclock benchmark", **{"spark.driver.memory": "4g"})
+    spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     figures: dict[str, Any] = {
         "messages_a_micro_batch": chosen.messages,

@@ -20,6 +20,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         except FileExistsError:
             pytest.fail("another worker has started Spark; --dist loadscope has one of them do so", pytrace=False)
     # More partitions than cores, so that sources do meet in one task and messages of one source do come from several.
-    running = session("waterclock-tests", "local[2]", **short_lived.SETTINGS, **{"spark.sql.shuffle.partitions": 3})
+    running = session("local[2]", **short_lived.SETTINGS, **{"spark.sql.shuffle.partitions": 3})
     yield running
     running.stop()

@@ -32,7 +32,7 @@ SETTINGS = short_lived.SETTINGS | {
 
 
 def main(url: str, folder: str, master: str, until: str) -> None:
-    spark = session("pipeline", master, **SETTINGS)
+    spark = session(master, **SETTINGS)
     say("ready")
     run(spark, url, folder, until)
     say("done")

@@ -172,7 +172,7 @@ def where(frames):
     yield pd.DataFrame({"file": [os.path.relpath(waterclock.__file__)], "python": [sys.executable]})
 
 settings = {"spark.archives": sys.argv[2], "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"}
-spark = session("where", sys.argv[1], **settings, **{"spark.ui.enabled": "false"})
+spark = session(sys.argv[1], **settings, **{"spark.ui.enabled": "false"})
 print(spark.range(0, 2, 1, 2).mapInPandas(where, "file STRING, python STRING").first().file)
 """
 

@@ -27,7 +27,7 @@ import sys
 from waterclock.spark import register
 from waterclock.spark import session
 url = sys.argv[1]
-spark = session("mistakes", "local[1]")
+spark = session("local[1]")
 register(spark)
 for options in ({"topic": "nowhere"}, {"topic": "t", "startingPosition": "0:0:0"}, {"topic": "t", "startingTme": "1"}):
     for read in (spark.read, spark.readStream):

@@ -151,7 +151,7 @@ def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], lo
     where = master or settings.pop("spark.master", "local[*]")
     settings.pop("spark.master", None)
     with in_a_line():
-        return session(f"waterclock {file.name}", where, log=log, **settings)
+        return session(where, log, app_name=f"waterclock {file.name}", **settings)
 
 
 def _settings(given: list[str] | None) -> dict[str, str]:

@@ -119,7 +119,7 @@ def _find_start(topic: Topic, report: Report) -> Position:
 def _batch_on_spark(database: Database, start: Position, report: Report) -> int:
     place = {"url": str(database.backend.url), "ledgers": database.ledgers}
     with report.step("start Spark"):
-        spark = session("waterclock demo")
+        spark = session(app_name="waterclock demo")
         register(spark)
     if is_wanted() and find_archive(find_java()) is None:
         report.say("it starts in half the time after `waterclock spark prepare`, which takes a minute, once")

@@ -39,10 +39,10 @@ class IdBatcher:
     id_of
         The name of the header that holds the id, as a decimal number; or a function of the message that returns an int.
         Ids are int64.
-    max_delay
-        How much later than the first message of an id its other messages may be received.
     streams
         All streams of the source. The declaration is a promise: a message of another stream is an error.
+    max_delay
+        How much later than the first message of an id its other messages may be received.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class IdBatcher:
     __slots__ = ("_ahead", "_floor", "_open", "_open_until", "_rejected", "_rule", "_source", "_streams", "_taken")
 
     def __init__(
-        self, id_of: str | Callable[[Message], int], *, max_delay: Duration, streams: Iterable[str] | None = None
+        self, id_of: str | Callable[[Message], int], streams: Iterable[str] | None = None, *, max_delay: Duration
     ) -> None:
         if not callable(id_of) and (not isinstance(id_of, str) or not id_of):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
             raise InvalidArgumentError(f"id_of must be the name of a header or a function, got {quoted(id_of)}")

@@ -38,7 +38,7 @@ def seal(name: str, /, *, master: str | None = None, common: Common = Common()) 
         else:
             from waterclock.spark import seal_topic, session
 
-            sealed = seal_topic(session(f"waterclock seal {name}", master), topic)
+            sealed = seal_topic(session(master, app_name=f"waterclock seal {name}"), topic)
     common.output.talk(f"sealed {counted(sealed, 'ledger')}")
 
 
@@ -59,7 +59,7 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
         else:
             from waterclock.spark import compact_topic, session
 
-            saved = compact_topic(session(f"waterclock compact {name}", master), topic)
+            saved = compact_topic(session(master, app_name=f"waterclock compact {name}"), topic)
     common.output.talk(f"saved {counted(saved, 'file')}")
 
 

@@ -32,7 +32,7 @@ def run_and_dump(path: Path) -> None:
         "spark.driver.memory": "512m",
         "spark.sql.shuffle.partitions": 1,
     }
-    spark = session("waterclock class archive", "local[1]", **options)
+    spark = session("local[1]", app_name="waterclock class archive", **options)
     with tempfile.TemporaryDirectory(prefix="waterclock-") as scratch:
         warm_up(spark, Path(scratch))
         java: Any = spark.sparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # none else knows its end

@@ -64,7 +64,7 @@ _forking: list[subprocess.Popen[bytes]] = []
 
 
 def session(
-    app_name: str = "waterclock", master: str = "local[*]", *, log: Path | None = None, **conf: Any
+    master: str | None = None, log: Path | None = None, *, app_name: str = "waterclock", **conf: Any
 ) -> SparkSession:
     """Start Spark, or return the session that this process has already, with ``conf`` applied to it.
 
@@ -75,14 +75,14 @@ def session(
 
     Parameters
     ----------
-    app_name
-        The name shown in Spark's own logs and pages.
     master
         ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster; of a Spark Connect server with
-        ``sc://``.
+        ``sc://``. None: ``"local[*]"``.
     log
         File for Spark's log, with the traces of its errors. Without it, Spark writes errors to stderr,
         the first line of each.
+    app_name
+        The name shown in Spark's own logs and pages.
     conf
         Spark's own settings, which win over the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
 
@@ -91,6 +91,7 @@ def session(
     UnavailableError
         If there is no Java of version 17 or newer; the text says what to install.
     """
+    master = "local[*]" if master is None else master
     if master.startswith("sc://"):
         return SparkSession.builder.remote(master).appName(app_name).config(map=conf).getOrCreate()
     builder = SparkSession.builder.master(master).appName(app_name)
