@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,7 +19,7 @@ from tests.spark.pipeline_files import SECOND, START, read, write
 import waterclock as wc
 from waterclock._support import moments
 from waterclock.monitoring.process_reports import read_reports
-from waterclock.spark.pipeline import progress
+from waterclock.spark.pipeline import progress, rules
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, tasks_of
@@ -254,3 +255,18 @@ def test_a_missing_table_is_named_with_the_command_that_creates_it(tmp_path: Pat
         database.create_topic("telemetry")
         with pytest.raises(wc.NotFoundError, match=r"table add batches --id-type text --groups sequenced'"):
             check_places(read(write(tmp_path)))
+
+
+def test_a_refused_rule_names_options_that_the_checkpoint_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, no_spark = read(write(tmp_path)), cast("Any", None)
+    written = rules.named_rule(pipeline)
+    monkeypatch.setattr(rules, "rule_in", lambda *_: written)
+    del written["boundaries"]  # its default is None: the rule is the same
+    rules.refuse_changed_rule(no_spark, pipeline)
+    del written["max_lead"]
+    with pytest.raises(
+        wc.InvalidArgumentError, match=r"was written with no max_lead, and the file has max_lead = 0s\. "
+    ):
+        rules.refuse_changed_rule(no_spark, pipeline)

@@ -39,11 +39,15 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
 def refuse_changed_rule(spark: SparkSession, pipeline: Pipeline) -> None:
     """Raise InvalidArgumentError if the checkpoint was written by another rule; the error names the differences."""
     rule, written = named_rule(pipeline), rule_in(spark, pipeline.checkpoint)
-    if written is None or written == rule:
+    if written is None:
         return
+    # A checkpoint that is older than an option lacks its name, which means None.
     names = [name for name in {**written, **rule} if written.get(name) != rule.get(name)]
-    was = ", ".join(f"{name} = {written[name]}" for name in names if name in written)
-    now = ", ".join(f"{name} = {rule[name]}" for name in names if name in rule)
+    if not names:
+        return
+    none_of_them = f"no {' or '.join(names)}"
+    was = ", ".join(f"{name} = {written[name]}" for name in names if name in written) or none_of_them
+    now = ", ".join(f"{name} = {rule[name]}" for name in names if name in rule) or none_of_them
     raise InvalidArgumentError(
         f"cannot start pipeline {pipeline.name!r}: its checkpoint was written with {was}, and the file has"
         f" {now}. Change it back, or start with another checkpoint"
