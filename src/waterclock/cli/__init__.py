@@ -1,4 +1,4 @@
-"""The command line: one file per noun. Data goes to stdout, messages to stderr; exit 0 success, 1 failure, 2 usage."""
+"""Commands, one file per noun. Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 failure, 2 usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock demo``: the main job, or this machine live, with progress on the terminal and figures on stdout."""
+"""``waterclock demo`` shows the main job, or this machine live: progress on the terminal and figures on stdout."""
 
 from __future__ import annotations
 

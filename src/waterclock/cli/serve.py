@@ -1,4 +1,4 @@
-"""``waterclock serve``: topics and message tables over HTTP."""
+"""``waterclock serve`` serves topics and message tables over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock spark``: faster starts of Spark on this machine."""
+"""``waterclock spark`` makes Spark start faster on this machine."""
 
 from __future__ import annotations
 

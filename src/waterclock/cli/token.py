@@ -1,4 +1,4 @@
-"""``waterclock token``: the tokens of ``waterclock serve``."""
+"""``waterclock token`` manages the tokens of ``waterclock serve``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock work``: run handlers on the messages of message tables, until it is stopped."""
+"""``waterclock work`` runs handlers on the messages of message tables until it is stopped."""
 
 from __future__ import annotations
 

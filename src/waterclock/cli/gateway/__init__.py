@@ -1,1 +1,1 @@
-"""The commands of a gateway: ingest, batching, and all parts under one process."""
+"""The commands of a gateway: ingest, batching, and a supervisor of all parts."""

@@ -1,4 +1,4 @@
-"""``waterclock batch TOPIC --into TABLE``: batch a topic in this process, once or as it grows."""
+"""``waterclock batch TOPIC --into TABLE`` batches a topic in this process, once or as it grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock ingest``: move published messages into topics."""
+"""``waterclock ingest`` moves published messages into topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock ingest file``: append files to a topic, once or as they grow."""
+"""``waterclock ingest file`` appends files to a topic, once or as they grow."""
 
 from __future__ import annotations
 

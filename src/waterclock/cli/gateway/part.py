@@ -1,4 +1,4 @@
-"""A process of `waterclock run`: one command, which stops if its parent process is gone."""
+"""A child process of ``waterclock run``, which runs one command and stops if its parent is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock run FILE``: ingest, batching and work of a gateway, each a process, stopped in order."""
+"""``waterclock run FILE`` runs a gateway's ingest, batching and work, each in a process, and stops them in order."""
 
 from __future__ import annotations
 

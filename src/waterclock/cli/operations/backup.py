@@ -1,4 +1,4 @@
-"""``waterclock backup`` and ``restore``: a database with its ledger files into a folder, and back."""
+"""``waterclock backup`` and ``restore`` copy a database and its ledger files into a folder, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock bench``: how fast this machine and database are."""
+"""``waterclock bench`` measures how fast this machine and database are."""
 
 from __future__ import annotations
 

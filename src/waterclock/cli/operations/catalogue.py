@@ -1,4 +1,4 @@
-"""``waterclock init`` and ``waterclock db``: create, migrate and show the catalogue."""
+"""``waterclock init`` and ``waterclock db`` create, migrate and show the catalogue."""
 
 from __future__ import annotations
 

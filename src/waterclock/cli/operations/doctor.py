@@ -1,4 +1,4 @@
-"""``waterclock doctor``: the installed parts, the missing ones, and how to install them."""
+"""``waterclock doctor`` lists installed and missing parts, and shows how to install the missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock upkeep``: the regular tasks of all topics and message tables, and their last runs."""
+"""``waterclock upkeep`` runs the regular tasks of all topics and message tables, and shows their last runs."""
 
 from __future__ import annotations
 

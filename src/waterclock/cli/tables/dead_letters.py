@@ -1,4 +1,4 @@
-"""``waterclock table dead | dead-letter | redrive``: messages that consumers do not get again."""
+"""``waterclock table dead | dead-letter | redrive`` manage messages that consumers do not get again."""
 
 from __future__ import annotations
 

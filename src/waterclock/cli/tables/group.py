@@ -1,4 +1,4 @@
-"""``waterclock group``: the groups of a message table, their consumers, and what to do about them."""
+"""``waterclock group`` shows and changes the groups of a message table and their consumers."""
 
 from __future__ import annotations
 

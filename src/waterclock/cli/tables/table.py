@@ -1,4 +1,4 @@
-"""``waterclock table``: create message tables; put, receive, ack and explain messages."""
+"""``waterclock table`` creates message tables, and puts, receives, acks and explains messages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Options, output and the names of extras, which all commands share."""
+"""Options, output and the names of extras that all commands share."""

@@ -1,4 +1,4 @@
-"""The options of commands that export metrics, and the server that runs during the command."""
+"""Options of commands that export metrics, and the server that runs while the command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appending a file's messages so that the same file, appended again, continues after the last stored message."""
+"""Appends a file's messages so that the same file, appended again, continues after the last stored message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions and times in the arguments of commands."""
+"""Reads positions and times in the arguments of commands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Recognize a file that was appended before, and continue after its stored messages without doubling any.
+"""Recognizes a file that was appended before, and continues after its stored messages without duplicates.
 
-A file's producer is named by the first message of the file. With each append the catalogue keeps, in the transaction of
-the append, a checksum of all messages of the file up to its end. So a file is recognized if it begins with exactly the
-messages that were appended. The rest may differ: the file may have grown, and messages that were not yet appended may
-have been corrected.
+The first message of a file determines the name of its producer. The transaction of each append also stores a checksum
+of all messages of the file up to the end of the append. So a file is recognized if it begins with exactly the messages
+that were appended. The rest may differ: the file may have grown, and messages that were not yet appended may have been
+corrected.
 
 A file that shares only its first message with an appended file is another file, with its own producer. One that shares
 more but not all was changed in its appended part, and is refused: appending it would duplicate messages, and skipping

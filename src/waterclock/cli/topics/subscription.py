@@ -1,4 +1,4 @@
-"""``waterclock subscription``: durable reading positions in a topic."""
+"""``waterclock subscription`` manages durable reading positions in a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock topic``: create topics, append to them, read them, find a moment. For files see `upkeep`."""
+"""``waterclock topic`` creates topics, appends to them, reads them and finds a time. `upkeep` maintains their files."""
 
 from __future__ import annotations
 

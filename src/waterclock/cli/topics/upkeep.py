@@ -1,4 +1,4 @@
-"""The commands of ``waterclock topic`` for its ledgers and files: seal, compact, expire, relocate, verify, repair."""
+"""Commands of ``waterclock topic`` that seal, compact, expire, relocate, verify and repair its ledgers and files."""
 
 from __future__ import annotations
 
