@@ -1,1 +1,1 @@
-"""Databases: one interface to three of them, and the catalogue of topics and message tables."""
+"""Databases: one interface to all three, and the catalogue of topics and message tables."""

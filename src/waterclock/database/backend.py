@@ -1,4 +1,4 @@
-"""One database: its engine, its transactions with retries, and its clock."""
+"""One database with its engine, its transactions with retries, and its clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines for answers: a server that is silent behind an open connection blocks no thread forever.
+"""Deadlines for answers, so that a server that is silent behind an open connection blocks no thread forever.
 
 Each statement of ours has a deadline, the `timeout` of `waterclock.connect`. A thread with other duties, such as a
 heartbeat's, sets a deadline for everything it does while it holds a connection. When a deadline passes, the watch shuts

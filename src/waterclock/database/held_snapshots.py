@@ -1,4 +1,4 @@
-"""Finds transactions that have been open for long. The server keeps all row versions since, which slows it down."""
+"""Finds long-running transactions. The server keeps all row versions since they began, which slows it down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migrate a database's catalogue to the version of this library, with Alembic."""
+"""Migrates a database's catalogue to the version of this library, with Alembic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches of a process for each of its open databases, shared by all users of the database."""
+"""Caches, one for each open database of a process, that all users of the database share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A cache of compiled statements shared by similar databases, because compiling takes longer than running.
+"""A cache of compiled statements that similar databases share, because to compile takes longer than to run.
 
-Each engine has a dialect of its own, and SQLAlchemy does not use its compiled statements for another, even if they are
-identical. Here the first dialect of a kind stands for all equal ones.
+Each engine has its own dialect, and SQLAlchemy does not use its compiled statements for another dialect, even if they
+are identical. This module uses the first of several equal dialects for all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes of statements' values, for errors about values that are too large."""
+"""Sizes of the values in statements, for errors about values that are too large."""
 
 from __future__ import annotations
 

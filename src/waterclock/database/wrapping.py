@@ -1,4 +1,4 @@
-"""Wrap drivers' errors as SQLAlchemy does, even if it would not or did not run the statement."""
+"""Wraps drivers' errors as SQLAlchemy does, even if it would not wrap them or did not run the statement."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Database-specific code for engines, transactions and errors: a file for each."""
+"""The database-specific code for engines, transactions and errors, one file for each database."""

@@ -1,4 +1,4 @@
-"""MariaDB: writes at READ COMMITTED (REPEATABLE READ blocks enqueues by gap locks), reads in one snapshot."""
+"""MariaDB: writes at READ COMMITTED (gap locks of REPEATABLE READ block enqueues), reads in one snapshot."""
 
 from __future__ import annotations
 

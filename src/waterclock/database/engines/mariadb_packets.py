@@ -1,6 +1,6 @@
-"""MariaDB's max_allowed_packet: larger statements fail here, because the server would close the connection.
+"""MariaDB's max_allowed_packet. Larger statements fail in the client, because the server would close the connection.
 
-The server does so while the statement is being sent, so the driver only sees that it has gone away.
+The server would close it while the statement is being sent, and the driver would see only a lost connection.
 """
 
 from __future__ import annotations

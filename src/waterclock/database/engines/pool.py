@@ -1,4 +1,4 @@
-"""Pooled connections: pinged before reuse, but only if they were idle."""
+"""Pings pooled connections before reuse, but only if they were idle."""
 
 from __future__ import annotations
 

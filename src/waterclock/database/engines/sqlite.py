@@ -1,4 +1,4 @@
-"""SQLite: the embedded default. Write-ahead log, every commit synced, one writer at a time."""
+"""SQLite, the embedded default: a write-ahead log, every commit synced, one writer at a time."""
 
 from __future__ import annotations
 

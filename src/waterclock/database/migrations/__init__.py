@@ -1,1 +1,1 @@
-"""Migrations of the catalogue: Alembic runs the files of `versions`, whose steps may be repeated."""
+"""Migrations of the catalogue. Alembic runs the files of `versions`, whose steps may be repeated."""

@@ -1,4 +1,4 @@
-"""Alembic's entry point: runs the migrations on the library's connection, or writes their SQL."""
+"""Alembic's entry point, which runs the migrations on the library's connection, or writes their SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of upkeep: which task ran when, for which topic or message table, and on which runner."""
+"""The catalogue of upkeep: the tasks of each topic and message table, their last runs and their runners."""
 
 from __future__ import annotations
 
