@@ -1,4 +1,4 @@
-"""Metric families with a bounded number of labels: surplus or unprintable names share one label."""
+"""Metric families with a bounded number of labels. Surplus or unprintable names share one label."""
 
 from __future__ import annotations
 

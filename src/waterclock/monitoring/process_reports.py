@@ -1,4 +1,4 @@
-"""Reports of processes that ingest or batch: each writes its counts to the catalogue, and the pages show them."""
+"""Reports of processes that ingest or batch: each process writes its counts to the catalogue, for the pages."""
 
 from __future__ import annotations
 

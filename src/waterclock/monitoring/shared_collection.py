@@ -1,4 +1,4 @@
-"""Collect slow values once for many concurrent callers: one thread, and a bounded wait for each caller."""
+"""Collects slow values once for many concurrent callers: one thread, and a bounded wait for each caller."""
 
 from __future__ import annotations
 

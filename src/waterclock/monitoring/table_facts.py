@@ -1,4 +1,4 @@
-"""The exported facts about message tables, from bounded statements."""
+"""The exported facts about message tables, read with bounded statements."""
 
 from __future__ import annotations
 
