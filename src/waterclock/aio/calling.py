@@ -1,7 +1,7 @@
-"""Calling a synchronous object from an event loop.
+"""Calls a synchronous object from an event loop.
 
-The asynchronous classes hold one of the synchronous ones and describe their methods by these descriptors, which take
-names, parameters and types from it.
+Each asynchronous class wraps a synchronous one, and defines its methods with these descriptors, which take names,
+parameters and types from it.
 """
 
 from __future__ import annotations

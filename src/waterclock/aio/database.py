@@ -1,4 +1,4 @@
-"""Opening a database for asyncio."""
+"""Opens a database for asyncio."""
 
 from __future__ import annotations
 

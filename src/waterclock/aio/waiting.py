@@ -1,8 +1,8 @@
-"""Waiting for messages: one thread for all waiters of a database.
+"""Waits for messages: one thread serves all waiters of a database.
 
 Each distinct request is a *watch*. The thread looks up when its messages are due, sleeps until the first is due or
 something changes, and wakes one waiter of the watch. This waiter claims and reports whether it found something. Only
-then is the next one woken, so no more waiters wake than there are messages.
+then is the next waiter woken, so no more waiters wake than there are messages.
 """
 
 from __future__ import annotations
