@@ -1,4 +1,4 @@
-"""Objects that are closed at the end of a ``with`` block."""
+"""Objects that close at the end of a ``with`` block."""
 
 from __future__ import annotations
 

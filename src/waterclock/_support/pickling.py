@@ -1,4 +1,4 @@
-"""Pickling: databases, topics and tables are pickled as their addresses; process-bound objects refuse to be pickled."""
+"""Pickles databases, topics and tables as their addresses. Process-bound objects refuse to be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show URLs without passwords, in errors, logs, listings, reprs and commands.
+"""Shows URLs without passwords, in errors, logs, listings, reprs and commands.
 
 `shown` keeps all harmless parts of a database's URL. `without_secrets` keeps only the location of a file store, as the
 catalogue stores it. In a malformed URL, both hide too much rather than too little: only the author of

@@ -1,1 +1,1 @@
-"""The main job: a recording of real traffic through the whole flow, reconciled to the message and drawn."""
+"""The main job: a recording of real traffic goes through the whole flow, is reconciled to the message, and is drawn."""

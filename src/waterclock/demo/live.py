@@ -1,4 +1,4 @@
-"""The live demo: collectd's measurements of this machine through MQTT into batches, and their picture."""
+"""The live demo: collectd's measurements of this machine go through MQTT into batches, and are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a demo shows its progress."""
+"""The interface for a demo's progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker of the main job, in its own process: receives batches, checks each against its window, and acks.
+"""A worker of the main job, in its own process, which receives batches, checks each against its window, and acks.
 
 It prints the messages that it takes and acks, one JSON object per line, and waits for a line on stdin before it handles
 them. So its parent can kill it while it holds messages, and it exits when the parent is gone.

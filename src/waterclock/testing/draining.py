@@ -1,4 +1,4 @@
-"""Handling all due messages in a test's own thread, and in its own transaction if it has one."""
+"""Handles all due messages in a test's own thread, and in its own transaction if it has one."""
 
 from __future__ import annotations
 
