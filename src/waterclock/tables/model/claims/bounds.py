@@ -1,8 +1,8 @@
 """Lower bounds of the searches of claims, so that no search walks over index entries of finished work.
 
-A server keeps the index entries of rows that are gone for as long as a transaction, such as a report or a forgotten
-session, holds a snapshot that shows them. A bound is exact: it advances to the end of a search that found nothing, but
-only after all transactions that were then in progress have ended. They may commit something below it.
+A server keeps the index entries of deleted rows while a transaction, such as a report or a forgotten session, holds a
+snapshot that shows them. A bound is exact: it advances to the end of a search that found nothing, but only after all
+transactions that were then in progress have ended. They may commit something below it.
 """
 
 from __future__ import annotations
