@@ -1,6 +1,6 @@
 """Lower bounds of the searches of claims, so that no search walks over index entries of finished work.
 
-A server keeps the index entries of deleted rows while a transaction, such as a report or a forgotten session, holds a
+A server keeps the index entries of dead rows while a transaction, such as a report or a forgotten session, holds a
 snapshot that shows them. A bound is exact: it advances to the end of a search that found nothing, but only after all
 transactions that were then in progress have ended. They may commit something below it.
 """
