@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import consumers, groups
-from waterclock.errors import LeaseLostError, OrderError
+from waterclock.errors import InvalidArgumentError, LeaseLostError, OrderError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
@@ -278,5 +279,8 @@ class Walk:
             self.command(verb)
         elif verb == "groups.pin":
             self.command(verb, group, consumer)
+        elif verb == "groups.close":
+            with suppress(InvalidArgumentError):  # the group is pinned
+                self.command(verb, group)
         else:
             self.command(verb, group)

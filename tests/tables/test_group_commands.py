@@ -190,6 +190,18 @@ def test_a_pinned_group_waits_for_its_consumer(make_table: Callable[..., Message
     assert names(table.receive(consumer="y")) == ["a2"]
 
 
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_pinned_group_is_not_closed(make_table: Callable[..., MessageTable], policy: str) -> None:
+    table = make_table(groups=policy)
+    put(table, "a1", "a2")
+    table.groups.pin("a", "x")
+    for dry_run in (True, False):
+        with pytest.raises(InvalidArgumentError, match=r"^cannot close group 'a' of 'orders': it is pinned to 'x'\."):
+            table.groups.close("a", dry_run=dry_run)
+    assert table.receive(consumer="y") == []
+    assert names(table.receive(1, consumer="x")) == ["a1"]
+
+
 def test_skipping_the_head_lets_a_group_continue(sequenced: MessageTable, clock: MovableClock) -> None:
     put(sequenced, "a1", "a2")
     sequenced.receive(1)[0].nack("1h")

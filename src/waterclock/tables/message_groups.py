@@ -142,7 +142,10 @@ class MessageGroups:
         )
 
     def close(self, group: Group, *, dry_run: bool = False) -> GroupChange:
-        """Release an exclusive group from its consumer as soon as none of its messages is in flight."""
+        """Release an exclusive group from its consumer as soon as none of its messages is in flight.
+
+        InvalidArgumentError if the group is pinned: `unpin` releases it.
+        """
         return self._run(lambda own: group_commands.close(self._context, own, self._named(group), dry_run=dry_run))
 
     def release(self, group: Group, *, force: bool = False, dry_run: bool = False) -> GroupChange:

@@ -8,7 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support.quoting import quoted
 from waterclock.database.schema.table_catalogue import groups, message_tables
+from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.databases.table_dialect import pieces
@@ -212,6 +214,11 @@ def close(context: TableContext, connection: sa.Connection, group_id: str, *, dr
     chosen = choose(context, connection, group_id, count=0, force=False, dry_run=dry_run)
     if chosen.group is None or chosen.group.assigned == UNASSIGNED:
         return GroupChange(0, chosen.in_flight)
+    if chosen.group.pinned:
+        owner = quoted(chosen.group.drain_to or chosen.group.assigned)
+        raise InvalidArgumentError(
+            f"cannot close group {quoted(group_id)} of {context.name!r}: it is pinned to {owner}. Unpin it"
+        )
     if not dry_run:
         _hand_to(context, connection, group_id, UNASSIGNED, chosen)
     return GroupChange(1, chosen.in_flight)
