@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 import waterclock as wc
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.server.pages.pipelines import timeline_query
 from waterclock.server.pages.topics.batch_range import Batched, TooMany, batches_by_event_time, batches_by_rate
 from waterclock.server.pages.topics.time_range import TimeRange
 from waterclock.time import format_time
@@ -135,6 +136,22 @@ def test_by_rate_the_batches_are_those_of_the_batcher(database: wc.Database) -> 
     assert found.clocks == {source: batcher.high_water_mark for source, batcher in batchers.items()}
 
 
+def test_by_rate_with_aligned_clocks_messages_are_where_the_windows_are(
+    database: wc.Database, client: TestClient
+) -> None:
+    times = [(stream, START + n * 100 * MS) for n in range(200) for stream in "xy"]
+    behind = {"x": 0, "y": 3_600 * SECOND}
+    filled(database, [wc.Message("a", s, at - behind[s], b"", publish_time=at, receive_time=at) for s, at in times])
+    asked = {"by": "rate", "since": format_time(START), "until": format_time(START + 20 * SECOND)}
+    as_sent, aligned = (page_data(client, **asked, **more)["lanes"][0] for more in ({}, {"clocks": "align"}))
+    assert as_sent["messages"] == 200
+    assert aligned["messages"] == 400
+    assert sum(one["messages"] for one in aligned["windows"]) == 400
+    page = client.get("/topics/telemetry/batches", params={**asked, "clocks": "align"}).text
+    assert '<option value="align" selected>' in page
+    assert "clocks=align" in timeline_query("batch_length = 1s, clocks = align")
+
+
 def page_data(client: TestClient, topic: str = "telemetry", **query: str) -> dict[str, Any]:
     answer = client.get(f"/topics/{topic}/batches", params={**query, "format": "json"})
     assert answer.status_code == 200, answer.text
@@ -183,6 +200,7 @@ def test_without_a_rule_the_density_is_shown(database: wc.Database, client: Test
         ({"by": "moon"}, "by must be event_time or rate"),
         ({"by": "rate", "boundaries": "run"}, "boundaries needs by='event_time', got 'rate'"),
         ({"by": "rate", "batch_length": "0s"}, "batch_length must be"),
+        ({"by": "rate", "clocks": "utc"}, "clocks must be one of"),
         ({**RULE, "on_conflict": "<script>"}, "on_conflict must be one of"),
     ],
 )

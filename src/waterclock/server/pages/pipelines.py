@@ -24,7 +24,7 @@ MOST_PIPELINES = 200
 _FORGOTTEN = 86_400 * 1_000_000_000
 """Age of a report, in ns, after which its process counts as ended: someone would have started it again."""
 
-_RULE = ("window", "max_delay", "max_lead", "gap", "on_conflict", "max_skew", "batch_length", "timeout")
+_RULE = ("window", "max_delay", "max_lead", "gap", "on_conflict", "max_skew", "batch_length", "timeout", "clocks")
 """Options of a rule that the timeline of batches takes."""
 
 _FACTS = (

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from waterclock.arrow import POSITIONED_SCHEMA, from_arrow
+from waterclock.batching.batch import Batch
 from waterclock.batching.event_time.columns import (
     assign_judged,
     closing_times,
@@ -231,20 +232,23 @@ def _windows(
 def batches_by_rate(
     topic: Topic, options: dict[str, Any], view: TimeRange, begin: Position | None, sources: Collection[str] | None
 ) -> Batched | TooMany:
-    """Find the batches that reach into ``view`` by feeding every message from ``begin`` on to the batchers."""
+    """Find the batches that reach into ``view`` by feeding every message from ``begin`` on to the batchers.
+
+    With aligned clocks, each message counts at the time to which the offset of its stream in the batch moves it.
+    """
     start = topic.at(0) if begin is None else begin
     stop = min(topic.head, topic.find(min(view.end + 1, MAX_NS), "receive_time").position)
     if topic.index(stop) - topic.index(start) > MOST_BY_RATE:
         return TooMany(MOST_BY_RATE)
     batchers: dict[str, RateAwareBatcher] = {}
     windows: dict[str, list[BatchWindow]] = {}
-    messages: list[tuple[Message, int]] = []
+    messages: list[tuple[Message, int, int]] = []
     read = 0
     for source, call in _calls(topic, start, stop, sources):
         read += len(call)
         batcher = batchers.setdefault(source, RateAwareBatcher(**options, clock=lambda: 0.0))
         for batch in batcher.add(call):
-            messages += [(message, ACCEPTED) for message in batch.messages]
+            messages += _placed(batch, ACCEPTED)
             window = BatchWindow(batch.start, batch.end, batch.closed_at, batch.reason, len(batch.messages))
             windows.setdefault(source, []).append(window)
     clocks: dict[str, int] = {}
@@ -254,23 +258,28 @@ def batches_by_rate(
             clocks[source] = batcher.high_water_mark
         if batcher.window is not None:
             own.append(BatchWindow(*batcher.window, None, _OPEN, batcher.buffered))
-        messages += [(message, UNDECIDED) for batch in batcher.flush() for message in batch.messages]
+        for batch in batcher.flush():
+            messages += _placed(batch, UNDECIDED)
         windows[source] = [one for one in own if one.end >= view.start and one.start <= view.end]
     names = sorted(batchers)
-    streams = sorted({message.stream for message, _ in messages})
+    streams = sorted({message.stream for message, _, _ in messages})
     places = {name: place for place, name in enumerate(names)}, {name: place for place, name in enumerate(streams)}
     return Batched(
         names,
         streams,
-        np.array([places[0][message.source] for message, _ in messages], np.int32),
-        np.array([places[1][message.stream] for message, _ in messages], np.int32),
-        np.array([message.event_time for message, _ in messages], np.int64),
-        np.array([verdict for _, verdict in messages], np.uint8),
+        np.array([places[0][message.source] for message, _, _ in messages], np.int32),
+        np.array([places[1][message.stream] for message, _, _ in messages], np.int32),
+        np.array([time for _, time, _ in messages], np.int64),
+        np.array([verdict for _, _, verdict in messages], np.uint8),
         windows,
         clocks,
         read,
         is_exact=topic.index(start) == 0 or begin is not None,
     )
+
+
+def _placed(batch: Batch, verdict: int) -> list[tuple[Message, int, int]]:
+    return [(one, one.event_time + batch.offsets.get(one.stream, 0), verdict) for one in batch.messages]
 
 
 def _calls(
