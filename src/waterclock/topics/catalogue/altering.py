@@ -1,4 +1,4 @@
-"""Changing the options and the name of a topic."""
+"""Changes the options and the name of a topic."""
 
 from __future__ import annotations
 

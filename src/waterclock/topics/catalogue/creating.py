@@ -1,4 +1,4 @@
-"""Creating topics, and opening existing ones."""
+"""Creates topics, and opens existing ones."""
 
 from __future__ import annotations
 

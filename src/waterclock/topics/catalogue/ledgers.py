@@ -1,4 +1,4 @@
-"""The ledgers of a topic: their descriptions in the catalogue, and the closing of the open one."""
+"""The ledgers of a topic: their descriptions in the catalogue, and how the open ledger is closed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Recorded losses: messages that the catalogue marks as gone for good, so that ordinals still add up.
+"""Recorded losses: messages that the catalogue marks as gone for good, so that later messages keep their ordinals.
 
 A ledger that is lost keeps its row, in the state ``lost``, without a file. An entry that is lost keeps its row, too;
-its data is `LOST`, which is shorter than any entry. Both count the messages that they held: every reader skips them,
+its data is `LOST`, which is shorter than any entry. Both rows still count the lost messages: every reader skips these,
 and later messages keep their numbers. Damage that is not recorded as lost is a fault that readers report.
 """
 

@@ -1,4 +1,4 @@
-"""The description of a whole topic, read from its row and the ends of indexes; equally fast at any size."""
+"""The description of a whole topic, read from its row and the ends of indexes, equally fast for any size."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Positions: found by time and by subscription, and looked up."""
+"""Finds positions by time and by subscription, and looks messages up by position."""

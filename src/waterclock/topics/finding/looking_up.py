@@ -1,4 +1,4 @@
-"""Looking messages up by their positions, many at once, as Spark does when it joins payloads to finished batches."""
+"""Looks up messages by their positions, many at once, as Spark does when it joins payloads to finished batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions and ordinals: converting a position into the number of its message, and back."""
+"""Converts a position into the ordinal of its message, and back."""
 
 from __future__ import annotations
 

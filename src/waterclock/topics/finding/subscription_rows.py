@@ -1,4 +1,4 @@
-"""The rows of subscriptions: durable reading positions, which readers hold them, and how they move."""
+"""The rows of subscriptions: durable reading positions, the readers that hold them, and how they move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry: the messages of one append, as the bytes that a row of the catalogue holds."""
+"""The entry: the messages of one append, as bytes in a row of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Packed entries: the form of an entry of few messages, a tenth of the size of an Arrow entry.
 
-Behind the frame (`waterclock.checksum`), all little-endian:
+After the frame (`waterclock.checksum`), all little-endian:
 
-- how many messages (uint16), and how many headers they have together (uint16);
+- the number of messages (uint16), and the number of headers of all messages together (uint16);
 - for each message: event_time, publish_time, receive_time (int64 each), the lengths of source, stream and payload
-  (uint16 each), and how many headers it has (int16; -1: None);
+  (uint16 each), and the number of its headers (int16; -1: None);
 - for each header: the lengths of its key and its value (uint16 each);
 - for each message its source, stream and payload, then for each header its key and value.
 

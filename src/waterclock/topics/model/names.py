@@ -1,4 +1,4 @@
-"""Checks of names (topics, producers, subscriptions, lease holders) and integers from callers."""
+"""Checks names (topics, producers, subscriptions, lease holders) and integers from callers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reading a topic: by position, by time, by range, and as slices for other processes."""
+"""Reads a topic: by position, by time, by range, and as slices for other processes."""

@@ -1,4 +1,4 @@
-"""Read the messages stored at a position of a topic, and check that they follow the previous piece.
+"""Reads the messages stored at a position of a topic, and checks that they follow the previous piece.
 
 A topic has no gaps: ledgers, their entries, and messages are numbered consecutively, in rows and in files. Only ledgers
 at the start may be missing: they were deleted on purpose, and the topic's row records how many. Any other gap is

@@ -1,4 +1,4 @@
-"""Skipping unwanted messages: whole parts by the catalogue and file statistics, then single rows."""
+"""Skips unwanted messages: whole parts by the catalogue and file statistics, then single rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roots of ledger stores: how a folder or URL becomes a filesystem and a path on it, with bounded waiting."""
+"""Roots of ledger stores: how a folder or URL becomes a filesystem and a path on it, with a bounded wait."""
 
 from __future__ import annotations
 

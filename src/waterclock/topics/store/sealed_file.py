@@ -1,4 +1,4 @@
-"""The Parquet file of a sealed ledger: its layout, writing, checking, and reading one row group at a time.
+"""The Parquet file of a sealed ledger: how it is laid out, written, checked, and read one row group at a time.
 
 Times and places are adjacent in the file, so that one request fetches a time and the positions that belong to it, and
 payloads come last, so that a reader without payloads never reads across them.

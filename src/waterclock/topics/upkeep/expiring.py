@@ -1,4 +1,4 @@
-"""Expiring: skipping messages that are too old, by a time that no producer's clock can forge.
+"""Skips messages that are too old, by a time that no producer's clock can forge.
 
 Which ledgers are expired follows from the catalogue's bounds. Only the first ledger that is not wholly expired is read,
 to find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at its

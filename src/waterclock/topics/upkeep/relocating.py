@@ -1,9 +1,9 @@
-"""Relocating: moving a topic's files to another store, or recording where its store was moved to.
+"""Moves a topic's files to another store, or records where its store was moved to.
 
 A topic's files are copied under the same names, read back and compared. Then one transaction, which holds the topic's
 lock, switches the topic to the new store, if every file that its ledgers have by then was copied. A sealer or compactor
 that still has the former store open fails at its own commit (`pending_files.forget_pending`), and readers find the
-former files for the grace time. If it is killed at any point, the topic lies wholly in one of the two stores.
+former files for the grace time. After a kill at any point, the topic lies wholly in one of the two stores.
 
 Each copy is recorded before it is written, as `IDENTITY:NAME`, the form for files in another store. Files of a killed
 relocation are taken over by the next one, or removed by a sweep once its lease has ended.

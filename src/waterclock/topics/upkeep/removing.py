@@ -1,4 +1,4 @@
-"""Removing a topic and its contents. If killed midway, the topic still exists; remove it again."""
+"""Removes a topic and its contents. After a kill midway, the topic still exists; remove it again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Retention: deleting whole ledgers from the start of a topic, if every subscription has read them.
+"""Deletes whole ledgers from the start of a topic, if every subscription has read them.
 
-The catalogue's bounds alone decide which ledgers may be deleted. No file is read: a missing one, perhaps in an
+The catalogue's bounds alone decide which ledgers may be deleted. No file is read, because a missing file, perhaps in an
 unmounted folder, does not show the age of its messages.
 """
 

@@ -1,4 +1,4 @@
-"""Sealing: turning a closed ledger's rows into one Parquet file, so that a kill at any point loses nothing.
+"""Seals a closed ledger: turns its rows into one Parquet file, so that a kill at any point loses nothing.
 
 1. The ledger is closed, by `ledgers.roll` or by an append that found it due.
 2. `_begin` records a pending file of a new name, with an owner and a lease.

@@ -1,4 +1,4 @@
-"""Sweeping: removing files of dead owners and of deleted ledgers, and the rows of sealed ones."""
+"""Removes files of dead owners and of deleted ledgers, and the rows of sealed ledgers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading back a ledger file that was just written: each byte and each value is compared with the original.
+"""Reads back a ledger file that was just written, and compares each byte and each value with the original.
 
 Comparing bytes is not enough: if a bit flips in memory before it is written, the file matches its checksum but holds
 other messages. Comparing values is not enough: another reader may use a bit that this one ignores.

@@ -1,1 +1,1 @@
-"""Verifying and repairing a topic's files, and importing files that were moved."""
+"""Verifies and repairs a topic's files, and imports files that were moved."""

@@ -1,4 +1,4 @@
-"""Importing: adding ledger files that the catalogue has lost, a few or all of them.
+"""Imports ledger files that the catalogue has lost, a few or all of them.
 
 A file lists the ledgers that it holds (`waterclock.topics.format.file_facts`). It is read completely before a row is
 written: its footer and pages are compared with their checksums, its messages with the facts. Only ledgers that the

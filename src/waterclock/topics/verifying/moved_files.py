@@ -1,4 +1,4 @@
-"""Finding ledger files that were moved or renamed within the store, or whose path in the catalogue is wrong.
+"""Finds ledger files that were moved or renamed within the store, or whose path in the catalogue is wrong.
 
 A file is recognized by its length and the checksum of its footer, which covers the file's topic and ledgers.
 """

@@ -1,4 +1,4 @@
-"""Repairing a topic: correcting the catalogue, and recording missing messages as lost.
+"""Repairs a topic: corrects the catalogue, and records missing messages as lost.
 
 First, ledger files that the catalogue has lost are imported, and files under another name are found, since messages in
 a file are not lost. Then bounds are measured again, and unreadable messages are recorded as lost: entries, row groups,

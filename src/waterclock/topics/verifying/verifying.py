@@ -1,4 +1,4 @@
-"""Verifying a topic: checking that everything in the catalogue exists and is intact.
+"""Verifies a topic: checks that everything in the catalogue exists and is intact.
 
 The catalogue's rows are checked against one another, then each file against the catalogue, several at a time. A topic
 may be in use meanwhile: ledgers that were sealed, compacted or deleted since the verification began are not faults.

@@ -1,4 +1,4 @@
-"""Verifying the files of sealed ledgers: against the catalogue, and byte by byte."""
+"""Verifies the files of sealed ledgers: against the catalogue, and byte by byte."""
 
 from __future__ import annotations
 

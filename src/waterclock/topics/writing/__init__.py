@@ -1,1 +1,1 @@
-"""Appending messages: one entry per append, group commit, producers."""
+"""Appends messages: one entry per append, group commit, producers."""

@@ -1,4 +1,4 @@
-"""Appending: one entry per append, under the lock of the topic's counter, so that positions have no gaps.
+"""Appends messages: one entry per append, under the lock of the topic's counter, so that positions have no gaps.
 
 The appends of a process's threads are grouped (`group_commit`), each group in one transaction.
 """

@@ -1,4 +1,4 @@
-"""Group commit: appends of several threads to one topic share transactions; each keeps its own entry and answer.
+"""Group commit: appends of several threads to one topic share transactions; each keeps its own entry and result.
 
 An append joins the topic's queue. If no append leads, it becomes the leader: it takes the first appends in the queue,
 including itself, commits them in one transaction, and hands the lead to the next one in the queue. So a lone thread
