@@ -1,4 +1,4 @@
-"""A dry run: the mapping of the next messages, and the broker's effect on an ingest."""
+"""A dry run: how the next messages are mapped, and how the broker's settings affect an ingest."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Received messages that are not appended yet.
+"""The inbox: received messages that are not appended yet.
 
-Bounded, so that a slow or unavailable database does not fill the memory.
+It is bounded, so that a slow or unavailable database does not fill the memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mapping dead letters again, after the mapping was corrected."""
+"""Maps dead letters again after the mapping was corrected."""
 
 from __future__ import annotations
 

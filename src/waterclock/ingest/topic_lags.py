@@ -1,4 +1,4 @@
-"""How far the event times of a topic's newest messages lie behind their receive times, by stream."""
+"""The lag of the event times of a topic's newest messages behind their receive times, by stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The partitions of an ingest: those that are read, from where, and those that wait, are stopped or have ended."""
+"""The partitions of an ingest: where each is read from, and which of them wait, are stopped or have ended."""
 
 from __future__ import annotations
 

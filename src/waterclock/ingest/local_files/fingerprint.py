@@ -2,7 +2,7 @@
 
 An inode alone is not enough, because filesystems reuse it, and a file may be truncated and rewritten. The first bytes
 alone are not enough either, because many files begin with the same header. The bytes before the position distinguish
-those.
+such files.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The mapping of published messages to ours: pure rules, without a socket, a database or a clock."""
+"""Maps published messages to Waterclock's messages: pure rules, without a socket, a database or a clock."""

@@ -1,1 +1,1 @@
-"""Storing received messages: mapped ones, dead letters and the evidence of both, in one transaction."""
+"""Stores received messages: mapped ones, dead letters and the evidence of both, in one transaction."""

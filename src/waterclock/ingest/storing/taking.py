@@ -1,4 +1,4 @@
-"""Rows that processes take, each by inserting or updating it."""
+"""Rows that a process takes by inserting or updating them."""
 
 from __future__ import annotations
 
