@@ -1,4 +1,4 @@
-"""The batch: messages that belong together; and the rejection: a message that belongs to no batch."""
+"""The batch, whose messages belong together, and the rejection, a message that belongs to no batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many sources at once: one batcher for each, created when its first message comes."""
+"""Batches many sources at once, with one batcher for each, created when its first message comes."""
 
 from __future__ import annotations
 

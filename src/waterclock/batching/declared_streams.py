@@ -1,4 +1,4 @@
-"""Checks names of streams in options: those that a source is said to have, and those that cut its windows."""
+"""Checks the names of streams in options: the declared streams of a source, and the streams that cut its windows."""
 
 from __future__ import annotations
 

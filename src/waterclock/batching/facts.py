@@ -1,4 +1,4 @@
-"""Reads facts from JSON and checks the type of each; a fact of another type is damage."""
+"""Reads facts from JSON and checks the type of each; a wrong type counts as damage."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Both forms come from one file, so neither can be older than the other. Compiling takes 15 s or more after an
 installation, and loading compiled code takes 0.7 to 2 s in each process, most of it to import Numba. The interpreted
-form handles `INTERPRETED_ROWS` in less (docs/adr/0025).
+form handles `INTERPRETED_ROWS` in less time (docs/adr/0025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of batching by id, and the reading of a message's id."""
+"""The options of batching by id, and how a message's id is read."""
 
 from __future__ import annotations
 

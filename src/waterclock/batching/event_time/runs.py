@@ -1,6 +1,6 @@
 """Runs: the stretches of a source between boundaries, as columns.
 
-A boundary is the first message of its window, so a run begins with a window, and has the same time.
+A boundary is the first message of its window, so a run begins when its first window begins.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The stored state of an event-time batcher: messages as Arrow IPC, facts as JSON in the schema metadata.
 
-All of it is in a frame with a checksum (`waterclock.batching.state_bytes`).
+The whole state is in a frame with a checksum (`waterclock.batching.state_bytes`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warns of a call whose messages are too far apart for one call: distant ones are not cut into batches."""
+"""Warns of a call whose messages are too far apart in time: distant messages are not cut into batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the pulses of a stream are due: turns an event time into a pulse, and a pulse into a window."""
+"""The pulses of a stream and the times at which they are due: maps event times to pulses, and pulses to windows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The starts of earlier windows. The start of a batch is its identity, so no two windows may have one start.
+"""The starts of earlier windows. A batch is identified by its start, so every window needs a different start.
 
-Windows follow each other at whole lengths, so that their starts are runs: a first one, a last one, and a step. A stall
-may place a window before others, and later windows must then avoid their starts. The number of runs is bounded: if
-there are too many, the earliest become one, in which no start is free.
+Windows follow each other at whole lengths, so that their starts form runs: a first start, a last one, and a step. A
+stall may place a window before others, and later windows must then avoid their starts. The number of runs is bounded:
+if there are too many, the earliest are merged into one, in which every start counts as taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which streams may gate, as the user chose. A function is called before anything changes, since it may raise."""
+"""The user's choice of streams that may gate. A function is called before anything changes, since it may raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forgetting sources after a long silence, measured only by the receive times of their messages."""
+"""Forgets sources after a long silence, measured only by the receive times of their messages."""
 
 from __future__ import annotations
 
