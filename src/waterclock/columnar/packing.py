@@ -4,7 +4,7 @@ A packed row has
 
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
-- ``count``: how many messages it holds;
+- ``count``: the number of its messages;
 - ``messages``: binary, a cell (see `waterclock.columnar.records`) of records, or of differences if they are not batched
 yet and have positions;
 - before batching, ``clock``: the receive clock of the task that packed it, microseconds since the epoch.

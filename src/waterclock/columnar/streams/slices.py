@@ -1,4 +1,4 @@
-"""Cuts packed rows into slices to judge at once: sources together, or a part of a source that is too large for one.
+"""Cuts packed rows into slices that are judged at once: several sources, or a part of a source with many messages.
 
 Spark brings the rows of a task sorted by source, so rows after a source with very many messages would wait until it is
 judged. The slices of such a source go to a file of the task, and come last.

@@ -1,8 +1,8 @@
 """Keeps two runs of a pipeline on one checkpoint, or two replays of one range, from writing at the same time.
 
-The later one takes over. Spark notices a second run when a micro-batch ends, and by then both have written it. So each
-run adds an entry to the checkpoint before it starts, and checks before each write that no later run has. Replays do so
-in a folder of their range, because a replay deletes the hidden files of earlier ones of its range.
+The later one takes over. Spark notices a second run when a micro-batch ends, and by then both runs have written it. So
+each run adds an entry to the checkpoint before it starts, and checks before each write that no later run has. Replays
+do so in a folder of their range, because a replay deletes the hidden files of earlier ones of its range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a topic on Spark: ``spark.read.format("waterclock")``. Sealed ledgers come from Parquet, the rest as rows."""
+"""Reads a topic on Spark: ``spark.read.format("waterclock")``. Sealed ledgers are read as Parquet, the rest as rows."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
 micro-batch that is run again, also after a restart, has the same messages. They are acked only after Spark has recorded
 in its checkpoint that the micro-batch is finished; until then this process extends their leases. An offset also has the
-time of the table's creation: the next table of that name may have other messages under these ids, and a checkpoint of
-the first is refused there.
+time of the table's creation: a later table of that name may have other messages under these ids, and refuses the
+checkpoint.
 """
 
 from __future__ import annotations

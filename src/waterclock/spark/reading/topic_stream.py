@@ -2,16 +2,15 @@
 
 An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234, "topic": "9f0c…"}``. The ordinal
 counts the messages before the position, so that the difference of two offsets is a lag in messages. ``topic`` is the
-topic's origin: the next topic of that name has another one, and a checkpoint of the first is refused there.
-The start of a stream is recorded as it was requested
-(``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up when needed: Spark asks again
-when it repeats the first micro-batch, and has to get the same answer from a topic that has grown. A query whose topic
-is empty gets that answer as the end of its first micro-batch, too.
+topic's origin: a later topic of that name has another origin, and refuses the checkpoint. The start of a stream is
+recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up
+when needed: Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that
+has grown. A query whose topic is empty gets that answer as the end of its first micro-batch, too.
 
 A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
-micro-batch has no messages, and its end is the position found. ``begin`` in the end of another first micro-batch is the
-ordinal of its first message, so that its messages can be counted. ``buckets`` and ``rule`` are the options of these
-names: a pipeline finds them there when it starts again.
+micro-batch has no messages, and its end is the position found. For any other start, the end of the first micro-batch
+has the ordinal of its first message as ``begin``, so that its messages can be counted. ``buckets`` and ``rule`` are the
+options of these names: a pipeline finds them there when it starts again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stands for a Python process that is forked from the fork server, in the eyes of Java, which started it.
+"""Stands in for a Python process that is forked from the fork server: Java started this one, and sees only it.
 
 ``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]`` asks the fork server in FOLDER for the process, and ends with it.
 If the server does not answer, this process becomes the one asked for. It imports little, so that it starts at once.

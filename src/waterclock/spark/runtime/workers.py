@@ -1,7 +1,7 @@
 """Makes Spark's Python workers ready for the next task sooner.
 
 A worker runs many tasks, and Spark makes it collect garbage after each. That scans everything ever imported and takes
-40 ms, while a small task takes 5. Imported modules stay, so they can be excluded.
+40 ms, while a small task takes 5 ms. Imported modules stay, so they can be excluded.
 """
 
 from __future__ import annotations
