@@ -1,10 +1,10 @@
-"""Backing up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
+"""Backs up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
 
 1. The ledger files that the catalogue names are copied. They are most of the data, and never change.
 2. A snapshot of the database is taken, and the few ledger files that only the snapshot names are copied. If one of
 them was deleted in between because its grace time had ended, step 2 is repeated: the next snapshot names its
 replacement.
-3. The manifest is written, which makes the backup whole.
+3. The manifest is written, which makes the backup complete.
 4. Files of an earlier backup into the folder that this one does not have are removed.
 
 The folder holds the earlier backup until step 3 and this one afterwards, even if it is interrupted. After an error or

@@ -1,4 +1,4 @@
-"""Copying files with their sizes and checksums, and measuring existing ones."""
+"""Copies files with their sizes and checksums, and measures existing files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of a backup: its files, with sizes and checksums. It is written last, and makes the backup whole."""
+"""The manifest of a backup: its files, with sizes and checksums. It is written last, and makes the backup complete."""
 
 from __future__ import annotations
 

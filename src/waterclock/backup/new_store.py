@@ -1,4 +1,4 @@
-"""The identity of a restored copy: it must never work on the files of the original."""
+"""The identity of a restored copy, which must never work on the files of the original."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Restoring a backup as a new SQLite database with ledger files of its own.
+"""Restores a backup as a new SQLite database with ledger files of its own.
 
 1. The manifest and every checksum are checked; nothing is written before.
 2. The database is copied under a name that no command opens, and gets a store of its own.
 3. The ledger files are copied; each is compared with its checksum once more.
-4. The database gets its name, which makes the copy whole. If it is interrupted before, there is no database. After an
-error or Ctrl-C there are no ledger files either; a kill leaves some.
+4. The database gets its name, which makes the copy complete. If the restore is interrupted earlier, there is no
+database. After an error or Ctrl-C there are no ledger files either; a kill leaves some.
 """
 
 from __future__ import annotations

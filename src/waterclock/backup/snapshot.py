@@ -2,9 +2,9 @@
 
 SQLite's own backup copies pages, so the copy equals the database byte for byte. It includes the tables of other
 programs, without the functions and collations that VACUUM INTO would need, and keeps the row numbers that VACUUM may
-change. If another process commits between two steps of the backup, it begins again, so in a busy database it would
-never end. A read transaction on the connection prevents that, since all steps see its snapshot. Writers do not wait for
-this transaction, but the write-ahead log grows while it lasts.
+change. If another process commits between two steps of the backup, the backup begins again, so in a busy database it
+would never end. A read transaction on the connection prevents that, since all steps see its snapshot. Writers do not
+wait for this transaction, but the write-ahead log grows while it lasts.
 """
 
 from __future__ import annotations

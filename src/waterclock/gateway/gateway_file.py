@@ -1,4 +1,4 @@
-"""A gateway as a TOML file: an ingest's file, how to batch the topics, and the handlers of the batches."""
+"""A gateway as a TOML file: an ingest's file, how the topics are batched, and the handlers of the batches."""
 
 from __future__ import annotations
 

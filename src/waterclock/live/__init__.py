@@ -1,1 +1,1 @@
-"""Batching a topic live in one process, without Spark: the same rules, the same batches, exactly once."""
+"""Batches a topic live in one process, without Spark: the same rules, the same batches, exactly once."""
