@@ -1,4 +1,4 @@
-"""``python -m waterclock`` is the command ``waterclock``."""
+"""The entry point of ``python -m waterclock``, which runs the command ``waterclock``."""
 
 from waterclock.cli import main
 

@@ -1,9 +1,9 @@
-"""Archiving: acked messages of a message table move into a topic, each exactly once, and out of the table.
+"""Archives acked messages of a message table: moves them into a topic, each exactly once.
 
 A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
-between leaves messages in both; the next one takes the producer over, which fences the killed one, reads the producer's
-last append back from the topic, and deletes its messages from the table before it goes on. The next process may
-therefore find other rows due than the killed one did, and table and topic may be in different databases.
+between leaves messages in both. The next process takes over the producer, which fences the killed process. It reads the
+producer's last append back from the topic, and deletes these messages from the table before it continues. Therefore it
+may find other rows due than the killed process did, and table and topic may be in different databases.
 """
 
 from __future__ import annotations

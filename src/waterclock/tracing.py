@@ -1,6 +1,6 @@
-"""Traces with OpenTelemetry: the handling of a message joins, or links to, the trace in which it was put or appended.
+"""OpenTelemetry traces: the handling of a message joins, or links to, the trace in which it was put or appended.
 
-Nothing of OpenTelemetry is imported before `instrument` is called.
+OpenTelemetry is not imported before `instrument` is called.
 """
 
 from __future__ import annotations
