@@ -85,7 +85,7 @@ def test_facts_that_were_never_written_are_damage(changes: dict[str, object]) ->
         (b"garbage", "cannot read 7 bytes: they are not an Arrow IPC stream"),
         (to_ipc(to_arrow([])), "are not a batch"),
         (EventTimeBatcher("1s", "1s").state(), "are not an Arrow IPC stream"),
-        (with_facts(reason="bored"), "this version does not know close reason 'bored'"),
+        (with_facts(reason="bored"), "its close reason 'bored' is unknown to this version"),
         (with_facts(to_arrow(BATCH.messages)), "cannot read messages"),
     ],
 )

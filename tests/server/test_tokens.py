@@ -73,7 +73,7 @@ def test_a_token_expires_by_the_clock_of_the_database(connect: Callable[..., wc.
 
 def test_a_token_has_one_name_and_at_least_one_right(database: wc.Database) -> None:
     add_token(database.backend, "grafana", [READ])
-    with pytest.raises(AlreadyExistsError, match="token 'grafana' exists already"):
+    with pytest.raises(AlreadyExistsError, match="token 'grafana' already exists"):
         add_token(database.backend, "grafana", [READ])
     with pytest.raises(InvalidArgumentError, match="rights must hold at least one right"):
         add_token(database.backend, "none", [])

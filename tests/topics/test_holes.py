@@ -173,7 +173,7 @@ def test_an_entry_with_another_number_of_messages_than_the_catalogue_says_is_dam
     with topic.storage.backend.snapshot() as connection:
         other = connection.execute(sa.select(entries.c.data).where(entries.c.entry == 0)).scalar_one()
     write(topic, sa.update(entries).where(entries.c.entry == 1).values(data=other))
-    with pytest.raises(DamagedError, match="entry 1 of ledger 0 is corrupt: it holds 1 messages, the catalogue has 2"):
+    with pytest.raises(DamagedError, match="entry 1 of ledger 0 is corrupt: it holds 1 messages instead of 2"):
         list(topic.read())
     assert times(topic.read(on_damage="skip")) == [0, 3]
 

@@ -310,10 +310,13 @@ class Called:
 @pytest.mark.parametrize(
     ("handler", "why"),
     [
-        (not_imported, "takes 'Fraction', which its module does not import"),
+        (not_imported, "cannot take 'Fraction': its module does not import that name"),
         (too_many, "got 3 arguments"),
         (of_no_known_type, "does not import"),
-        (of_a_named_tuple, r"takes list\[.*Placed\]; Placed\.\w+: no payload can be read as Place; use a dataclass"),
+        (
+            of_a_named_tuple,
+            r"cannot take list\[.*Placed\]: Placed\.\w+: no payload can be read as Place; use a dataclass",
+        ),
         (by_number, "use a dataclass"),
         (unresolved, ": name 'Fraction' is not defined"),
     ],
@@ -337,7 +340,7 @@ def test_a_parameter_annotated_with_no_type_is_refused() -> None:
     def handle(line: Any) -> None: ...
 
     handle.__annotations__["line"] = [Line]
-    with pytest.raises(wc.InvalidArgumentError, match="which is not a type"):
+    with pytest.raises(wc.InvalidArgumentError, match="it is not a type"):
         BoundHandler(handle)
 
 

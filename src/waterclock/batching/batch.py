@@ -243,8 +243,8 @@ class Batch:
             offsets = {stream: whole(ns) for stream, ns in facts.get("offsets", {}).items()}
         if reason not in _REASONS:
             raise SchemaError(
-                f"cannot read the batch: this version does not know close reason {quoted(reason)}. Read it"
-                " with the version that wrote it"
+                f"cannot read the batch: its close reason {quoted(reason)} is unknown to this version of Waterclock."
+                " Read it with the version that wrote it"
             )
         messages = tuple(from_arrow(columns))
         return cls(source, start, end, closed_at, _REASONS[reason], messages, number, offsets, run)

@@ -31,7 +31,7 @@ def read_as(name: str) -> Generator[None]:
     except InvalidArgumentError as error:
         raise DamagedError(f"{name} is corrupt: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{name} is corrupt: {quoted(error)} in its facts") from error
+        raise DamagedError(f"{name} is corrupt: cannot decode its metadata ({quoted(error)})") from error
 
 
 def parsed(written: bytes | memoryview) -> Any:

@@ -79,7 +79,7 @@ def add_token(backend: Backend, name: str, rights: Sequence[Right], expires: Tim
 
     def insert_token(own: sa.Connection) -> None:
         if own.execute(sa.select(tokens.c.name).where(tokens.c.name == name)).first() is not None:
-            raise AlreadyExistsError(f"token {quoted(name)} exists already. Remove it first, or choose another name")
+            raise AlreadyExistsError(f"token {quoted(name)} already exists. Remove it first, or choose another name")
         own.execute(sa.insert(tokens).values(row))
 
     backend.transact(insert_token)

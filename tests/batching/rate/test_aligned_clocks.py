@@ -143,7 +143,7 @@ def test_clocks_must_be_a_known_word_and_alignment_needs_receive_times() -> None
 
 
 def test_damaged_alignment_in_a_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="another number of facts"):
+    with pytest.raises(ValueError, match="wrong number of fields"):
         ClockAlignment.from_facts([{"a": [1, 2]}, 0, []], [])
     with pytest.raises(ValueError, match="longer than argument 1"):
         ClockAlignment.from_facts([{}, 0, [[0, 0]]], [])

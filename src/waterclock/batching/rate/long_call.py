@@ -34,7 +34,7 @@ def warn(name: str, batch_length: int) -> None:
     """Warn of a long call to ``name``. The text is the same for each call, so that Python shows it once."""
     warnings.warn(
         f"{name}: one call brought event times more than {ERA} batch lengths of {format_duration(batch_length)}"
-        " apart; messages that far from the window are delivered with it and not cut into batches; pass a long"
+        " apart. Messages that far from the window are delivered with it, not cut into batches. Pass a long"
         " backlog in several calls",
         LongCallWarning,
         stacklevel=4,

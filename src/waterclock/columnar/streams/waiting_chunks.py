@@ -133,7 +133,7 @@ class WaitingChunks:
         self._chunks = [chunk for chunk in self._chunks if chunk.begin > horizon]
         for chunk in due:
             if store is None or (data := store.get(chunk.number)) is None:
-                raise DamagedError(f"{_NAME} is missing: number {chunk.number}")
+                raise DamagedError(f"{_NAME} is corrupt: chunk {chunk.number} is missing")
             yield read_chunk(data, record)
             del store[chunk.number]
 

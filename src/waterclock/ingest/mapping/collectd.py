@@ -66,7 +66,7 @@ def parse_topic(topic: str, *, prefix: str = "collectd") -> tuple[str, str]:
     plugin, _, kind = stream.partition("/")
     if not topic.startswith(lead) or not host or not plugin or not kind or "/" in kind:
         raise InvalidArgumentError(
-            f"topic: {quoted(topic)} is not {lead}HOST/PLUGIN/TYPE. Is collectd's Prefix {quoted(prefix)}?"
+            f"topic must be {lead}HOST/PLUGIN/TYPE, got {quoted(topic)}. Is collectd's Prefix set to {quoted(prefix)}?"
         )
     return host, stream
 
@@ -127,10 +127,10 @@ def collectd_time(payload: bytes) -> int:
     """
     match = _PAYLOAD.fullmatch(payload)
     if match is None:
-        raise InvalidArgumentError(f"payload: {quoted(payload)} is not collectd's time:value[:value…], time in seconds")
+        raise InvalidArgumentError(
+            f"payload must be collectd's time:value[:value…] with the time in seconds, got {quoted(payload)}"
+        )
     time = int(match[1]) * _SECOND + int((match[2] or b"").ljust(9, b"0"))
     if time > MAX_NS:
-        raise InvalidArgumentError(
-            f"payload: {quoted(payload)} begins with a time beyond 2262-04-11; is its unit seconds?"
-        )
+        raise InvalidArgumentError(f"time must be before 2262-04-11, got {quoted(payload)}. Is its unit seconds?")
     return time

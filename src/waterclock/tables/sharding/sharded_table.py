@@ -446,9 +446,9 @@ class ShardedTable:
         table = shard.database.table(self.name)
         if table.options.key_range != shard.name:
             raise SchemaError(
-                f"message table {self.name!r} on shard {shard.name} ({shard.backend.name}) holds the key range"
-                f" {table.options.key_range}; are the URLs of two shards swapped, or does this URL belong to another"
-                " keyspace?"
+                f"message table {self.name!r} on shard {shard.name} ({shard.backend.name}) must hold the key range"
+                f" {shard.name}, got {table.options.key_range}. Are the URLs of two shards swapped, or does this URL"
+                " belong to another keyspace?"
             )
         return self._tables.setdefault(shard.name, table)
 

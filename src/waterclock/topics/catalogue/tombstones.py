@@ -103,7 +103,9 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
         raise InvalidArgumentError(f"ledger must have missing entries, got {ledger} of topic {storage.name!r}")
     count = row["entries"] if row is not None else counter.entries
     if wrong := [number for number in numbers if not 0 <= number < count]:
-        raise InvalidArgumentError(f"numbers must be entries of ledger {ledger}, which has {count}, got {wrong[0]}")
+        raise InvalidArgumentError(
+            f"numbers must be entries of ledger {ledger}, which has {count} entries numbered from 0, got {wrong[0]}"
+        )
     first = row["first_ordinal"] if row is not None else counter.ordinal - counter.messages
     end = first + (row["messages"] if row is not None else counter.messages)
     lost = _write_lost(storage, connection, ledger, sorted(set(numbers)), (first, end))

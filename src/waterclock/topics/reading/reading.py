@@ -136,7 +136,7 @@ def check_position(position: Position, name: str) -> Position:
     if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"{name} must be a Position, got {position!r}. Write Position(ledger, entry, index)")
     if not all(0 <= number <= LARGEST_INTEGER for number in position):
-        raise InvalidArgumentError(f"{name} must have numbers from 0 to {LARGEST_INTEGER}, got {quoted(position)}")
+        raise InvalidArgumentError(f"the numbers of {name} must be from 0 to {LARGEST_INTEGER}, got {quoted(position)}")
     return position
 
 
@@ -231,7 +231,7 @@ def _chunk(ledger: int, rows: Sequence[EntryRow], columns: Collection[str]) -> t
         found = Counting(batch.column("entry").to_pylist())
         entry, said = next((row.entry, row.messages) for row in rows if found[row.entry] != row.messages)
         raise DamagedError(
-            f"entry {entry} of ledger {ledger} is corrupt: it holds {found[entry]} messages, the catalogue has {said}",
+            f"entry {entry} of ledger {ledger} is corrupt: it holds {found[entry]} messages instead of {said}",
             ledger=ledger,
             entry=entry,
         )

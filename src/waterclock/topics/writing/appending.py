@@ -271,7 +271,7 @@ def _repeated(append: _Append, repeat: Repeat) -> Appended:
             raise InvalidArgumentError(
                 f"numbers {append.producer.first} to {append.producer.last} of producer {append.producer.name!r}"
                 f" were already appended with other times, and {verdict.rejected} of the messages were rejected at"
-                " that time. Append corrected messages under numbers after the last"
+                " that time. Append the corrected messages with higher numbers"
             )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
 

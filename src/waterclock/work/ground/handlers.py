@@ -173,15 +173,17 @@ def _want(annotation: Any, name: str) -> Any:
     if isinstance(annotation, str):  # its name does not exist at run time
         if annotation.rpartition(".")[2] == "Delivery":
             return Delivery
-        raise InvalidArgumentError(f"handler {name} takes {quoted(annotation)}, which its module does not import")
+        raise InvalidArgumentError(
+            f"handler {name} cannot take {quoted(annotation)}: its module does not import that name"
+        )
     try:
         why = why_unreadable(annotation)
     except NameError as error:
-        raise InvalidArgumentError(f"handler {name} takes {quoted(annotation)}: {error}") from None
+        raise InvalidArgumentError(f"handler {name} cannot take {quoted(annotation)}: {error}") from None
     except TypeError:  # such as a list of types
-        raise InvalidArgumentError(f"handler {name} takes {quoted(annotation)}, which is not a type") from None
+        raise InvalidArgumentError(f"handler {name} cannot take {quoted(annotation)}: it is not a type") from None
     if why is not None:
-        raise InvalidArgumentError(f"handler: {name} takes {quoted(annotation)}; {why}")
+        raise InvalidArgumentError(f"handler {name} cannot take {quoted(annotation)}: {why}")
     return annotation
 
 

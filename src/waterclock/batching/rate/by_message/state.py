@@ -197,7 +197,7 @@ def _decompressed(written: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("its compressed facts are truncated or too long")
+        raise ValueError("its compressed metadata is truncated or too long")
     return facts
 
 
