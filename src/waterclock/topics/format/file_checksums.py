@@ -10,7 +10,7 @@ A file that the catalogue does not know can still be checked: the footer's check
 footer (`footer_mark`), where Parquet readers do not look.
 
 The form is a frame (`waterclock.checksum`) around little-endian unsigned numbers of 32 bits: the checksums of the
-footer and of the text, how many row groups there are and how many chunks each has, the numbers of the row groups in the
+footer and of the text, the number of row groups, the number of chunks of each, the numbers of the row groups in the
 file, and the checksums of their chunks. If ledgers share a file, each keeps the checksums of its own row groups.
 """
 

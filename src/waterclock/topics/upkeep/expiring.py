@@ -1,8 +1,7 @@
 """Skips messages that are too old, by a time that no producer's clock can forge.
 
-Which ledgers are expired follows from the catalogue's bounds. Only the first ledger that is not wholly expired is read,
-to find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at its
-beginning.
+The catalogue's bounds determine which ledgers are expired. Only the first ledger that is not wholly expired is read, to
+find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at its beginning.
 """
 
 from __future__ import annotations
