@@ -1,4 +1,4 @@
-"""Batching by id: messages of a source that carry the same integer id belong together."""
+"""The batcher by id: messages of a source that carry the same integer id belong together."""
 
 from __future__ import annotations
 

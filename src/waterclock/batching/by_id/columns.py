@@ -1,4 +1,4 @@
-"""Batching by id over columns: the same rule as `IdBatcher`, for many messages at once."""
+"""The batcher by id over columns: the same rule as `IdBatcher`, for many messages at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by event time, message by message: messages of one window belong together, no matter when they arrive."""
+"""The batcher by event time, message by message: messages of one window belong together, no matter when they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by event time over columns: the same rule as `EventTimeBatcher`, for many messages at once."""
+"""The batcher by event time over columns: the same rule as `EventTimeBatcher`, for many messages at once."""
 
 from __future__ import annotations
 

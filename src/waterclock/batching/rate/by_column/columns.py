@@ -1,4 +1,4 @@
-"""Batching by rate over columns: the same rules as `RateAwareBatcher`, for many calls at once."""
+"""The batcher by rate over columns: the same rules as `RateAwareBatcher`, for many calls at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by rate of many sources at once: the columnar rule for each, in one call of compiled code."""
+"""Batches many sources by rate at once: the columnar rule for each, in one call of compiled code."""
 
 from __future__ import annotations
 
