@@ -1,1 +1,1 @@
-"""Many sources in columns: packed into bytes, kept in cells, and batched as streams. Independent of Spark."""
+"""Many sources in columns: packed into bytes, stored in cells, and batched as streams. Independent of Spark."""

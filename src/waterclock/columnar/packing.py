@@ -1,4 +1,4 @@
-"""The packed form in which messages cross between Spark and Python: a row per source, its messages in a binary cell.
+"""The packed form of messages passed between Spark and Python: a row per source, its messages in a binary cell.
 
 A packed row has
 

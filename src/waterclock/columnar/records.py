@@ -5,7 +5,7 @@ A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), `
 ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes): 20 bytes, or 40 with a position. NumPy reads such a
 cell in place, and Arrow makes many cells from one array without copying.
 
-A cell of differences takes about a third of that, which crosses between Spark's tasks and processes. It has
+A cell of differences, which is passed between Spark's tasks and processes, takes about a third of that. It has
 
 - the record of its first message, with a position: 40 bytes;
 - a byte for each field: the width of its differences, 0 to 8 bytes;

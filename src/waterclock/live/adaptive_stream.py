@@ -1,4 +1,4 @@
-"""Batching by rate with a length that adapts to the follower's processing time per window."""
+"""Batches by rate with a length that adapts to the follower's processing time per window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by event time piece by piece, many sources at once: the columnar rule with a state between pieces."""
+"""Batches many sources by event time, piece by piece: the columnar rule with a state between pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching by rate piece by piece or in a replay, many sources at once, with the state between the pieces."""
+"""Batches many sources by rate, piece by piece or in a replay, with the state between the pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batching of Spark DataFrames: the same batches as in one process, found on many cores or machines."""
+"""Batches Spark DataFrames: finds the same batches as in one process, on many cores or machines."""
 
 from __future__ import annotations
 
