@@ -132,7 +132,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
     [
         ("", r"must have a table \[broker\], \[kafka\], \[\[batch\]\] or \[work\]"),
         ("[broker]\n", r"line 1: broker.url is missing"),
-        ("[bath]\n", r"line 1: no key bath; choose from broker, "),
+        ("[bath]\n", r"line 1: no key named bath; choose from broker, "),
         (f"{BATCH}window = 5", r"is not valid TOML"),
         (BATCH.replace('"500ms"', '"5x"'), r"line 5: batch.window = '5x': "),
         (BATCH.replace('"1s"', "1"), r"line 6: batch.max_delay must be a string, got 1"),

@@ -62,10 +62,10 @@ def test_a_complete_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "text"),
     [
-        ("[limits]", "[limit]", 28, "no key limit"),
+        ("[limits]", "[limit]", 28, "no key named limit"),
         ('client_id = "lab"', 'clientid = "lab"', 3, "no key named broker.clientid"),
         ("mqtts://gateway", "http://gateway", 2, "url must be mqtt://HOST"),
-        ("[broker]", "[database2]", 1, "no key database2"),
+        ("[broker]", "[database2]", 1, "no key named database2"),
         ('format = "collectd"', 'format = "collected"', 12, "format must be one of collectd"),
         ("plant/+/state", "plant/#/state", 15, "filter must have"),
         ("qos = 0", "qos = 2", 15, "qos must be 0 or 1, got 2"),

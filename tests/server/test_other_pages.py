@@ -230,7 +230,7 @@ def test_pipelines_show_rate_lag_open_batches_rejected_messages_and_restarts(
     monkeypatch.setattr("waterclock.server.pages.pipelines.SILENT", -(10**15))
     assert "silent" in client.get("/pipelines").text
     problems = client.get("/?format=json").json()["problems"]
-    assert [one["url"] for one in problems if "does not report any more" in one["text"]] == ["/pipelines"]
+    assert [one["url"] for one in problems if "no longer reports" in one["text"]] == ["/pipelines"]
     database.topic("telemetry").remove()
     assert [one["topic"] for one in client.get("/pipelines?format=json").json()["pipelines"]] == ["secret"]
 

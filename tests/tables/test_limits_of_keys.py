@@ -248,8 +248,8 @@ def _count(delivery: Delivery, held: Counter[str], lock: threading.Lock, too_man
         ({"limit": {"customer": 0}}, "limit: the limit of 'customer' must be an integer from 1"),
         ({"limit": {}}, "limit must be a dict of one key with its limit, got {}"),
         ({"limit": 3}, "limit must be a dict of one key with its limit, got 3"),
-        ({"limit": {"a b": 1}}, "limit must name 'group', a column or a header"),
-        ({"fair_by": ""}, "fair_by must name 'group', a column or a header"),
+        ({"limit": {"a b": 1}}, "limit must be 'group' or the name of a column or header"),
+        ({"fair_by": ""}, "fair_by must be 'group' or the name of a column or header"),
         ({"limit": {"a": 1}, "fair_by": "b"}, "fair_by must name the key of limit, 'a', got 'b'"),
         ({"limit": {"a": 1}, "groups": "sequenced"}, "limit must be omitted with groups='sequenced'"),
         ({"fair_by": "a", "groups": "exclusive"}, "fair_by must be omitted with groups='exclusive'"),
@@ -268,9 +268,9 @@ def test_invalid_limits_are_refused_by_name(make_table: MakeTable, options: dict
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_key_of_a_table_cannot_change(limited: MessageTable) -> None:
-    with pytest.raises(InvalidArgumentError, match="limit must name the key by which the table was created"):
+    with pytest.raises(InvalidArgumentError, match="limit must keep the key with which the table was created"):
         limited.alter(limit={"kind": 3})
-    with pytest.raises(InvalidArgumentError, match="limit must name the key by which the table was created"):
+    with pytest.raises(InvalidArgumentError, match="limit must keep the key with which the table was created"):
         limited.alter(limit=None)
 
 

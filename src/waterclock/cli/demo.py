@@ -45,7 +45,7 @@ def demo(
         from waterclock.demo.main_job import run_main_job
 
         if seconds is not None:
-            raise InvalidArgumentError("seconds must be omitted without --live, which measures")
+            raise InvalidArgumentError("seconds must be omitted without --live: only the live demo measures")
         books = run_main_job(folder, report)
     _print(books, common)
     return 0 if books.balances else 1

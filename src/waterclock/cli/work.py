@@ -188,7 +188,7 @@ def _imported(place: str) -> Any:
         found: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise InvalidArgumentError(f"no module named {quoted(module)}, here or installed") from None
+            raise InvalidArgumentError(f"no module named {quoted(module)} in this folder or installed") from None
         said = in_a_line(said_of(error))
         raise InvalidArgumentError(f"cannot import module {quoted(module)}: {said}") from error
     for part in name.split("."):

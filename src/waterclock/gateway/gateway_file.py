@@ -65,7 +65,7 @@ class GatewayFile:
         for key, value in content.items():
             if key not in _TABLES:
                 line = lines.find(key) if isinstance(value, dict | list) else lines.find("", key)
-                raise InvalidArgumentError(f"{path}, line {line}: no key {key}; choose from {', '.join(_TABLES)}")
+                raise InvalidArgumentError(f"{path}, line {line}: no key named {key}; choose from {', '.join(_TABLES)}")
         parts: list[Part] = []
         if any(name in content for name in _OF_THE_INGEST):
             IngestFile.read(path)  # reports mistakes before any part runs

@@ -84,17 +84,17 @@ def message_from_json(fields: object) -> Message:
     """
     if not isinstance(fields, Mapping):
         raise InvalidArgumentError(
-            f"{quoted(fields)} is not a message; write an object with source, stream and event_time"
+            f"a message must be an object with source, stream and event_time, got {quoted(fields)}"
         )
     given: dict[str, Any] = {str(name): value for name, value in fields.items() if name not in _OF_A_TOPIC}
     unknown = given.keys() - _FIELDS
     if unknown:
         raise InvalidArgumentError(
-            f"a message has no field {quoted(min(unknown))}; it has {', '.join(sorted(_FIELDS))}"
+            f"no message field named {quoted(min(unknown))}; the fields are {', '.join(sorted(_FIELDS))}"
         )
     missing = {"source", "stream", "event_time"} - given.keys()
     if missing:
-        raise InvalidArgumentError(f"the message has no {quoted(min(missing))}: {json.dumps(fields)[:200]}")
+        raise InvalidArgumentError(f"the message must have {quoted(min(missing))}, got {json.dumps(fields)[:200]}")
     payload = given.pop("payload", "")
     if isinstance(payload, str):
         try:

@@ -59,7 +59,7 @@ class IngestFile:
         for key, value in content.items():
             if key not in _TABLES + _OF_A_GATEWAY:
                 line = lines.find(key) if isinstance(value, dict | list) else lines.find("", key)
-                raise InvalidArgumentError(f"{path}, line {line}: no key {key}; choose from {', '.join(_TABLES)}")
+                raise InvalidArgumentError(f"{path}, line {line}: no key named {key}; choose from {', '.join(_TABLES)}")
         if "broker" in content and "kafka" in content:
             raise InvalidArgumentError(
                 f"{path}, line {lines.find('kafka')}: [broker] and [kafka] must not both be given; write two files"

@@ -257,7 +257,7 @@ def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
 
 
 def _foreign() -> HTTPException:
-    return HTTPException(403, "requests of other sites are refused")
+    return HTTPException(403, "requests from other sites are refused")
 
 
 def _is_at(origin: str, host: str) -> bool:

@@ -82,7 +82,7 @@ def test_headers_are_bounded_in_all_messages_of_a_record() -> None:
 def test_a_dead_letter_of_a_large_key_is_cut() -> None:
     letter = letter_of(Record("plant", 3, 7, b"1", b"k" * 100_000), "why", NOW)
     assert sum(map(len, (letter.headers or {}).values())) < 3_000
-    with pytest.raises(InvalidArgumentError, match="only the first 1 bytes"):
+    with pytest.raises(InvalidArgumentError, match="only its first 1 bytes were kept"):
         record_of(letter)
 
 
@@ -111,7 +111,7 @@ def test_a_dead_letter_is_a_record_again() -> None:
     assert (letter.source, letter.stream, letter.receive_time) == ("kafka", "dead-letter", NOW)
     assert letter.headers is not None
     assert letter.headers["reason"] == "why"
-    with pytest.raises(InvalidArgumentError, match="only the first 1 bytes"):
+    with pytest.raises(InvalidArgumentError, match="only its first 1 bytes were kept"):
         record_of(letter_of(record, "large", NOW, 1))
 
 

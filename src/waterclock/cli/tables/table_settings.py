@@ -57,7 +57,7 @@ def alter(
     for option in unset or []:
         changes[option.replace("-", "_")] = None
     if not changes:
-        raise InvalidArgumentError("cannot alter: no option given; name at least one")
+        raise InvalidArgumentError("cannot alter the table: no option was given. Name at least one")
     with common.connect() as database:
         database.table(name).alter(**changes)
         common.output.talk(f"changed {', '.join(changes)} of {name}")

@@ -293,7 +293,7 @@ def record_of(letter: Message) -> Record:
     except (KeyError, TypeError, ValueError, RecursionError):
         raise InvalidArgumentError("this message is not a dead letter of an ingest from Kafka") from None
     if is_cut:
-        raise InvalidArgumentError(f"only the first {len(letter.payload)} bytes of it are kept")
+        raise InvalidArgumentError(f"cannot restore the record: only its first {len(letter.payload)} bytes were kept")
     return record
 
 

@@ -73,7 +73,7 @@ def read_json(payload: bytes) -> object:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"payload must be UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
-        raise InvalidArgumentError("payload must be JSON, and is nested too deeply") from None
+        raise InvalidArgumentError("cannot read the payload: its JSON is nested too deeply") from None
     except ValueError as error:
         raise InvalidArgumentError(f"payload must be JSON: {error}") from None
 
@@ -83,9 +83,9 @@ def write_json(value: object) -> bytes:
     try:
         return (value if isinstance(value, str) else _written(value)).encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError("payload holds a lone surrogate, which is not valid Unicode") from None
+        raise InvalidArgumentError("payload must be valid Unicode, got a lone surrogate") from None
     except RecursionError:
-        raise InvalidArgumentError("payload must be JSON, and is nested too deeply") from None
+        raise InvalidArgumentError("cannot read the payload: its JSON is nested too deeply") from None
 
 
 def to_text(value: object, name: str) -> str:
@@ -98,7 +98,7 @@ def to_text(value: object, name: str) -> str:
     """
     text = value.text if isinstance(value, JsonNumber) else value
     if not isinstance(text, str) or not text:
-        raise InvalidArgumentError(f"{name} must be a text or a number, got {quoted(value)}")
+        raise InvalidArgumentError(f"{name} must be a string or a number, got {quoted(value)}")
     return check_text(text, name)
 
 

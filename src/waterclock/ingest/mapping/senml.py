@@ -22,7 +22,7 @@ _RELATIVE = 1 << 28
 _VERSION = 10
 _SECOND = 1_000_000_000
 _EXACT = Context(prec=4 * LONGEST_NUMBER)
-_VALUES = ("v", "vs", "vb", "vd", "s")
+_VALUES = {"v": "a number", "vs": "a string", "vb": "a boolean", "vd": "a string", "s": "a number"}
 
 
 def map_senml(source: str | None, payload: bytes, received: int) -> list[Reading]:
@@ -46,7 +46,7 @@ def map_senml(source: str | None, payload: bytes, received: int) -> list[Reading
     base = _Base()
     readings = [reading for record in cast("list[object]", content) for reading in base.read(record, source, received)]
     if not readings:
-        raise InvalidArgumentError(f"payload has no record with a value: {quoted(payload)}")
+        raise InvalidArgumentError(f"payload must have a record with a value, got {quoted(payload)}")
     return readings
 
 
@@ -83,7 +83,9 @@ class _Base:
     def _set(self, fields: dict[str, object]) -> None:
         for name in fields:
             if name.endswith("_"):
-                raise InvalidArgumentError(f"SenML field {quoted(name)} must be understood, but is unknown")
+                raise InvalidArgumentError(
+                    f"cannot read the SenML record: its mandatory field {quoted(name)} is unknown"
+                )
         if "bver" in fields and int(Decimal(_number(fields, "bver"))) > _VERSION:
             raise InvalidArgumentError(f"SenML version must be at most {_VERSION}, got {_number(fields, 'bver')}")
         self._name = _text(fields, "bn") if "bn" in fields else self._name
@@ -109,7 +111,7 @@ class _Base:
                 except binascii.Error:
                     raise InvalidArgumentError(f"SenML vd must be base64url, got {quoted(value)}") from None
             case _:
-                raise InvalidArgumentError(f"SenML {kind} has a value of another type: {quoted(value)}")
+                raise InvalidArgumentError(f"SenML {kind} must be {_VALUES[kind]}, got {quoted(value)}")
 
 
 def _moment(time: int, received: int) -> int | None:
@@ -130,7 +132,7 @@ def _added(value: str, base: str) -> bytes:
 def _text(fields: dict[str, object], name: str) -> str:
     value = fields.get(name, "")
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"SenML {name} must be a text, got {quoted(value)}")
+        raise InvalidArgumentError(f"SenML {name} must be a string, got {quoted(value)}")
     _encoded(value)
     return value
 
@@ -139,7 +141,9 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidArgumentError(f"SenML holds a lone surrogate in {quoted(text)}") from None
+        raise InvalidArgumentError(
+            f"SenML text must be valid Unicode, got a lone surrogate in {quoted(text)}"
+        ) from None
 
 
 def _number(fields: dict[str, object], name: str) -> str:

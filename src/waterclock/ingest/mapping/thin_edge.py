@@ -35,7 +35,9 @@ def thin_edge_topic(topic: str) -> tuple[str, str]:
     levels = topic.split("/")
     source = "/".join(levels[1:5]).rstrip("/")
     if len(levels) != _LEVELS or levels[5] != _CHANNEL or not source:
-        raise InvalidArgumentError(f"topic {quoted(topic)} is not te/DEVICE/NAME/SERVICE/NAME/m/TYPE of thin-edge.io")
+        raise InvalidArgumentError(
+            f"topic must be te/DEVICE/NAME/SERVICE/NAME/m/TYPE, as in thin-edge.io, got {quoted(topic)}"
+        )
     return source, levels[6]
 
 
@@ -61,7 +63,7 @@ def map_thin_edge(source: str, kind: str, payload: bytes) -> list[Reading]:
         for name, number in _numbers(fields)
     ]
     if not readings:
-        raise InvalidArgumentError(f"payload has no measurement: {quoted(payload)}")
+        raise InvalidArgumentError(f"payload must have a measurement, got {quoted(payload)}")
     return readings
 
 

@@ -80,5 +80,5 @@ def _in_range(ns: int, text: str, unit: TimeUnit) -> int:
 
 def _out_of_range(text: str, unit: TimeUnit) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"time must be between 1677-09-21 and 2262-04-11, got {quoted(text)} in {unit}; is its unit another?"
+        f"time must be between 1677-09-21 and 2262-04-11, got {quoted(text)} in {unit}. Does it have another unit?"
     )

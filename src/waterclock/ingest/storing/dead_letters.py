@@ -86,7 +86,9 @@ def read_dead_letter(letter: Message) -> Published:
     """
     headers = letter.headers or {}
     if _BYTES in headers:
-        raise InvalidArgumentError(f"only the first {len(letter.payload)} bytes of its {headers[_BYTES]} are kept")
+        raise InvalidArgumentError(
+            f"cannot restore the message: only the first {len(letter.payload)} of its {headers[_BYTES]} bytes were kept"
+        )
     with suppress(KeyError, ValueError):
         return Published(bytes.fromhex(headers[_TOPIC_HEX]), letter.payload, _RETAINED in headers)
     if letter.source != SOURCE or _TOPIC not in headers:

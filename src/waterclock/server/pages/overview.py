@@ -153,11 +153,11 @@ def _of_processes(database: Any, caller: Client) -> Iterator[Problem]:
     for one in pipelines_data(database, caller)["pipelines"]:
         if one["state"] == "silent":
             name = f"pipeline {one['name']}" if one["kind"] == "pipeline" else f"batching into {one['name']}"
-            yield Problem("bad", f"The {name} of topic {one['topic']} does not report any more.", "/pipelines")
+            yield Problem("bad", f"The {name} of topic {one['topic']} no longer reports.", "/pipelines")
     found = ingest_data(database, caller)
     for one in found["processes"]:
         if one["state"] == "silent":
-            yield Problem("bad", f"The ingest from {one['name']} does not report any more.", "/ingest")
+            yield Problem("bad", f"The ingest from {one['name']} no longer reports.", "/ingest")
     for one in found["sessions"]:
         if one["dropped"]:
             text = f"The broker of session {one['name']} has dropped {one['dropped']:,} messages of its clients."

@@ -63,8 +63,8 @@ def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str
     for name, payload in payloads_of(table.context, known).items():
         if payload != batches[name] and not _share_a_message(payload, batches[name]):
             raise InvalidArgumentError(
-                f"cannot write batch {quoted(name)} to message table {quoted(table.name)}: it holds a batch of"
-                " that id with other messages, of another topic or of another source with that name. Use one"
+                f"cannot write batch {quoted(name)} to message table {quoted(table.name)}: it has a batch with"
+                " that id but other messages, from another topic or from another source of that name. Use one"
                 " table per topic"
             )
 

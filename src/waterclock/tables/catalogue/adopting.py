@@ -145,16 +145,22 @@ def _check(
         if column in found and not isinstance(found[column]["type"], allowed):
             wanted = blank.c[column].type.compile(shown)
             raise SchemaError(
-                f"cannot adopt {name!r}: Waterclock needs column {column!r} as {wanted}, got"
-                f" {found[column]['type'].compile(shown)}. Rename yours"
+                f"cannot adopt {name!r}: its column {column!r} must be {wanted}, which Waterclock uses, got"
+                f" {found[column]['type'].compile(shown)}. Rename your column"
             )
     for column in INTERNAL_COLUMNS:
         if column in found and not begun:
-            raise SchemaError(f"cannot adopt {name!r}: Waterclock adds a column {column!r} of its own. Rename yours")
+            raise SchemaError(
+                f"cannot adopt {name!r}: it has a column {column!r}, and Waterclock adds one of that name. Rename"
+                " your column"
+            )
     ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires")}
     for index in inspector.get_indexes(name):
         if not begun and index["name"] in ours:
-            raise SchemaError(f"cannot adopt {name!r}: Waterclock creates an index {index['name']!r}. Rename yours")
+            raise SchemaError(
+                f"cannot adopt {name!r}: it has an index {index['name']!r}, and Waterclock creates one of that name."
+                " Rename your index"
+            )
 
 
 def _fits(has: TypeEngine[Any], column: str, options: TableOptions, database: str) -> bool:

@@ -64,7 +64,7 @@ class KeyRange:
         start = int(found[1].ljust(16, "0"), 16)
         end = int(found[2].ljust(16, "0"), 16) if found[2] else KEYSPACE_END
         if start >= end:
-            raise InvalidArgumentError(f"{argument} must end after its beginning, got {quoted(text)}")
+            raise InvalidArgumentError(f"{argument} must end after its start, got {quoted(text)}")
         return cls(start, end)
 
     def __contains__(self, place: int) -> bool:

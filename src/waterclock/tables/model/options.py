@@ -251,7 +251,7 @@ class TableOptions:
         checked = TableOptions.check(**given)
         if checked.turns_by != self.turns_by:
             raise InvalidArgumentError(
-                f"limit must name the key by which the table was created, {quoted(self.turns_by)}, got"
+                f"limit must keep the key with which the table was created, {quoted(self.turns_by)}, got"
                 f" {quoted(checked.limit)}. Create another table, and move the messages"
             )
         return checked

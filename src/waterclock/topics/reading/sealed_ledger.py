@@ -100,7 +100,7 @@ class SealedLedger:
         rows = piece.row + piece.messages
         if table.num_rows < rows or (piece.number is None and table.num_rows != rows):
             error = DamagedError(
-                f"row group {number} holds {counted(table.num_rows, 'message')}, the catalogue says {rows}"
+                f"row group {number} holds {counted(table.num_rows, 'message')}, but the catalogue has {rows}"
             )
             raise located(error, self._topic, ledger=self.number, entry=piece.entry)
         return table if piece.number is None else table.slice(piece.row, piece.messages)

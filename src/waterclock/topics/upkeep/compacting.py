@@ -246,7 +246,9 @@ def _of_ledger(storage: Storage, row: sa.RowMapping) -> Iterator[tuple[int, pa.T
     ledger = SealedLedger(storage, row)
     written = sum(group.messages + group.skipped for group in ledger.groups)
     if written > row["messages"]:
-        error = DamagedError(f"its row groups hold {counted(written, 'message')}, the catalogue says {row['messages']}")
+        error = DamagedError(
+            f"its row groups hold {counted(written, 'message')}, but the catalogue has {row['messages']}"
+        )
         raise located(error, storage.name, ledger=ledger.number)
     for number, group in enumerate(ledger.groups):
         table = ledger.read(number, _COLUMNS)

@@ -197,7 +197,7 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
             table, chunks[number], _ = file.read_back(number, 0)
             read = number
         if not group.is_in(table, facts.ledger):
-            raise DamagedError(f"row group {number} does not match the file's own facts of ledger {facts.ledger}")
+            raise DamagedError(f"row group {number} does not match the file's metadata of ledger {facts.ledger}")
     return chunks
 
 

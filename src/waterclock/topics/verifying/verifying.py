@@ -143,7 +143,7 @@ def _orphans(storage: Storage, paths: set[str]) -> Iterator[Fault]:
             if is_of_another(storage, path):
                 continue
             name = storage.files.name(path)
-            yield Fault("orphan", f"the catalogue says nothing of the file {name}, of {size} bytes", file=name)
+            yield Fault("orphan", f"the file {name} of {size} bytes is not in the catalogue", file=name)
 
 
 def _all_checked(

@@ -95,7 +95,7 @@ def _check_footer(storage: Storage, rows: Sequence[sa.RowMapping], name: str) ->
     except DamagedError:
         whole = False
     if not whole:
-        yield Fault("spare", f"the footer of {name} is corrupt; the catalogue's copy stands in", ledger, file=name)
+        yield Fault("spare", f"the footer of {name} is corrupt; its copy in the catalogue is used", ledger, file=name)
 
 
 def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str) -> Iterator[Fault]:

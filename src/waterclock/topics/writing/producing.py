@@ -142,7 +142,7 @@ class Producer(Closing):
         if not self._before.holds(sequence):
             known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
             raise InvalidArgumentError(
-                f"sequence of producer {self._name!r} must be greater than {self._stored_before}, its last,"
+                f"sequence of producer {self._name!r} must be greater than {self._stored_before}, the last stored,"
                 f" got {sequence}, which {known}"
             )
 

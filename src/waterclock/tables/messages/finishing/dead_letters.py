@@ -309,6 +309,6 @@ def _shared_columns(context: TableContext, dead: TableContext) -> tuple[str, ...
     for name in own:
         if name not in dead.rows.c:
             raise SchemaError(
-                f"dead_letter: {dead.name!r} has no column {name!r} as message table {context.name!r} does; add it"
+                f"dead_letter: {dead.name!r} lacks the column {name!r} of message table {context.name!r}. Add it"
             )
     return own

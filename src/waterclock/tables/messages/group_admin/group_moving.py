@@ -43,7 +43,7 @@ def check_target(context: TableContext, target: TableContext) -> None:
     for column in user_column_names(context.rows):
         if column not in target.rows.c:
             raise InvalidArgumentError(
-                f"cannot move to {target.name!r}: it has no column {column!r} as {context.name!r} does. Add it"
+                f"cannot move to {target.name!r}: it lacks the column {column!r} of {context.name!r}. Add it"
             )
 
 

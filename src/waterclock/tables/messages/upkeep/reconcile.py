@@ -77,7 +77,7 @@ def _save_bounds(context: TableContext) -> None:
     try:
         context.backend.transact(lambda own: own.execute(_saving(), {"table": context.table_id, "text": text}))
     except (RefusedError, UnavailableError) as error:
-        _log.info("cannot save where searches in %r begin: %s", context.name, in_a_line(said_of(error)))
+        _log.info("cannot save the lower bounds of searches in %r: %s", context.name, in_a_line(said_of(error)))
     else:
         reached.saved.written(text)
 

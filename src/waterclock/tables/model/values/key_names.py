@@ -21,7 +21,7 @@ def check_key_name(value: object, name: str) -> str:
     """Return the name of a key; raise InvalidArgumentError if it cannot be a header or a column."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidArgumentError(
-            f"{name} must name 'group', a column or a header, with at most 100 letters, digits and _ . - characters,"
+            f"{name} must be 'group' or the name of a column or header, of at most 100 letters, digits, _, . and -,"
             f" got {quoted(value)}"
         )
     return value
