@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from paho.mqtt.packettypes import PacketTypes
@@ -161,13 +162,25 @@ def test_a_refused_or_downgraded_subscription_ends_it(
         own.end()
 
 
-def test_a_broker_that_is_away_is_tried_again(database: Database, place: Place) -> None:
+def test_a_broker_that_is_away_is_tried_again_and_reported_once(
+    database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     away = replace(place.plan(), broker=replace(place.plan().broker, port=1))
     database.create_topic("telemetry")
     events: list[str] = []
-    ingest = Ingest(database, away, lambda event: (events.append(event.text), len(events) > 2 and ingest.stop()))
+    connect, attempts = Connection.open, count(1)
+
+    def connect_thrice(connection: Connection) -> None:
+        if next(attempts) == 3:
+            ingest.stop()
+        connect(connection)
+
+    monkeypatch.setattr(Connection, "open", connect_thrice)
+    ingest = Ingest(database, away, lambda event: events.append(event.text))
     ingest.run()
-    assert "Is the broker running?" in events[0]
+    assert next(attempts) > 3
+    [text] = events[:-1]
+    assert "Is the broker running?" in text
 
 
 def test_a_missing_topic_is_named(database: Database, place: Place) -> None:

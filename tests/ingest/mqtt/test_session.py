@@ -9,6 +9,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 
+from waterclock.errors import UnavailableError
 from waterclock.ingest.inbox import Inbox
 from waterclock.ingest.mapping.format_rule import Published, RuleSet
 from waterclock.ingest.mqtt.broker import Broker
@@ -94,6 +95,24 @@ def test_a_reason_that_would_stay_ends_a_session(code: int, text: str) -> None:
     connection._on_disconnect(None, None, None, ReasonCode(PacketTypes.DISCONNECT, identifier=code), None)
     with pytest.raises(RefusedByBrokerError, match=text):
         parts.session()._ended(connection, 60.0)
+
+
+def test_an_outage_is_reported_once_with_its_attempts_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([True, False, False, False, True, False])
+
+    def open_or_fail(connection: Connection) -> None:
+        if not next(answers):
+            raise UnavailableError("connection refused")
+        connection.session_present = True
+
+    monkeypatch.setattr(Connection, "open", open_or_fail)
+    parts = Parts()
+    session = parts.session()
+    opened = [session._connect() is not None for _ in range(6)]
+    assert opened == [True, False, False, False, True, False]
+    assert [event.name for event in parts.events] == ["connected", "disconnected", "connected", "disconnected"]
+    texts = [event.text.partition("kept the session")[2] for event in parts.events if event.name == "connected"]
+    assert texts == ["", " after 4 attempts"]
 
 
 def test_each_connection_has_a_client_id() -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.services import program
 
 from waterclock.connection import Database
 from waterclock.ingest.ingest import Ingest
+from waterclock.ingest.mqtt.connection import Connection
 from waterclock.ingest.progress import Event
 
 pytestmark = pytest.mark.one_database
@@ -115,21 +117,24 @@ def test_certificates_are_read_again_at_each_connect(database: Database, broker:
 
 @pytest.mark.parametrize("left_out", ["ca", "certificate"])
 def test_certificates_that_do_not_fit_are_reported_and_tried_again(
-    database: Database, broker: TlsBroker, left_out: str
+    database: Database, broker: TlsBroker, left_out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {name: value for name, value in broker.options().items() if left_out == "ca" or name == "ca"}
     if left_out == "ca":
         del options["ca"]
     database.create_topic("telemetry")
     events: list[Event] = []
+    connect, attempts = Connection.open, count(1)
 
-    def note(event: Event) -> None:
-        events.append(event)
-        if len(events) == 2:
+    def connect_twice(connection: Connection) -> None:
+        if next(attempts) == 2:
             ingest.stop()
+        connect(connection)
 
-    ingest = Ingest(database, broker.place().plan(**options), note)
+    monkeypatch.setattr(Connection, "open", connect_twice)
+    ingest = Ingest(database, broker.place().plan(**options), events.append)
     ingest.run()
-    assert [event.name for event in events[:2]] == ["disconnected"] * 2
+    assert next(attempts) > 2
+    assert [event.name for event in events] == ["disconnected", "stopped"]
     if left_out == "ca":
         assert "certificate verify failed" in events[0].text

@@ -95,6 +95,8 @@ class BrokerSession:
         self._is_stopping = False
         self._connection: Connection | None = None
         self._number = 0
+        self._attempts = 0  # to connect since the connection was lost, or since the start
+        self._is_away = False
         self._short = 0
         self._pause = _FIRST_PAUSE
         self._subscribed: tuple[FormatRule, ...] = ()
@@ -129,7 +131,7 @@ class BrokerSession:
                 self._subscribe(connection)
                 self._attend(connection)
             except UnavailableError as error:
-                self._tell("disconnected", str(error), is_warning=True)
+                self._tell_away(str(error))
             if self._is_stopping:
                 return
             connection.close()
@@ -137,6 +139,7 @@ class BrokerSession:
 
     def _connect(self) -> Connection | None:
         self._number += 1
+        self._attempts += 1
         shared = self._shared
         connection = Connection(
             shared.broker, self._client_id, self._row.name, self._number, self._deliver, self._tell_dropped
@@ -144,14 +147,15 @@ class BrokerSession:
         try:
             connection.open()
         except UnavailableError as error:
-            self._tell("disconnected", str(error), is_warning=True)
+            self._tell_away(str(error))
             return None
         self._connection = connection
         shared.progress.connected += 1
         known = "which kept the session" if connection.session_present else "with a new session"
-        self._tell(
-            "connected", f"connected to {shared.broker.place} {known}", session_present=connection.session_present
-        )
+        after = f" after {self._attempts:,} attempts" if self._attempts > 1 else ""
+        text = f"connected to {shared.broker.place} {known}{after}"
+        self._tell("connected", text, session_present=connection.session_present, attempts=self._attempts)
+        self._attempts, self._is_away = 0, False
         if not connection.session_present and self._number > 1:
             self._tell(
                 "session_lost",
@@ -193,7 +197,7 @@ class BrokerSession:
         if connection.is_overfull:
             self._tell("disconnected", "connects again, so that the broker sends messages that did not fit")
             return
-        self._tell("disconnected", f"connection to {shared.broker.place} ended: {connection.end}", is_warning=True)
+        self._tell_away(f"connection to {shared.broker.place} ended: {connection.end}")
         if connection.is_taken_over:
             raise self._taken_over()
         if connection.is_ended_for_good:
@@ -249,6 +253,12 @@ class BrokerSession:
                 is_warning=True,
                 messages=lost,
             )
+
+    def _tell_away(self, text: str) -> None:
+        """Report once for each outage that there is no connection, not for each attempt to connect."""
+        if not self._is_away:
+            self._is_away = True
+            self._tell("disconnected", text, is_warning=True)
 
     def _tell(self, name: str, text: str, *, is_warning: bool = False, **facts: object) -> None:
         self._shared.tell(Event(name, text, {"session": self._row.name, **facts}, is_warning))
