@@ -172,8 +172,7 @@ def _renamed(table: pa.Table, names: Mapping[str, str], payload: str | None) -> 
 def _column(table: pa.Table, theirs: str, name: str) -> pa.ChunkedArray:
     given = table.schema.names
     if given.count(theirs) != 1:
-        problem = "no column" if theirs not in given else "several columns"
-        raise SchemaError(f"messages have {problem} {theirs!r} for {name}; the columns are {given}")
+        raise SchemaError(f"messages must have one column {theirs!r} for {name}, got the columns {given}")
     return table.column(theirs)
 
 

@@ -49,7 +49,7 @@ def test_a_header_takes_the_keys_place() -> None:
 
 def test_what_has_no_source_is_refused() -> None:
     for record, text in (
-        (Record("plant", 0, 7, b"1"), "does not match the template"),
+        (Record("plant", 0, 7, b"1"), "must match the template"),
         (Record("plant", 0, 7, b"1", b"\xff"), "key must be UTF-8"),
         (Record("plant", 0, 7, b"1", b"press", time=2**62), "must fit nanoseconds"),
     ):

@@ -167,8 +167,8 @@ def test_a_session_that_was_taken_over_appends_nothing(database: Database) -> No
         ("plant/a/b", b"\xff", "UTF-8"),
         (b"plant/\xff", b"1", "topic must be UTF-8"),
         ("other", b"1", "no filter matches"),
-        ("plant/a", b"1", "does not match the template"),
-        ("plant//b", b"1", "is empty"),
+        ("plant/a", b"1", "must match the template"),
+        ("plant//b", b"1", "must not be empty"),
     ],
 )
 def test_a_message_that_cannot_be_mapped_becomes_one_dead_letter(

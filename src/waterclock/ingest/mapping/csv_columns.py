@@ -69,7 +69,7 @@ class CsvColumns:
         self._unit: TimeUnit = time_unit
         names = self._cells(header.removeprefix(_BYTE_ORDER_MARK))
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InvalidArgumentError(f"column {quoted(twice)} occurs twice in the first line")
+            raise InvalidArgumentError(f"column names in the first line must be unique, got {quoted(twice)} twice")
         self._count = len(names)
         self._places: dict[str, int] = {}
         for each in _FIELDS:
@@ -78,7 +78,8 @@ class CsvColumns:
                 self._places[each] = names.index(column)
             elif each in options.columns or (each in _REQUIRED and getattr(options, each, None) is None):
                 raise InvalidArgumentError(
-                    f"no column {quoted(column)} for {each} in the first line; it has {quoted(', '.join(names))}"
+                    f"no column named {quoted(column)} for {each} in the first line; the columns are"
+                    f" {quoted(', '.join(names))}"
                 )
         taken = set(self._places.values())
         self._others = {name: place for place, name in enumerate(names) if place not in taken}

@@ -79,9 +79,9 @@ class Template:
         """
         found = self._pattern.fullmatch(topic)
         if found is None:
-            raise InvalidArgumentError(f"topic {quoted(topic)} does not match the template {quoted(self.text)}")
+            raise InvalidArgumentError(f"topic must match the template {quoted(self.text)}, got {quoted(topic)}")
         fields = found.groupdict()
         for name, value in fields.items():
             if not value:
-                raise InvalidArgumentError(f"topic {quoted(topic)}: the level of {{{name}}} is empty")
+                raise InvalidArgumentError(f"the level {{{name}}} of the topic must not be empty, got {quoted(topic)}")
         return fields

@@ -268,7 +268,7 @@ def _of_stream(data: memoryview, wanted: Sequence[pa.Field]) -> pa.RecordBatch:
     with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
         batch = reader.read_next_batch()
     if batch.schema != pa.schema(fields):
-        raise ValueError(f"it has the columns {batch.schema.names}")
+        raise ValueError(f"expected the columns of messages, got {batch.schema.names}")
     return batch
 
 

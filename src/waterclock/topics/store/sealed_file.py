@@ -229,7 +229,7 @@ class SealedFile:
         except _DECODING as error:
             raise self._damaged("its footer", error) from error
         if self.columns not in (FILE_SCHEMA.names, SHARED_SCHEMA.names):
-            raise self._damaged("its footer", f"it has the columns {self.columns}")
+            raise self._damaged("its footer", f"expected the columns of a ledger file, got {self.columns}")
 
     def read(self, group: int, columns: Collection[str]) -> pa.Table:
         """Read some columns of one row group, in the order of the file.
