@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from waterclock.cli import upkeep
 from waterclock.cli.app import FAILED, WRONG_USAGE
+from waterclock.cli.operations import upkeep
 from waterclock.cli.terminal.output import Span
 
 from .conftest import Shell

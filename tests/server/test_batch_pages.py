@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import pytest
 from fastapi.testclient import TestClient
 
 import waterclock as wc
 from waterclock.batching.event_time.rule import EventTimeRule
+from waterclock.live.rules import ByRate
 from waterclock.server.pages.pipelines import timeline_query
 from waterclock.server.pages.topics.batch_range import Batched, TooMany, batches_by_event_time, batches_by_rate
 from waterclock.server.pages.topics.time_range import TimeRange
@@ -150,6 +152,26 @@ def test_by_rate_with_aligned_clocks_messages_are_where_the_windows_are(
     page = client.get("/topics/telemetry/batches", params={**asked, "clocks": "align"}).text
     assert '<option value="align" selected>' in page
     assert "clocks=align" in timeline_query("batch_length = 1s, clocks = align")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "query"),
+    [
+        (None, "by=rate&batch_length=1s&timeout=1200ms"),
+        ("auto", "by=rate&batch_length=1s&timeout=auto"),
+        (math.inf, "by=rate&batch_length=1s&timeout=inf"),
+    ],
+)
+def test_the_link_of_a_pipeline_by_rate_leads_to_its_rule(
+    database: wc.Database, client: TestClient, timeout: Any, query: str
+) -> None:
+    assert timeline_query(ByRate.checked("1s", timeout).text) == query
+    filled(database, [wc.Message("a", "x", START, b"", publish_time=START, receive_time=START)])
+    page_data(client, **dict(parse_qsl(query)))
+
+
+def test_the_link_of_an_adaptive_pipeline_names_no_rule() -> None:
+    assert timeline_query(ByRate.checked("adaptive", None).text) == ""
 
 
 def page_data(client: TestClient, topic: str = "telemetry", **query: str) -> dict[str, Any]:

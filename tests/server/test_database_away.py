@@ -33,9 +33,8 @@ def away(url: str) -> Generator[None]:
     server.dispose()
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the others cannot refuse connections to one
 def test_streams_and_pages_outlive_a_restart_of_the_database(database: wc.Database, database_url: str) -> None:
-    if not database_url.startswith("postgresql"):
-        pytest.skip("only PostgreSQL can refuse connections to one database")
     table = database.create_table("orders", payload="text")
     database.backend.close()
     path = "/api/tables/orders/stream"

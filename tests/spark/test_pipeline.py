@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed, read, write
 
 import waterclock as wc
+from waterclock.batching.event_time import replay
 from waterclock.cli.app import run
-from waterclock.spark.pipeline import outputs, replaying, running
+from waterclock.spark.pipeline import outputs, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.file import PipelineFile
 from waterclock.spark.pipeline.outputs import refuse_written
@@ -368,7 +369,7 @@ def test_adjoining_replays_give_each_batch_of_the_topic_once_and_overlapping_one
     by: str,
 ) -> None:
     """The windows of the fixture's sources hang on each other from the first to the pause that is added here."""
-    monkeypatch.setattr(replaying, "WINDOWS_BACK", (2, 4))
+    monkeypatch.setattr(replay, "WINDOWS_BACK", (2, 4))
     later = [
         wc.Message(source, f"s{n % 3}", START + at, publish_time=START + at, receive_time=START + at + 5)
         for n in range(40)

@@ -122,7 +122,7 @@ def test_a_stream_recovers_from_a_silence_next_to_a_broken_clock_wherever_it_is_
     outcomes.append(stream.take(nothing(POSITIONED), flush=True))
     found = results_in_rows(outcomes)
     assert found == one_by_one(arrivals, {})
-    reasons = [reason for _, _, _, reason, _ in found.batches["s"]]
+    reasons = [batch[3] for batch in found.batches["s"]]
     assert reasons.count("stall") == 1
 
 

@@ -124,13 +124,17 @@ class ByRate:
 
     @property
     def text(self) -> str:
-        """The options, as numbers of nanoseconds."""
+        """The options: ``batch_length = 1s, timeout = 1200ms, …``."""
         length, ratio, gated, *_ = self.options.facts()
         lengths = format_duration(length)
+        timeout = "inf" if ratio is None else ratio
+        if isinstance(timeout, list):
+            lengths_waited, of = cast("list[int]", timeout)
+            timeout = format_duration(length * lengths_waited // of)
         if self.adaptive is not None:
             lengths = f"adaptive from {lengths} to {format_duration(self.adaptive.bounds[1])}"
         clocks = ", clocks = align" if self.options.aligns else ""
-        return f"batch_length = {lengths}, timeout = {json.dumps(ratio)}, gated = {json.dumps(gated)}{clocks}"
+        return f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}{clocks}"
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""

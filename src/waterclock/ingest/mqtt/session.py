@@ -97,6 +97,7 @@ class BrokerSession:
         self._number = 0
         self._attempts = 0  # to connect since the connection was lost, or since the start
         self._is_away = False
+        self._has_connected = False
         self._short = 0
         self._pause = _FIRST_PAUSE
         self._subscribed: tuple[FormatRule, ...] = ()
@@ -156,7 +157,8 @@ class BrokerSession:
         text = f"connected to {shared.broker.place} {known}{after}"
         self._tell("connected", text, session_present=connection.session_present, attempts=self._attempts)
         self._attempts, self._is_away = 0, False
-        if not connection.session_present and self._number > 1:
+        had_session, self._has_connected = self._has_connected, True
+        if had_session and not connection.session_present:
             self._tell(
                 "session_lost",
                 f"broker {shared.broker.place} no longer had the session; messages queued for it are lost",

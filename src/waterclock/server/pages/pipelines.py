@@ -80,5 +80,7 @@ def process_data(report: Mapping[str, Any], now: int) -> dict[str, Any]:
 def timeline_query(rule: str) -> str:
     """Return the query of the timeline of batches that uses a rule such as ``window = 1s, max_delay = 2s``."""
     given = dict(part.split(" = ", 1) for part in rule.split(", ") if " = " in part)
+    if given.get("batch_length", "").startswith("adaptive"):
+        return ""  # the lengths depended on how long the work took, so no rule repeats them
     query = {name: given[name].strip('"') for name in _RULE if name in given}
     return urlencode({"by": "rate", **query} if "batch_length" in query else query)
