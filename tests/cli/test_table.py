@@ -27,7 +27,7 @@ def test_a_table_is_made_with_its_options_and_they_are_shown_and_changed(orders:
     assert info["rate_limit"] is None
     orders("table", "alter", "orders", "--rate-limit", "0", expect=WRONG_USAGE)
     orders("table", "alter", "orders", expect=WRONG_USAGE)
-    assert "name at least one" in orders.said
+    assert "Name at least one" in orders.said
 
 
 def test_a_table_of_groups_is_made_with_the_options_of_groups(shell: Shell) -> None:
