@@ -257,7 +257,7 @@ def test_ledgers_and_entries_that_cannot_be_lost_are_refused(sqlite_topic: Topic
             lose_ledger(sqlite_topic, ledger)
     with pytest.raises(InvalidArgumentError, match="ledger must have missing entries, got 1"):
         lose_entries(sqlite_topic, 1, 0)
-    with pytest.raises(InvalidArgumentError, match="entries of ledger 3, which has 2, got 2"):
+    with pytest.raises(InvalidArgumentError, match="entries of ledger 3, which has 2 entries numbered from 0, got 2"):
         lose_entries(sqlite_topic, 3, 0, 2)
 
 

@@ -82,7 +82,7 @@ def check_numeric_json(name: str, value: Any) -> None:
 def _check_keys(name: str, found: dict[Any, Any]) -> None:
     for key in found:
         if not isinstance(key, str):
-            raise InvalidArgumentError(f"the keys of {name} must be strings, as in JSON, got the key {quoted(key)}")
+            raise InvalidArgumentError(f"{name} must have strings as keys, as in JSON, got the key {quoted(key)}")
 
 
 def _too_deep(name: str, value: Any) -> InvalidArgumentError:
