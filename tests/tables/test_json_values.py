@@ -120,9 +120,9 @@ def test_only_nesting_counts_as_depth(make: Callable[[Any], Any]) -> None:
 )
 def test_a_key_that_is_not_text_is_refused(database: Database, value: Any) -> None:
     table = database.create_table("orders", payload="json", columns={"extra": "json"})
-    with pytest.raises(InvalidArgumentError, match=r"^payload must have strings as keys"):
+    with pytest.raises(InvalidArgumentError, match=r"^payload must .*key"):
         table.put(value)
-    with pytest.raises(InvalidArgumentError, match=r"^extra must have strings as keys"):
+    with pytest.raises(InvalidArgumentError, match=r"^extra must .*key"):
         table.put(1, extra=value)
 
 
