@@ -16,7 +16,7 @@ EVENTS = {
     "outcomes_delayed": "Outcomes cannot be written yet, and are retried.",
     "messages_not_given_back": "Messages could not be given back yet: table, count.",
     "lease_lost": "The lease of a message ended while its handler ran: id.",
-    "handler_stuck": "A handler still runs after its time limit, and another takes its slot: id.",
+    "handler_stuck": "A handler still runs after its time limit, and another message is handled in its place: id.",
     "handlers_unfinished": "Handlers still run after the grace period, and their messages are given back: count.",
     "claims_fail": "Claims of a consumer fail: table, consumer.",
     "claims_succeed": "Claims of a consumer succeed again: table, consumer, seconds.",

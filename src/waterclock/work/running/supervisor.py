@@ -73,7 +73,7 @@ class Watch:
         self._counter.add("stuck")
         self.given_up.add(one)
         _log.warning(
-            "the handler of message %r still runs after its time limit; another handler takes its slot",
+            "the handler of message %r still runs after its time limit; another message is handled in its place",
             one.delivery.id,
             extra=event("handler_stuck", id=one.delivery.id),
         )
