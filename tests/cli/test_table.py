@@ -191,3 +191,10 @@ def test_a_producer_closes_a_group(shell: Shell) -> None:
     shell("table", "put", "steps", "one", "--group", "a", "--closes-group")
     shell("table", "receive", "steps", "--ack")
     assert shell.json("group", "ls", "steps") == []
+
+
+def test_the_info_of_a_table_rounds_measured_rates_for_people_and_not_in_json(orders: Shell) -> None:
+    orders("table", "put", "orders", "one")
+    assert f"put rate           {1 / 60:.3g}/s" in orders("table", "info", "orders")
+    (info,) = orders.json("table", "info", "orders")
+    assert info["put_rate"] == 1 / 60

@@ -13,7 +13,7 @@ from waterclock._support.quoting import counted, quoted
 from waterclock.cli.tables.payloads import columns_of, headers_of, pairs, payload_of, put_lines
 from waterclock.cli.tables.table_options import ChangingOptions, shown
 from waterclock.cli.terminal.common import Common
-from waterclock.cli.terminal.output import Span, pause_end, span
+from waterclock.cli.terminal.output import PerSecond, Span, pause_end, span
 from waterclock.errors import ForbiddenError, InvalidArgumentError
 from waterclock.time import TimeUnit, format_time, to_time
 
@@ -132,6 +132,7 @@ def info(name: str, /, *, common: Common = Common()) -> None:
             "name": name,
             **asdict(table_stats),
             "oldest_age": span(table_stats.oldest_age),
+            **{name: PerSecond(getattr(table_stats, name)) for name in ("put_rate", "ack_rate", "sent_rate")},
             **_pause(table),
             "open_transactions": _open_transactions(database),
             **shown(table.options),

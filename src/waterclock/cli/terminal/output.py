@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MICROSECOND = 1_000  # ns
 _MILLISECOND = 1_000_000
 _SECOND = 1_000_000_000
+_DIGITS = 3  # of a measured rate that is shown to people
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,16 @@ class Span:
 def span(ns: int | None) -> Span | None:
     """Convert a length of time to the form that output takes; None stays None."""
     return None if ns is None else Span(ns)
+
+
+@dataclass(frozen=True)
+class PerSecond:
+    """A measured rate: rounded for people (``0.0333/s``), the exact number in JSON."""
+
+    rate: float
+
+    def __str__(self) -> str:
+        return f"{self.rate:.{_DIGITS}g}/s" if self.rate < 10**_DIGITS else f"{self.rate:.0f}/s"
 
 
 def pause_end(until: int | None) -> str | None:
@@ -184,6 +195,8 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, Span):
         return value.seconds
+    if isinstance(value, PerSecond):
+        return value.rate
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
