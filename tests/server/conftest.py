@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ def serve(database: wc.Database) -> Generator[Callable[..., TestClient]]:
     """Start a server with a policy; it ends with the test."""
     with ExitStack() as stack:
 
-        def start(**policy: bool) -> TestClient:
+        def start(**policy: Any) -> TestClient:
             app = create_app(database, Policy(**policy))
             return stack.enter_context(TestClient(app, base_url="http://localhost:8040", raise_server_exceptions=False))
 

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from tests.server.browsing import sign_in
 
 import waterclock as wc
 from waterclock.server.access import Policy
 from waterclock.server.app import create_app
-from waterclock.server.limits import MAX_BODY, MAX_WRONG_TOKENS
+from waterclock.server.limits import MAX_BODY, MAX_WRONG_TOKENS, RequestRates
 from waterclock.server.rights import VERBS, Right
 from waterclock.server.tokens import add_token, find_token, remove_token
 
@@ -438,3 +441,35 @@ def test_an_address_that_guesses_tokens_is_refused_for_a_while_but_known_tokens_
     assert (refused.status_code, 0 < int(refused.headers["retry-after"]) <= 61) == (429, True)
     assert client.get("/api/me", headers=known).status_code == 200
     assert sign_in(client, unseen).status_code == 429
+
+
+def test_a_token_that_sends_too_many_requests_waits_and_others_do_not(
+    serve: Callable[..., TestClient], bearer: Callable[..., dict[str, str]]
+) -> None:
+    client, busy, other = serve(require_token=True, rate_limit=1), bearer("read topic:t"), bearer("read topic:u")
+    answers = [client.get("/api/me", headers=busy) for _ in range(20)]  # in far less than 20 s
+    refused = next(one for one in answers if one.status_code == 429)
+    assert (answers[0].status_code, refused.headers["retry-after"]) == (200, "1")
+    assert refused.json()["message"] == "the token exceeds its rate limit of 1/s; try again later"
+    assert client.get("/api/me", headers=other).status_code == 200
+
+
+def test_callers_of_this_machine_have_no_rate_limit(serve: Callable[..., TestClient]) -> None:
+    client = serve(rate_limit=1)
+    assert [client.get("/api/me").status_code for _ in range(20)] == [200] * 20
+
+
+@given(st.integers(1, 50), st.lists(st.floats(0, 2), max_size=60))
+def test_no_token_gets_more_requests_than_its_rate_and_one_seconds_worth(most: int, gaps: list[float]) -> None:
+    rates, now, allowed = RequestRates(most), 0.0, list[float]()
+    for gap in gaps:
+        now += gap
+        try:
+            rates.check("t", now)
+        except HTTPException:
+            assert sum(each > now - 1 for each in allowed) > 0
+        else:
+            allowed.append(now)
+    for first, since in enumerate(allowed):
+        for last in range(first, len(allowed)):
+            assert last - first + 1 <= most * (allowed[last] - since + 1) + 1e-6

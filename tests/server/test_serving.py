@@ -50,12 +50,15 @@ def test_an_address_is_a_host_and_a_port() -> None:
 
 
 def test_a_reason_for_not_serving_is_reported(database: wc.Database, tmp_path: Path) -> None:
-    def start(listen: str, certificate: Path | None = None, key: Path | None = None) -> None:
+    def start(
+        listen: str, certificate: Path | None = None, key: Path | None = None, rate_limit: int | None = None
+    ) -> None:
         serve(
             database,
             listen,
             require_token=False,
             read_only=False,
+            rate_limit=rate_limit,
             certificate=certificate,
             key=key,
             started=lambda _url, _policy: pytest.fail("it serves"),
@@ -65,6 +68,8 @@ def test_a_reason_for_not_serving_is_reported(database: wc.Database, tmp_path: P
         start("192.0.2.1:8040")
     with pytest.raises(InvalidArgumentError, match="certificate and key must both be given"):
         start("127.0.0.1:0", certificate=tmp_path / "missing.pem")
+    with pytest.raises(InvalidArgumentError, match="rate_limit must be"):
+        start("127.0.0.1:0", rate_limit=0)
     with pytest.raises(InvalidArgumentError, match="cannot use the certificate"):
         start("127.0.0.1:0", tmp_path / "missing.pem", tmp_path / "missing.key")
 

@@ -21,6 +21,7 @@ def serve(
     listen: str = "127.0.0.1:8040",
     read_only: Annotated[bool, Parameter(negative="")] = False,
     require_token: Annotated[bool, Parameter(negative="")] = False,
+    rate_limit: int | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
     log: LogOptions = LogOptions(),
@@ -39,6 +40,8 @@ def serve(
         Refuse everything but looking.
     require_token
         Also ask programs of this machine for a token, for example behind a proxy.
+    rate_limit
+        Maximum requests per second of each token, 500 by default; more get status 429.
     certificate
         File with a TLS certificate, in PEM.
     key
@@ -66,6 +69,7 @@ def serve(
             listen,
             require_token=require_token,
             read_only=read_only,
+            rate_limit=rate_limit,
             certificate=certificate,
             key=key,
             started=say,

@@ -25,7 +25,7 @@ from waterclock._support.quoting import in_a_line, quoted
 from waterclock.connection import Database
 from waterclock.errors import WaterclockError
 from waterclock.server.errors import error_response, http_error
-from waterclock.server.limits import WrongTokens
+from waterclock.server.limits import MAX_REQUESTS, RequestRates, WrongTokens
 from waterclock.server.opened_tables import OpenedTables
 from waterclock.server.rights import Client, Kind, Verb
 from waterclock.server.tokens import find_token, is_token
@@ -73,11 +73,14 @@ class Policy:
         Whether callers on this machine need a token, too.
     read_only
         Whether it refuses all changes.
+    rate_limit
+        Maximum requests per second of each token.
     """
 
     on_loopback: bool = True
     require_token: bool = False
     read_only: bool = False
+    rate_limit: int = MAX_REQUESTS
 
 
 @dataclass(slots=True)
@@ -186,6 +189,7 @@ class Access:
         self._backend = database.backend
         self._policy = policy
         self._known = known
+        self._rates = RequestRates(policy.rate_limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -195,6 +199,8 @@ class Access:
         try:
             is_foreign = self._check_origin(scope, headers)
             caller, credential = await self._find_caller(scope["path"], headers, address)
+            if caller.rights:  # callers of this machine need no token
+                self._rates.check(caller.name, moments.monotonic())
         except HTTPException as error:
             await _refusal(error, scope, headers)(scope, receive, send)
             return

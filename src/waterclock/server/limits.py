@@ -1,4 +1,4 @@
-"""Limits on the server's resources: bytes of a body, open streams, and look-ups of wrong tokens."""
+"""Limits on the server's resources: bytes of a body, open streams, requests of a token, and look-ups of wrong ones."""
 
 from __future__ import annotations
 
@@ -25,9 +25,16 @@ MAX_THREADS = 12
 MAX_WRONG_TOKENS = 20
 """Maximum wrong tokens of an address in a minute: each costs a query. No one types as many."""
 
+MAX_REQUESTS = 500
+"""Maximum requests per second of each token, unless the operator sets another limit: half of what one core answers.
+
+So a token that is used in an endless loop leaves time for others. A second's worth may come at once.
+"""
+
 _TOO_LARGE = 413
 _MINUTE = 60.0
 _MOST_ADDRESSES = 10_000
+_MOST_TOKENS = 10_000
 
 
 class LimitedBodies:
@@ -79,6 +86,30 @@ class StreamLimit:
             yield
         finally:
             self._open -= 1
+
+
+class RequestRates:
+    """The request rate of each token. Used in the event loop alone.
+
+    Parameters
+    ----------
+    most
+        Maximum requests per second.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free_at: dict[str, float] = {}
+
+    def check(self, name: str, now: float) -> None:
+        """Count a request of the token of this name, and refuse it if there are too many; ``now`` in seconds."""
+        ahead = max(self._free_at.get(name, now) - now, 0.0)
+        if ahead * self._most > self._most - 1:
+            text = f"the token exceeds its rate limit of {self._most}/s; try again later"
+            raise HTTPException(429, text, {"Retry-After": "1"})
+        if len(self._free_at) >= _MOST_TOKENS:
+            self._free_at = {each: at for each, at in self._free_at.items() if at > now}
+        self._free_at[name] = now + ahead + 1 / self._most
 
 
 class WrongTokens:

@@ -17,6 +17,8 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.server.access import Policy, is_loopback
 from waterclock.server.app import create_app
 from waterclock.server.connections import ClientConnection
+from waterclock.server.limits import MAX_REQUESTS
+from waterclock.tables.model.options import check_count
 from waterclock.work.running.signals import stopping_at_signals
 
 _LAST_PORT = 65_535
@@ -38,6 +40,7 @@ def serve(
     *,
     require_token: bool,
     read_only: bool,
+    rate_limit: int | None,
     certificate: Path | None,
     key: Path | None,
     started: Callable[[str, Policy], None],
@@ -46,6 +49,8 @@ def serve(
 
     Parameters
     ----------
+    rate_limit
+        Maximum requests per second of each token; None: `MAX_REQUESTS`.
     started
         Called with the URL once connections are accepted.
 
@@ -59,7 +64,8 @@ def serve(
     host, port = parse_address(listen)
     if (certificate is None) != (key is None):
         raise InvalidArgumentError("certificate and key must both be given, got one of them")
-    policy = Policy(on_loopback=is_loopback(host), require_token=require_token, read_only=read_only)
+    most = MAX_REQUESTS if rate_limit is None else check_count(rate_limit, "rate_limit")
+    policy = Policy(is_loopback(host), require_token, read_only, most)
     files: dict[str, Any] = {} if certificate is None else {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
     config = uvicorn.Config(
         create_app(database, policy),
