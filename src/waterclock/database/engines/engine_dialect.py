@@ -54,6 +54,18 @@ class EngineDialect(Protocol):
     """Asks for the transactions that have been open for more than ``longest`` seconds, and for which the server keeps
     rows that were changed since: process, seconds, user and program; None if readers do not make writers slower."""
 
+    stored_size: sa.TextClause
+    """Asks for the bytes of the database, those of them that are free, and the transactions whose old versions of rows
+    it keeps; NULL: not known."""
+
+    stored_tables: sa.TextClause | None
+    """Asks for at most ``most`` of our tables: name, estimated rows, dead rows, bytes, bytes of indexes, and when dead
+    rows were last removed, ns; None if only reading a table shows its size."""
+
+    def log_size(self, url: sa.URL) -> int | None:
+        """Return the bytes of the write-ahead log, if it grows while a reader holds an old snapshot."""
+        ...
+
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Create an engine whose connections are configured for durable, concurrent use."""
         ...

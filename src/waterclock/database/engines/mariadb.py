@@ -201,6 +201,22 @@ class MariadbDialect:
         WHERE trx.trx_started < NOW() - INTERVAL :longest SECOND AND trx.trx_mysql_thread_id <> CONNECTION_ID()
         ORDER BY trx.trx_started""")
 
+    stored_size: sa.TextClause = sa.text("""
+        SELECT sum(data_length + index_length), sum(data_free),
+            (SELECT variable_value FROM information_schema.global_status
+                WHERE variable_name = 'INNODB_HISTORY_LIST_LENGTH')
+        FROM information_schema.tables WHERE table_schema = DATABASE()""")
+
+    stored_tables: sa.TextClause | None = sa.text("""
+        SELECT table_name, table_rows, NULL, data_length, index_length, NULL FROM information_schema.tables
+        WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND (table_name LIKE 'waterclock\\_%'
+            OR table_name IN (SELECT name FROM waterclock_message_tables))
+        ORDER BY data_length + index_length DESC LIMIT :most""")
+
+    def log_size(self, url: sa.URL) -> int | None:  # noqa: ARG002  # as in the base
+        """Return None: old versions of rows are in the undo log, which the server counts."""
+        return None
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the user, the database, a table, a column or a routine, or because of a server's privilege."""
         return _code(error) in _FORBIDDEN

@@ -218,6 +218,29 @@ class PostgresqlDialect:
             AND backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()
         ORDER BY xact_start""")
 
+    stored_size: sa.TextClause = sa.text("SELECT pg_database_size(current_database()), NULL, NULL")
+
+    # Partitioned tables first: the catalogue does not count their pages.
+    stored_tables: sa.TextClause | None = sa.text("""
+        WITH ours AS (
+            SELECT class.oid, class.relname FROM pg_class AS class
+                JOIN pg_namespace AS space ON space.oid = class.relnamespace
+            WHERE space.nspname = current_schema() AND class.relkind IN ('r', 'p') AND NOT class.relispartition
+                AND (starts_with(class.relname, 'waterclock_')
+                    OR class.relname IN (SELECT name FROM waterclock_message_tables))
+            ORDER BY class.relkind = 'p' DESC, class.relpages DESC LIMIT :most
+        )
+        SELECT ours.relname, sum(stat.n_live_tup), sum(stat.n_dead_tup), sum(pg_table_size(stat.relid)),
+            sum(pg_indexes_size(stat.relid)),
+            CAST(1000000000 * extract(epoch FROM max(greatest(stat.last_vacuum, stat.last_autovacuum))) AS BIGINT)
+        FROM ours LEFT JOIN LATERAL pg_partition_tree(ours.oid) AS part ON true
+            JOIN pg_stat_user_tables AS stat ON stat.relid = coalesce(part.relid, ours.oid)
+        GROUP BY ours.relname""")
+
+    def log_size(self, url: sa.URL) -> int | None:  # noqa: ARG002  # as in the base
+        """Return None: old versions of rows are in the tables."""
+        return None
+
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """insufficient_privilege, or a failed login."""
         state = getattr(error.orig, "sqlstate", None)

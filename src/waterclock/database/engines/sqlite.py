@@ -13,7 +13,7 @@ from waterclock._support.quoting import quoted
 from waterclock._support.urls import shown
 from waterclock.database.driver_fast_path import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
-from waterclock.database.engines.sqlite_file import file_of, open_also_read_only
+from waterclock.database.engines.sqlite_file import file_of, log_of, open_also_read_only
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.database.writer_queue import Turns
 from waterclock.errors import InvalidArgumentError, UnavailableError
@@ -55,6 +55,10 @@ class SqliteDialect:
 
     name = "sqlite"
     long_transactions: sa.TextClause | None = None
+    stored_size: sa.TextClause = sa.text("""
+        SELECT pages.page_count * size.page_size, free.freelist_count * size.page_size, NULL
+        FROM pragma_page_count() AS pages, pragma_page_size() AS size, pragma_freelist_count() AS free""")
+    stored_tables: sa.TextClause | None = None
     longest_pause = 0.005  # the lock is free only for moments: infrequent tries wait long behind a busy writer
     commits_each = False
     outlives_errors = True
@@ -103,6 +107,13 @@ class SqliteDialect:
         with engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
             _set_log(driver)
+
+    def log_size(self, url: sa.URL) -> int | None:
+        """Return the size of the file of the write-ahead log."""
+        try:
+            return log_of(file_of(url)).stat().st_size
+        except OSError:
+            return 0
 
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Begin with the write lock: a transaction that reads first and writes later can fail for good."""

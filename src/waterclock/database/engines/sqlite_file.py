@@ -40,7 +40,7 @@ def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any
             return connection  # busy, or no database: the first statement reports it
         path = Path(connection.execute("PRAGMA database_list").fetchone()[2])
         connection.close()
-        if _log_of(path).exists():
+        if log_of(path).exists():
             raise  # the log holds data that the file does not have yet
         record.info[_SEEN] = (path, _state(path))
         return dialect.connect(f"{_URI}{quote(str(path))}?mode=ro&immutable=1", **{**options, "uri": True})
@@ -50,7 +50,7 @@ def _open(dialect: sa.Dialect, record: Any, arguments: Any, options: Any) -> Any
 
 def _look(_connection: Any, record: Any, _proxy: Any) -> None:
     seen = record.info.get(_SEEN)
-    if seen is not None and (seen[1] != _state(seen[0]) or _log_of(seen[0]).exists()):
+    if seen is not None and (seen[1] != _state(seen[0]) or log_of(seen[0]).exists()):
         raise exc.DisconnectionError(f"{seen[0]} has changed")  # the pool then opens it again
 
 
@@ -59,5 +59,6 @@ def _state(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _log_of(path: Path) -> Path:
+def log_of(path: Path) -> Path:
+    """Return the file of the write-ahead log."""
     return path.with_name(f"{path.name}-wal")

@@ -1,4 +1,4 @@
-"""The page of the system: the database, upkeep, and transactions that keep dead rows."""
+"""The page of the system: the database, its storage, transactions that keep dead rows, and upkeep."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from waterclock.connection import Database
+from waterclock.database.deadlines import answers_within
 from waterclock.database.held_snapshots import held_snapshots
-from waterclock.errors import ForbiddenError
+from waterclock.database.sizes import DatabaseSizes, TableSizes, read_sizes
+from waterclock.errors import ForbiddenError, UnavailableError
 from waterclock.server.access import AnyClient
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
@@ -19,6 +21,9 @@ from waterclock.work.upkeep import Upkeep
 
 MOST_TASKS = 200
 """Maximum tasks of upkeep on the page; failed and due ones come first."""
+
+STORAGE_WITHIN = 2.0
+"""Seconds for reading sizes, which waits for a transaction that locks a table. The page must not."""
 
 router = APIRouter(include_in_schema=False)
 
@@ -41,6 +46,7 @@ def system_data(database: Database, caller: Client) -> dict[str, Any]:
         "database": {"kind": backend.engine.dialect.name, "version": ".".join(map(str, server or ()))},
         "now": shapes.time(now),
         "transactions": _transactions(database) if caller.rights is None else None,
+        "storage": _storage(database, caller),
         "tasks": [
             {
                 "kind": one.kind,
@@ -56,6 +62,41 @@ def system_data(database: Database, caller: Client) -> dict[str, Any]:
             for one in tasks[:MOST_TASKS]
         ],
         "more": len(tasks) > MOST_TASKS,
+    }
+
+
+def _storage(database: Database, caller: Client) -> dict[str, Any] | None:
+    """Describe the space that the database takes; None if it does not show that, or not in time."""
+    try:
+        with answers_within(STORAGE_WITHIN), database.backend.patience(STORAGE_WITHIN):
+            found = read_sizes(database.backend)
+    except (ForbiddenError, UnavailableError):
+        return None
+    tables = None if found.tables is None else [_table(one) for one in found.tables if _is_shown(one, caller)]
+    return {**(_whole(found) if caller.rights is None else {}), "tables": tables}
+
+
+def _whole(found: DatabaseSizes) -> dict[str, int | None]:
+    return {name: getattr(found, name) for name in ("size", "free", "log_size", "unpurged")}
+
+
+def _is_shown(one: TableSizes, caller: Client) -> bool:
+    return caller.may("read", "table", one.name) if _is_message_table(one) else caller.rights is None
+
+
+def _is_message_table(one: TableSizes) -> bool:
+    return not one.name.startswith("waterclock_")
+
+
+def _table(one: TableSizes) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "is_message_table": _is_message_table(one),
+        "rows": one.rows,
+        "dead_rows": one.dead_rows,
+        "size": one.size,
+        "index_size": one.index_size,
+        "cleaned_at": shapes.time(one.cleaned_at),
     }
 
 
