@@ -13,12 +13,14 @@ from fastapi.testclient import TestClient
 from tests.server.browsing import BROWSER, send_form
 
 import waterclock as wc
+from waterclock._support import moments
 from waterclock.database.schema.ingest_catalogue import ingest_files, ingest_partitions, ingest_sessions
 from waterclock.database.schema.process_catalogue import process_reports
 from waterclock.monitoring.process_reports import ProcessReport, read_reports
 from waterclock.server.pages import ingest
 from waterclock.server.pages.cron_words import in_words
 from waterclock.server.pages.tables import groups
+from waterclock.tables.messages.rows.process_heartbeat import RunningHandler, process_heartbeat
 
 pytestmark = pytest.mark.one_database
 
@@ -147,6 +149,52 @@ def test_workers_shows_processes_and_consumers(database: wc.Database, client: Te
         assert [(one["table"], one["subscriptions"]) for one in found["processes"]] == [("orders", 1)]
         assert [one["consumer"] for one in found["consumers"]] == ["packer"]
         assert "packer" in client.get("/workers").text
+
+
+def test_a_stuck_handler_is_named_with_its_message_by_the_overview_and_by_workers(
+    database: wc.Database, client: TestClient
+) -> None:
+    table = database.create_table("orders", payload="text", id_type="text")
+    process = process_heartbeat(table.context)
+    now = moments.monotonic_ns()
+    running = [RunningHandler(HOSTILE, "packer", now - 90 * 10**9, True), RunningHandler("9", None, now, False)]
+    with table.subscribe("packer") as deliveries:
+        process.report_handlers(deliveries, lambda: running)
+        process.beat()
+        found = client.get("/workers?format=json").json()
+        assert [(one["message_id"], one["consumer"], one["stuck"]) for one in found["handlers"]] == [
+            (HOSTILE, "packer", True),
+            ("9", None, False),
+        ]
+        assert found["handlers"][0]["seconds"] >= 90
+        text = client.get("/workers").text
+        assert f"/tables/orders/messages/{quote(HOSTILE, safe='')}" in text
+        assert '<span class="tag is-bad">stuck</span>' in text
+        assert "<script>alert" not in text
+        assert "1 handler of table orders still runs after the time limit." in client.get("/").text
+        process.report_handlers(deliveries, list)
+        process.beat()
+        assert client.get("/workers?format=json").json()["handlers"] == []
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
+def test_system_shows_sizes_to_those_who_may_read_them(
+    database: wc.Database, serve: Callable[..., TestClient], bearer: Callable[..., dict[str, str]]
+) -> None:
+    for name in ("orders", "secret"):
+        database.create_table(name, payload="text").put("x")
+    client = serve()
+    storage = client.get("/system?format=json").json()["storage"]
+    assert storage["size"] > 0
+    text = client.get("/system", headers=BROWSER).text
+    assert "<dt>Size</dt>" in text
+    limited = client.get("/system?format=json", headers=bearer("read table:orders")).json()["storage"]
+    assert limited.keys() == {"tables"}
+    if storage["tables"] is None:
+        assert "Write-ahead log" in text
+    else:
+        assert {"orders", "secret", "waterclock_topics"} <= {one["name"] for one in storage["tables"]}
+        assert [one["name"] for one in limited["tables"]] == ["orders"]
 
 
 def test_ingest_shows_what_is_appended_and_which_sessions_are_silent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import threading
@@ -16,7 +17,9 @@ from tests.work.conftest import PATIENCE, Waiting, running, until
 
 import waterclock as wc
 from waterclock.connection import Database
+from waterclock.database.schema.table_catalogue import heartbeats
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.work.flow import fetcher
 
 MakeTable = Callable[..., MessageTable]
@@ -24,6 +27,14 @@ MakeTable = Callable[..., MessageTable]
 
 def put(table: MessageTable, *payloads: Any, **more: Any) -> None:
     table.put_many([{"payload": each, **more} for each in payloads])
+
+
+def handlers_of(table: MessageTable) -> tuple[int, list[tuple[str, bool]]]:
+    """Return what this process's heartbeat says of its handlers: how many are stuck, and the longest-running."""
+    process_heartbeat(table.context).beat()
+    with table.context.backend.snapshot() as connection:
+        [row] = connection.execute(sa.select(heartbeats.c.stuck, heartbeats.c.handlers))
+    return row.stuck, [(one["id"], one["stuck"]) for one in json.loads(row.handlers or "[]")]
 
 
 def test_each_message_is_handled_and_acked(orders: MessageTable) -> None:
@@ -253,8 +264,10 @@ def test_a_thread_that_is_stuck_gives_its_slot_to_another_and_its_message_backs_
         until(lambda: done == ["next"])
         until(lambda: orders.stats().delayed == 1)
         assert (worker.counts.stuck, worker.counts.timed_out, worker.unfinished) == (1, 1, 1)
+        assert handlers_of(orders) == (1, [(str(stuck_id), True)])
         handler.go_on.set()
         until(lambda: worker.unfinished == 0)
+        assert handlers_of(orders) == (0, [])
     [line] = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
     assert f"message {stuck_id} of 'orders' failed, attempt 1; next try in 1h: TimeoutError: the handler took" in line
     assert orders.stats().acked == 1

@@ -32,7 +32,7 @@ _TABLES = (
 _ACTIVE = (
     sa.select(
         heartbeats.c.table_id,
-        *(sa.func.sum(heartbeats.c[name]).label(name) for name in ("subscribers", "failing", "sent")),
+        *(sa.func.sum(heartbeats.c[name]).label(name) for name in ("subscribers", "failing", "stuck", "sent")),
     )
     .where(heartbeats.c.beat_at > sa.bindparam("since", type_=sa.BigInteger))
     .group_by(heartbeats.c.table_id)
@@ -53,6 +53,8 @@ class TableRecord:
         Messages purged so far.
     subscribers, failing
         Open subscriptions in all processes, and those whose claims fail.
+    stuck
+        Handlers that still run after their time limit.
     sent_rate
         Deliveries per second in the last minute.
     """
@@ -64,6 +66,7 @@ class TableRecord:
     purged: int
     subscribers: int
     failing: int
+    stuck: int
     sent_rate: float
 
 
@@ -103,6 +106,7 @@ def table_records(backend: Backend, connection: sa.Connection) -> list[TableReco
             purged=int(row.purged or 0),
             subscribers=0 if beat is None else int(beat.subscribers),
             failing=0 if beat is None else int(beat.failing),
+            stuck=0 if beat is None else int(beat.stuck),
             sent_rate=0.0 if beat is None else int(beat.sent) / RATE_SECONDS,
         )
 

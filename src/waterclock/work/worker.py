@@ -156,7 +156,7 @@ class Worker:
     @property
     def unfinished(self) -> int:
         """Return how many handlers still run although the worker took their messages back."""
-        return sum(not one.ended for one in self._watch.given_up)
+        return len(self._watch.unfinished())
 
     @property
     def ends_by(self) -> float | None:
@@ -316,6 +316,7 @@ class Worker:
             intake = Intake(table, handlers, subscription, self._lanes, recorder, self._counter, self._fail, here=here)
             if self._watch.processes is not None:
                 self._watch.processes.begin(intake, number)
+            intake.report_handlers(self._watch.handlers_of)
             self._intakes.append(intake)
         return intake
 
@@ -410,7 +411,7 @@ class Worker:
             self._watch.ask(one)
         self._wait_for_unwinding()
         ours = [one for one in running if one.decide()]
-        self._watch.given_up.update(ours)
+        self._watch.give_up(ours)
         for one in ours:
             self._lanes.end(one, goes_on=False)
         if ours:

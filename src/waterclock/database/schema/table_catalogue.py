@@ -186,6 +186,14 @@ heartbeats = sa.Table(
     ),
     sa.Column("failing", BigInt, nullable=False, server_default="0", doc="Its subscriptions whose claims fail."),
     sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
+    sa.Column(
+        "stuck",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="Its handlers that still run after their time limit.",
+    ),
+    sa.Column("handlers", LongText, doc="Its longest-running handlers, as JSON; NULL: no handler runs."),
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
 

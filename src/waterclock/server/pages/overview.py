@@ -99,6 +99,10 @@ def _of_tables(facts: Facts, tables: Sequence[TableRecord]) -> Iterator[Problem]
         url = f"/tables/{name_url(one.name)}"
         if one.failing:
             yield Problem("bad", f"Consumers of table {one.name} cannot claim messages.", "/workers")
+        if one.stuck:
+            handlers = "1 handler" if one.stuck == 1 else f"{one.stuck:,} handlers"
+            verb = "runs" if one.stuck == 1 else "run"
+            yield Problem("bad", f"{handlers} of table {one.name} still {verb} after the time limit.", "/workers")
         counts = facts.counts.get(one.name)
         if counts is None:
             yield Problem("warn", f"The messages of table {one.name} could not be counted.", url)

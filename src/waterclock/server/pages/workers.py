@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,10 @@ from waterclock.tables.messages.inspecting.searching import read_window
 from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECONDS
 from waterclock.tables.model.schema import is_waiting
 
-MOST_PROCESSES, MOST_TABLES, MOST_CONSUMERS = 200, 20, 50
-"""Maximum processes on the page, tables whose messages in flight are read, and consumers of each."""
+MOST_PROCESSES, MOST_TABLES, MOST_CONSUMERS, MOST_HANDLERS = 200, 20, 50, 50
+"""Maximum processes on the page, tables whose messages in flight are read, consumers of each, and running handlers."""
+
+_NS = 1_000_000_000
 
 router = APIRouter(include_in_schema=False)
 
@@ -34,8 +37,8 @@ def show_workers(request: Request, caller: AnyClient) -> Response:
 
 
 def workers_data(database: Database, facts: Facts, caller: Client) -> dict[str, Any]:
-    """List live processes, and consumers with messages, of the tables that the caller may read."""
-    names = ("session", "subscribers", "sent", "beat_at", "failing", "failure")
+    """List live processes, running handlers, and consumers with messages, of the tables that the caller may read."""
+    names = ("session", "subscribers", "sent", "beat_at", "failing", "failure", "stuck", "handlers")
     beats, its = heartbeats.c, message_tables.c
     with database.backend.snapshot() as connection:
         now = database.backend.now(connection)
@@ -43,9 +46,10 @@ def workers_data(database: Database, facts: Facts, caller: Client) -> dict[str, 
             sa.select(its.name, *(heartbeats.c[name] for name in names))
             .join_from(heartbeats, message_tables, its.table_id == beats.table_id)
             .where(beats.beat_at > now - LASTS)
-            .order_by(beats.failing.desc(), its.name, beats.session)
+            .order_by(beats.stuck.desc(), beats.failing.desc(), its.name, beats.session)
             .limit(MOST_PROCESSES + 1)
         ).all()
+    mine = [row for row in rows[:MOST_PROCESSES] if caller.may("read", "table", row.name)]
     processes = [
         {
             "table": row.name,
@@ -54,11 +58,24 @@ def workers_data(database: Database, facts: Facts, caller: Client) -> dict[str, 
             "sent_per_second": row.sent / RATE_SECONDS,
             "beat_at": shapes.time(row.beat_at),
             "failing": row.failing,
+            "stuck": row.stuck,
             "failure": row.failure if caller.rights is None else None,  # it may name hosts and paths
         }
-        for row in rows[:MOST_PROCESSES]
-        if caller.may("read", "table", row.name)
+        for row in mine
     ]
+    handlers = [
+        {
+            "table": row.name,
+            "message_id": one["id"],
+            "consumer": one["consumer"],
+            "since": shapes.time(one["since"]),
+            "seconds": max(0, now - one["since"]) / _NS,
+            "stuck": one["stuck"],
+        }
+        for row in mine
+        for one in json.loads(row.handlers or "[]")
+    ]
+    handlers.sort(key=lambda one: (not one["stuck"], one["since"]))
     busy = [
         one.name
         for one in facts.tables
@@ -67,7 +84,12 @@ def workers_data(database: Database, facts: Facts, caller: Client) -> dict[str, 
         and counts.messages.messages["in_flight"]
     ]
     consumers = [one for name in busy[:MOST_TABLES] for one in _consumers(database.table(name).context)]
-    return {"processes": processes, "more": len(rows) > MOST_PROCESSES, "consumers": consumers}
+    return {
+        "processes": processes,
+        "more": len(rows) > MOST_PROCESSES,
+        "handlers": handlers[:MOST_HANDLERS],
+        "consumers": consumers,
+    }
 
 
 def _consumers(context: TableContext) -> Iterator[dict[str, Any]]:

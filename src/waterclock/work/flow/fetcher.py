@@ -18,6 +18,7 @@ from waterclock.tables.consumers.discarding import discard
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.rows.process_heartbeat import RunningHandler, process_heartbeat
 from waterclock.time import Duration
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 from waterclock.work.ground.counts import WorkCounts
@@ -99,6 +100,10 @@ class Intake:
         if observer is not None:
             self.subscription.when_claimed = lambda seconds, count: observer.note_claim(name, seconds, count)
         moments.start(self._thread)
+
+    def report_handlers(self, running: Callable[[Intake], Sequence[RunningHandler]]) -> None:
+        """Show in the process's heartbeat which handlers run for this table."""
+        process_heartbeat(self.table.context).report_handlers(self.subscription, lambda: running(self))
 
     def stop(self) -> None:
         """Stop claiming. Messages of a running claim are given back at once."""

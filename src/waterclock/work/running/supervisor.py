@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from weakref import WeakSet
 
 from waterclock._support.log_events import event
+from waterclock.tables.messages.rows.process_heartbeat import RunningHandler
 from waterclock.work.flow.dispatch_queue import Handling, Lanes
 from waterclock.work.flow.fetcher import Intake
 from waterclock.work.ground.counts import WorkCounts
@@ -27,8 +29,6 @@ class Watch:
     ----------
     threads, processes
         The callers of handlers, other than the event loop.
-    given_up
-        Messages whose handlers still ran when the worker took them back.
     """
 
     def __init__(self, lanes: Lanes, counter: WorkCounts, caller: Caller) -> None:
@@ -37,7 +37,8 @@ class Watch:
         self._caller = caller
         self.threads: HandlerThreads | None = None
         self.processes: Processes | None = None
-        self.given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
+        self._given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
+        self._giving_up = threading.Lock()
 
     def look(self) -> None:
         """Check once."""
@@ -57,6 +58,26 @@ class Watch:
             if self.processes is None and self._caller.is_late(one, _STUCK_AFTER if self.threads is None else 0):
                 self._give_up(one)
 
+    def give_up(self, handlings: Iterable[Handling]) -> None:
+        """Note that the worker takes back messages whose handlers still run."""
+        with self._giving_up:
+            self._given_up.update(handlings)
+
+    def unfinished(self) -> list[Handling]:
+        """Return messages whose handlers still run although the worker took them back."""
+        with self._giving_up:
+            return [one for one in self._given_up if not one.ended]
+
+    def handlers_of(self, intake: Intake) -> list[RunningHandler]:
+        """List the handlers that run for a table's messages. Other threads may call it."""
+        stuck = set(self.unfinished())
+        stuck.update(one for one in self._lanes.running if self._caller.is_late(one))
+        return [
+            RunningHandler(str(one.delivery.id), intake.subscription.consumer, one.began_at, one in stuck)
+            for one in stuck.union(self._lanes.running)
+            if one.intake is intake and not one.waits_for_loop
+        ]
+
     def _give_up(self, one: Handling) -> None:
         """Take its slot from a handler that still runs after its time limit."""
         handler = one.intake.handlers.find(one.delivery)
@@ -71,7 +92,7 @@ class Watch:
             return
         self._counter.add("timed_out")
         self._counter.add("stuck")
-        self.given_up.add(one)
+        self.give_up((one,))
         _log.warning(
             "the handler of message %r still runs after its time limit; another message is handled in its place",
             one.delivery.id,

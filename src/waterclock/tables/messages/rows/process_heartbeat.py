@@ -7,11 +7,12 @@ receives. A row that was not updated for thirty seconds is ignored: its process 
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -39,6 +40,9 @@ BEAT_EVERY = 10 * _SECOND
 
 LASTS = 30 * _SECOND
 """How long a row of a process is valid, ns."""
+
+MOST_HANDLERS = 10
+"""Maximum running handlers in a process's row: those that run longest."""
 
 _PATIENCE = 1.0  # s; no consumer waits longer for statistics
 _PATIENCE_OF_LEAVING = 0.1  # s; the lock may belong to the leaving consumer's own caller
@@ -82,6 +86,25 @@ class OpenSubscription(Protocol):
         ...
 
 
+class RunningHandler(NamedTuple):
+    """A handler that runs.
+
+    Attributes
+    ----------
+    message_id, consumer
+        Its message, and the consumer that received it.
+    began_at
+        When it was called, monotonic ns.
+    is_stuck
+        Whether it still runs after its time limit.
+    """
+
+    message_id: str
+    consumer: str | None
+    began_at: int
+    is_stuck: bool
+
+
 class Activity(NamedTuple):
     """The activity of one or all processes on a table.
 
@@ -122,6 +145,7 @@ class ProcessHeartbeat:
         self._writing = threading.Lock()
         self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
         self._failing = WeakKeyDictionary[OpenSubscription, str]()
+        self._handlers = WeakKeyDictionary[OpenSubscription, Callable[[], Sequence[RunningHandler]]]()
         self._passed_by = ("", 0)
         self._sent = Lately()
         self._has_row = False
@@ -140,6 +164,7 @@ class ProcessHeartbeat:
         with self._counting:
             self._subscriptions.discard(subscription)
             self._failing.pop(subscription, None)
+            self._handlers.pop(subscription, None)
         self.beat(_PATIENCE_OF_LEAVING)
 
     @property
@@ -155,6 +180,11 @@ class ProcessHeartbeat:
                 self._failing.pop(subscription, None)
             else:
                 self._failing[subscription] = reason
+
+    def report_handlers(self, subscription: OpenSubscription, running: Callable[[], Sequence[RunningHandler]]) -> None:
+        """Call a function at each beat for the handlers that run for a subscription, and write the longest-running."""
+        with self._counting:
+            self._handlers[subscription] = running
 
     def note_passed_by(self, reason: str) -> None:
         """Note that claims skip messages for `PASSED_BY_FOR`. The next beat writes it."""
@@ -210,12 +240,26 @@ class ProcessHeartbeat:
 
     def _write(self, connection: SqlConnection, now: int, own: Activity) -> None:
         mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
-        values = {**own._asdict(), "beat_at": now}
+        values = {**own._asdict(), **self._running(now), "beat_at": now}
         if not (own.subscribers or own.sent):
             connection.execute(sa.delete(heartbeats).where(mine))
         elif not connection.execute(sa.update(heartbeats).where(mine).values(values)).rowcount:
             connection.execute(sa.delete(heartbeats).where(heartbeats.c.beat_at <= now - LASTS))
             connection.execute(sa.insert(heartbeats).values(table_id=self._table_id, session=self.session, **values))
+
+    def _running(self, now: int) -> dict[str, object]:
+        """Return the columns of running handlers; ``now`` is the database's time, ns."""
+        with self._counting:
+            sources = list(self._handlers.values())
+        running = [one for source in sources for one in source()]
+        running.sort(key=lambda one: (not one.is_stuck, one.began_at))
+        ahead = now - moments.monotonic_ns()
+        shown = [
+            {"id": one.message_id, "consumer": one.consumer, "since": one.began_at + ahead, "stuck": one.is_stuck}
+            for one in running[:MOST_HANDLERS]
+        ]
+        stuck = sum(one.is_stuck for one in running)
+        return {"stuck": stuck, "handlers": json.dumps(shown) if shown else None}
 
 
 _heartbeats = PerDatabaseCache[dict[int, ProcessHeartbeat]](lambda _: {})
