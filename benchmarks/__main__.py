@@ -1,4 +1,7 @@
-"""Runs every benchmark, or those named: ``python -m benchmarks [NAME …]``. Results go to benchmarks/results/."""
+"""Runs every benchmark, or those named, or one with options: ``python -m benchmarks [NAME …] [--OPTION …]``.
+
+Results go to benchmarks/results/.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,17 @@ def names() -> list[str]:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or names()
+    given = sys.argv[1:]
+    first_option = next((at for at, word in enumerate(given) if word.startswith("-")), len(given))
+    chosen, options = given[:first_option] or names(), given[first_option:]
     for name in chosen:
         if name not in names():
-            sys.exit(f"there is no benchmark {name!r}; choose from {', '.join(names())}")
+            sys.exit(f"no benchmark named {name!r}; choose from {', '.join(names())}")
+    if options and len(chosen) != 1:
+        sys.exit(f"options must follow the name of one benchmark, got {' '.join(given)}")
     for name in chosen:
         print(f"== {name}", flush=True)
-        sys.argv = [name]
+        sys.argv = [name, *options]
         importlib.import_module(f"benchmarks.{name}").main()  # by its own name, so that its processes find it
 
 

@@ -6,14 +6,14 @@ batching and writing the state) and the bytes that it writes. Messages come in t
 after a random part of ``max_delay``. ``whole`` keeps all that waits in the one state that each micro-batch writes.
 
 With ``--stream`` Spark reads a topic of 20,000 messages a second instead, a second of it in each measured micro-batch.
-Larger micro-batches before these fill the state, so that as many windows close as open. ``written_megabytes`` is what
-files in the checkpoint grew by, per micro-batch, and ``checkpoint_megabytes`` what the checkpoint holds at the end.
+Larger micro-batches before these fill the state, so that as many windows close as open. ``state_megabytes`` is what a
+micro-batch writes into the state, ``written_megabytes`` what files in the checkpoint grew by, per micro-batch, which
+includes Spark's snapshots of the state, and ``checkpoint_megabytes`` what the checkpoint holds at the end.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import tempfile
 import time
@@ -102,26 +102,26 @@ def measured(max_delay: str, *, disorder: bool, whole: bool, micro_batches: int)
     }
 
 
-def streamed(spark: SparkSession, folder: Path, max_delay: str, micro_batches: int) -> dict[str, float]:
+def streamed(
+    spark: SparkSession, folder: Path, checkpoints: str, max_delay: str, micro_batches: int
+) -> dict[str, float]:
     """Return the median ms of the last micro-batches by the clock, their mean by processor time, and the bytes."""
-    checkpoint = tempfile.mkdtemp(dir=WORK)
+    checkpoint = tempfile.mkdtemp(dir=checkpoints)
     fillings = _fillings(max_delay)
     _run(spark, folder, checkpoint, max_delay, _A_FILLING * A_SECOND, fillings)
     before, written = _sizes(checkpoint), 0
     steady: Sequence[Mapping[str, Any]] = []
-    used: list[float] = []
+    used: Sequence[float] = []
     for _ in range(2):  # the first warms up
-        began = cpu_seconds()
-        steady = _run(spark, folder, checkpoint, max_delay, A_SECOND, micro_batches)
-        used.append(cpu_seconds() - began)
+        steady, used = _run(spark, folder, checkpoint, max_delay, A_SECOND, micro_batches)
         after = _sizes(checkpoint)
         written = sum(size - before.get(name, 0) for name, size in after.items() if size > before.get(name, 0))
         before = after
-    shutil.rmtree(checkpoint)
     return {
         "ms": statistics.median(each["durationMs"]["triggerExecution"] for each in steady),
-        "ms_of_processor_time": round(1_000 * used[-1] / len(steady)),
-        "written_megabytes": round(written / len(steady) / 1e6, 2),
+        "ms_of_processor_time": round(1_000 * statistics.median(used)),
+        "state_megabytes": round(statistics.median(map(_written_to_state, steady)) / 1e6, 2),
+        "written_megabytes": round(written / micro_batches / 1e6, 2),
         "checkpoint_megabytes": round(sum(before.values()) / 1e6, 1),
     }
 
@@ -133,14 +133,20 @@ def _fillings(max_delay: str) -> int:
 
 def _run(
     spark: SparkSession, folder: Path, checkpoint: str, max_delay: str, messages: int, micro_batches: int
-) -> Sequence[Mapping[str, Any]]:
-    """Continue the stream for so many micro-batches, and return Spark's report of those after the first two."""
-    halt = Path(checkpoint) / "halt"
-    first: list[int] = []
+) -> tuple[Sequence[Mapping[str, Any]], Sequence[float]]:
+    """Continue the stream for so many micro-batches.
 
-    def write(batches: DataFrame, number: int) -> None:
-        first.append(number)
-        if number - first[0] >= micro_batches - 1:
+    Returns
+    -------
+    tuple
+        Spark's reports of the micro-batches after the first two, and the processor time of each of these, s.
+    """
+    halt = Path(checkpoint) / "halt"
+    written_at: list[float] = []
+
+    def write(batches: DataFrame, _: int) -> None:
+        written_at.append(cpu_seconds())
+        if len(written_at) >= micro_batches:
             halt.touch()
         batches.write.format("noop").mode("append").save()
 
@@ -152,7 +158,12 @@ def _run(
     running = query.trigger(availableNow=True).start()
     running.awaitTermination()
     halt.unlink()
-    return [progress for progress in running.recentProgress if progress["numInputRows"]][2:]
+    steady = [progress for progress in running.recentProgress if progress["numInputRows"]][2:]
+    return steady, np.diff(written_at[1:]).tolist()
+
+
+def _written_to_state(progress: Mapping[str, Any]) -> int:
+    return int(progress["stateOperators"][0]["customMetrics"]["rocksdbTotalBytesWritten"])
 
 
 def _sizes(checkpoint: str) -> dict[str, int]:
@@ -166,14 +177,17 @@ def in_a_stream(delays: Sequence[str], micro_batches: int, rounds: int) -> dict[
     if not folder.exists():
         sources = A_SECOND // len(STREAMS)
         generate(folder, sources=sources, ledgers=ledgers, bursts=_A_FILLING, payload=b"")
-    spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
-    register(spark)
     taken: dict[str, list[dict[str, float]]] = {delay: [] for delay in delays}
-    for number in range(rounds):
-        for delay, found in taken.items():
-            found.append(streamed(spark, folder, delay, micro_batches))
-            print(f"round {number}, {delay}", found[-1], flush=True)
-    spark.stop()
+    # Spark writes snapshots of the state even after a query has ended, so only its end makes the folder free.
+    with (
+        tempfile.TemporaryDirectory(dir=WORK) as checkpoints,
+        session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"}) as spark,
+    ):
+        register(spark)
+        for number in range(rounds):
+            for delay, found in taken.items():
+                found.append(streamed(spark, folder, checkpoints, delay, micro_batches))
+                print(f"round {number}, {delay}", found[-1], flush=True)
     return {
         delay: {name: statistics.median(each[name] for each in found) for name in found[0]}
         for delay, found in taken.items()

@@ -1,8 +1,9 @@
 """Keeps two runs of a pipeline on one checkpoint, or two replays of one range, from writing at the same time.
 
-The later one takes over. Spark notices a second run when a micro-batch ends, and by then both runs have written it. So
-each run adds an entry to the checkpoint before it starts, and checks before each write that no later run has. Replays
-do so in a folder of their range, because a replay deletes the hidden files of earlier ones of its range.
+The later run takes over. Spark notices a second run only when a micro-batch ends, after both runs have written it. So
+each run adds an entry to the checkpoint before it starts. Before each write, it checks that no later run has added one.
+The entries of replays are in a folder for each range, because a replay deletes the hidden files of earlier replays of
+the same range.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ minute.
 class PipelineRun:
     """One run of a pipeline.
 
-    Its entry is a folder of its own, so that runs which start at the same time do not meet in Spark's temporary folder.
-    A run may delete entries of earlier ones, and one whose entry is missing does not write.
+    Each entry is a separate folder, so that runs that start at the same time do not share Spark's temporary folder. A
+    run may delete the entries of earlier runs, and a run whose entry is missing does not write.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A short run of all uses of a session, to record the classes that it loads."""
+"""Uses each part of a session once, to record the classes that it loads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The message columns of any DataFrame: found, converted, or refused by name.
+"""Selects the columns of a DataFrame that batching needs, and converts them.
 
-Wrong types are refused before Spark starts a task. A null, a text that is not UTF-8 and a time that nanoseconds cannot
-hold end the query with an error of Spark's own that names the column and the row.
+A column of a wrong type is refused before Spark starts a task. A null, a text that is not UTF-8, or a time outside the
+range of nanoseconds ends the query with an error that names the column and the row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Descriptions of jobs for Spark's own pages."""
+"""Describes jobs on Spark's own pages."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def by_position(batches: DataFrame) -> DataFrame:
 def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _PayloadLocation | None:
     if payloads is None:
         if url is not None or ledgers is not None:
-            raise InvalidArgumentError("payloads is missing: url and ledgers need it")
+            raise InvalidArgumentError("payloads must be given with url or ledgers: the topic that has the payloads")
         return None
     if url is None:
         raise InvalidArgumentError(

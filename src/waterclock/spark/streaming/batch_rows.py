@@ -156,8 +156,8 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
         return _filled(known, len(numbers))
     if known["ledger"].null_count:
         raise SchemaError(
-            "payloads need the position of each message, which these batches lack. Read the topic with ledger,"
-            " entry and index"
+            "the batches must have the position of each message, because payloads are looked up by position. Read the"
+            " topic with ledger, entry and index"
         )
     return found_at(payloads, pa.table(known), most_bytes)
 

@@ -117,7 +117,8 @@ class MessageWriter(Writer):
             return self._write
         if task.query is None:
             raise SchemaError(
-                "Spark did not say which stream this task belongs to, so repeated writes cannot be recognised"
+                "cannot write to a topic from this stream: Spark did not name the query, so repeated writes would not"
+                " be recognised. Write in foreachBatch, with the options producer and microBatch"
             )
         return f"spark-{task.query}"
 

@@ -1,4 +1,4 @@
-"""Writes to Waterclock on Spark: batches into a message table, messages into a topic, each exactly once."""
+"""Checks the rows and options of a write, and chooses its writer: one for batches, or one for messages."""
 
 from __future__ import annotations
 
@@ -37,13 +37,17 @@ def make_writer(
     is_written = options.table is not None and "payload" in schema.fieldNames()
     needs = _MESSAGE_COLUMNS if options.table is None else tuple(_WRITTEN_TYPES) if is_written else BATCH_COLUMNS
     if missing := [name for name in needs if name not in schema.fieldNames()]:
-        raise SchemaError(f"the rows must have a column {quoted(missing[0])}, got columns {schema.fieldNames()}")
+        columns = ", ".join(map(quoted, schema.fieldNames()))
+        raise SchemaError(f"the rows must have a column {quoted(missing[0])}, got columns {columns}")
     types = {field.name: field.dataType for field in schema}
     if options.table is not None:
         _refuse_other_batches(types, _WRITTEN_TYPES if is_written else _BATCH_TYPES)
         return BatchWriter(options, options.table, is_written=is_written)
     if options.payloads is not None and not set(POSITION) <= set(schema.fieldNames()):
-        raise SchemaError(f"payloads need the position ({', '.join(POSITION)}) of each message, which the rows lack")
+        raise SchemaError(
+            f"the rows must have the position ({', '.join(POSITION)}) of each message, because payloads are looked up"
+            " by position"
+        )
     for name in filter(types.__contains__, _TIMES):
         if problem := time_problem(types[name]):
             raise SchemaError(f"column {name!r} is {types[name].simpleString()}; {problem}")

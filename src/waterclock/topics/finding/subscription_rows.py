@@ -1,4 +1,4 @@
-"""The rows of subscriptions: durable reading positions, the readers that hold them, and how they move."""
+"""Reads and updates the rows of subscriptions: a durable position each, and the reader that holds it."""
 
 from __future__ import annotations
 
