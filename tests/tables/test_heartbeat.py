@@ -113,6 +113,24 @@ def test_a_lease_that_was_lost_is_known_to_the_handler_and_reported_at_the_ack(
         assert delivery.lost
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # which lock rows
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_a_lease_that_a_lock_kept_from_being_extended_is_extended_soon_after(
+    make_table: MakeTable, pulse: Pulse, database: Database, groups: str | None
+) -> None:
+    table = make_table(groups=groups)
+    table.put("tea", group="g")
+    [delivery] = table.receive()
+    before = delivery.lease_until
+    with delivery:
+        with database.backend.engine.begin() as other:
+            other.execute(sa.select(table.context.rows).with_for_update())
+            pulse.pass_time("22s")
+            assert delivery.lease_until == before
+        pulse.pass_time("4s")
+        assert delivery.lease_until > before
+
+
 def test_messages_behind_a_slow_handler_stay_with_its_subscription(orders: MessageTable, pulse: Pulse) -> None:
     orders.put_many([{"payload": str(number)} for number in range(3)])
     with orders.subscribe(limit=3) as deliveries:

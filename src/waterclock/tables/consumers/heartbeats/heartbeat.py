@@ -106,6 +106,15 @@ def retry_after(lease: int) -> int:
     return min(max(lease // _TRIES_OF_A_LEASE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
+def next_beat_after(lease: int, left: int) -> int:
+    """Return how long after a beat the next one follows, ns, if the lease then had ``left`` ns.
+
+    A beat does not extend the lease of a message that another transaction has locked. It is retried soon, because that
+    transaction may last almost as long as the lease.
+    """
+    return min(beat_after(lease), max(left - (lease - beat_after(lease)), retry_after(lease)))
+
+
 class Heartbeat:
     """Keep alive all consumers and deliveries of a process in one database. Thread-safe.
 
@@ -277,9 +286,11 @@ def _extend(deliveries: Iterable[HandledDelivery], now: int) -> None:
         ends = context.backend.transact_within(
             patience, lambda own: extending.extend_all(context, own, [one.leased for one in mine], length)
         )
+        clock = context.backend.now_about()
     for one in mine:
-        one.beat_at = now + beat_after(length)
-        one.extended(ends.get((one.leased.seq, one.leased.claim_id)))
+        held = ends.get((one.leased.seq, one.leased.claim_id))
+        one.beat_at = now + next_beat_after(length, length if held is None else held.until - clock)
+        one.extended(held)
 
 
 def _see_cancelled(deliveries: Sequence[HandledDelivery]) -> None:
