@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import cache
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -162,7 +161,8 @@ def _mark_long_forms(items: list[pytest.Item]) -> None:
     """Mark as slow a half of each test's combinations of parameters on PostgreSQL, and the other half on MariaDB.
 
     So `make test` runs each combination on SQLite and on one server, and `make soak` runs the rest. A checksum shuffles
-    the combinations, or a parameter of two values would have each value on one server alone.
+    the combinations, or a parameter of two values would have each value on one server alone. The same holds for a test
+    without parameters, unless its mark `both_servers` says that the servers differ in it.
     """
     where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
@@ -173,8 +173,15 @@ def _mark_long_forms(items: list[pytest.Item]) -> None:
     for function, combinations in where.items():
         on_both = [key for key, tests in combinations.items() if tests.keys() >= set(SERVERS)]
         on_both.sort(key=lambda key: crc32((function + key).encode()))
-        for key, slow_on in zip(on_both if len(on_both) > 1 else (), cycle(SERVERS)):
-            combinations[key][slow_on].add_marker("slow")
+        if len(on_both) == 1 and _needs_both_servers(combinations[on_both[0]]):
+            continue
+        first = crc32(function.encode()) % len(SERVERS)
+        for place, key in enumerate(on_both, first):
+            combinations[key][SERVERS[place % len(SERVERS)]].add_marker("slow")
+
+
+def _needs_both_servers(tests: dict[str, pytest.Item]) -> bool:
+    return "sqlite" not in tests or tests["sqlite"].get_closest_marker("both_servers") is not None
 
 
 def _databases_of(item: pytest.Item) -> set[str]:

@@ -139,6 +139,7 @@ def test_an_archiver_killed_at_any_step_leaves_each_message_once(
     assert table.stats().acked == 0
 
 
+@pytest.mark.both_servers
 def test_an_id_that_is_used_again_after_its_archiver_died_is_archived_again(
     database: Database, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +161,7 @@ def test_an_id_that_is_used_again_after_its_archiver_died_is_archived_again(
     assert [message.headers["waterclock.id"] for message in topic.read()] == ["7", "7"]
 
 
+@pytest.mark.both_servers
 def test_of_two_archivers_the_older_one_is_fenced(
     database: Database, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

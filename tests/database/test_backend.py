@@ -14,6 +14,8 @@ from tests.services import Service
 from waterclock.database.backend import Backend, parse_url
 from waterclock.errors import ConstraintError, InvalidArgumentError, UnavailableError
 
+pytestmark = pytest.mark.both_servers
+
 numbers = sa.Table(
     "numbers", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("value", sa.BigInteger)
 )

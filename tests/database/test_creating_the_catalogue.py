@@ -12,6 +12,8 @@ import sqlalchemy as sa
 import waterclock as wc
 from waterclock.database.migrating import HEAD
 
+pytestmark = pytest.mark.both_servers
+
 
 @pytest.fixture
 def is_migrated() -> bool:

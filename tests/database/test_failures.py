@@ -15,6 +15,8 @@ import waterclock as wc
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
 
+pytestmark = pytest.mark.both_servers
+
 numbers = sa.Table("numbers", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("text", sa.Text))
 insert = sa.insert(numbers)
 WAYS = {

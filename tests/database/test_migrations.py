@@ -27,6 +27,8 @@ from waterclock.database.schema import (
 from waterclock.database.schema.catalogue import metadata
 from waterclock.errors import SchemaError, UnavailableError
 
+pytestmark = pytest.mark.both_servers
+
 CATALOGUES = (
     ingest_catalogue,
     process_catalogue,

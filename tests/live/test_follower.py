@@ -71,6 +71,7 @@ def test_steps_and_restarts_of_any_size_give_the_same_batches(
     assert landed(table) == expected(topic)
 
 
+@pytest.mark.both_servers
 def test_a_second_follower_fences_the_first(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_clock_that_goes_back_rejects_nothing_and_loses_nothing(
     assert landed(table) == expected(topic)
 
 
+@pytest.mark.both_servers
 def test_a_follower_killed_at_each_statement_puts_each_batch_once(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_follower_killed_at_each_statement_puts_each_batch_once(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.both_servers
 def test_a_follower_killed_at_its_commits_puts_each_batch_once(
     topic: wc.Topic,
     table: wc.MessageTable,

@@ -10,6 +10,8 @@ from tests.sql.schema import catalogue_tables, message_table
 
 from waterclock.database.schema.catalogue import metadata
 
+pytestmark = pytest.mark.both_servers
+
 ANEW = "docs/sql.md is not what runs: run `make sql`, and look at the difference"
 
 

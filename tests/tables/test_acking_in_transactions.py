@@ -21,6 +21,8 @@ from .callers import ways
 from .conftest import MovableClock
 from .received import payloads
 
+pytestmark = pytest.mark.both_servers
+
 MakeTable = Callable[..., MessageTable]
 GROUPS = [{}, {"groups": "sequenced"}, {"groups": "exclusive"}, {"groups": "sequenced", "ack_order": "hold"}]
 

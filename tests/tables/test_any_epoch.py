@@ -14,6 +14,8 @@ from waterclock.tables.model.claims.epochs import MOST_COUNTED
 
 from .conftest import MovableClock
 
+pytestmark = pytest.mark.both_servers
+
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 
 

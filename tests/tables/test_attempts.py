@@ -125,6 +125,7 @@ def test_a_lost_lease_writes_no_attempt(orders: MessageTable, clock: MovableCloc
     assert errors_of(orders) == [(2, "in time")]
 
 
+@pytest.mark.both_servers
 def test_long_and_hostile_errors_are_kept_as_they_are_up_to_the_limit(orders: MessageTable) -> None:
     orders.put("tea")
     hostile = "\x1b[31m<script>\u2028'\"\\ \U0001f375"

@@ -28,6 +28,8 @@ from waterclock.tables.message_table import MessageTable
 from .plain_sql import run
 from .received import payloads
 
+pytestmark = pytest.mark.both_servers
+
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)

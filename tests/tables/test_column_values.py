@@ -15,6 +15,8 @@ from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
 
+pytestmark = pytest.mark.both_servers
+
 
 class Line(enum.IntEnum):
     FIRST = 1

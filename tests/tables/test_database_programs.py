@@ -15,6 +15,8 @@ from .database_programs import ProgramError, run_program
 from .plain_sql import catch_up
 from .received import payloads
 
+pytestmark = pytest.mark.both_servers
+
 Shell = Callable[[str], str]
 
 

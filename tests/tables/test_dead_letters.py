@@ -48,6 +48,7 @@ def test_a_message_that_failed_in_its_last_attempt_is_moved_to_the_dead_letter_t
         assert connection.execute(sa.text("SELECT last_error FROM orders_dead")).scalar() == "no kettle"
 
 
+@pytest.mark.both_servers
 def test_a_message_whose_last_consumer_died_is_moved_at_the_next_claim_and_the_others_continue(
     fragile: MessageTable, database: Database, clock: MovableClock
 ) -> None:

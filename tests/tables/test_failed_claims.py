@@ -20,6 +20,8 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
+pytestmark = pytest.mark.both_servers
+
 CLAIMS = 12  # more than a driver sends before it prepares a statement
 WITH_SERVER = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 ON_POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

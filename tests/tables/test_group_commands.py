@@ -336,6 +336,7 @@ def test_a_message_without_a_group_is_refused_if_the_table_rejects_it(
             connection.execute(sa.text("INSERT INTO orders(id, message, group_id) VALUES (1, 'x', :g)"), {"g": value})
 
 
+@pytest.mark.both_servers
 def test_a_group_continues_without_a_head_that_died_and_the_dead_letter_keeps_its_group(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
@@ -347,6 +348,7 @@ def test_a_group_continues_without_a_head_that_died_and_the_dead_letter_keeps_it
     assert (dead.payload, dead.group) == ("a1", "a")
 
 
+@pytest.mark.both_servers
 def test_a_free_message_that_used_up_its_attempts_dies(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:

@@ -22,6 +22,8 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming.claim_groups import GroupClaim
 from waterclock.time import MAX_NS
 
+pytestmark = pytest.mark.both_servers
+
 GROUPS = 5_000
 A_FEW = 150
 KEPT = "SELECT set_config('waterclock.kept', '{g40,g41,g42,g43,g44,g45}', true)"  # as a statement before would

@@ -115,6 +115,7 @@ def test_groups_keep_their_order_among_processes(
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.both_servers
 def test_groups_keep_their_order_when_any_process_is_killed(
     connect: Callable[..., Database], database_url: str, tmp_path: Path, policy: str
 ) -> None:

@@ -125,6 +125,7 @@ def test_leased_messages_of_a_dead_consumer_are_taken_back_before_one_of_its_nam
     assert names(elsewhere.receive(consumer="x")) == ["a1", "a2"]
 
 
+@pytest.mark.both_servers
 def test_a_group_that_is_pinned_to_another_consumer_goes_there_when_its_owner_dies(
     exclusive: MessageTable, clock: MovableClock
 ) -> None:

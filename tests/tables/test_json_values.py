@@ -21,6 +21,8 @@ from waterclock.tables.model.values.json_values import MAX_DEPTH, check_json, ch
 from .conftest import MovableClock
 from .plain_sql import run
 
+pytestmark = pytest.mark.both_servers
+
 ON_POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 numbers = st.integers() | st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)

@@ -10,6 +10,7 @@ from .consuming import start
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
+@pytest.mark.both_servers
 def test_messages_of_a_killed_consumer_are_delivered_to_another_after_its_lease(
     connect: Callable[..., Database], database_url: str, groups: str | None
 ) -> None:

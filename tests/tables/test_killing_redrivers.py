@@ -4,6 +4,7 @@ import random
 import signal
 from collections.abc import Callable
 
+import pytest
 import sqlalchemy as sa
 from tests.forked import Forked
 
@@ -12,6 +13,7 @@ from waterclock.connection import Database
 chance = random.Random()  # noqa: S311  # no secret
 
 
+@pytest.mark.both_servers
 def test_when_redrivers_are_killed_a_message_is_in_one_of_the_two_tables(
     connect: Callable[..., Database], database_url: str
 ) -> None:

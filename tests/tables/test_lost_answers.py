@@ -25,6 +25,8 @@ from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
 from .callers import wait_until_waiting
 from .conftest import MovableClock
 
+pytestmark = pytest.mark.both_servers
+
 
 @contextmanager
 def losing_the_answer_to(

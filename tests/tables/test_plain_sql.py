@@ -17,6 +17,8 @@ from .conftest import MovableClock
 from .plain_sql import catch_up, run
 from .received import payloads
 
+pytestmark = pytest.mark.both_servers
+
 
 def test_an_insert_of_id_and_message_is_delivered(
     orders: MessageTable, database: Database, clock: MovableClock

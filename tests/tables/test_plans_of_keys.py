@@ -15,6 +15,8 @@ from waterclock.tables.message_table import MessageTable
 
 from .plain_sql import run
 
+pytestmark = pytest.mark.both_servers
+
 TABLES = ("orders", "waterclock_message_keys")
 MANY = 3_000
 A_FEW = 300

@@ -56,6 +56,7 @@ def test_a_subscription_counts_for_as_long_as_it_is_open_whether_it_is_asked_or_
     assert heartbeat.beat() is None
 
 
+@pytest.mark.both_servers
 def test_a_killed_process_counts_no_more_when_its_lease_is_over(
     connect: Callable[..., Database], database_url: str
 ) -> None:

@@ -19,6 +19,8 @@ from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_F
 from .conftest import MovableClock
 from .plain_sql import run
 
+pytestmark = pytest.mark.both_servers
+
 
 def refuse(database: Database, payload: str, what: str) -> None:
     """Install a trigger of the user's that refuses updates of messages with this payload that set ``what``."""

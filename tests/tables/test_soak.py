@@ -137,6 +137,7 @@ def service_of(request: pytest.FixtureRequest, url: str) -> Service | None:
 
 
 @pytest.mark.parametrize("groups", [None, "sequenced"])
+@pytest.mark.both_servers
 def test_when_anything_dies_every_message_is_handled_and_none_is_out_twice(
     connect: Callable[..., Database], database_url: str, tmp_path: Path, groups: str | None
 ) -> None:

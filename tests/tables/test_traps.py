@@ -18,6 +18,8 @@ from waterclock.connection import connect as connect_to
 from waterclock.database.backend import Backend
 from waterclock.tables.message_table import MessageTable
 
+pytestmark = pytest.mark.both_servers
+
 
 def test_claims_and_acks_read_what_is_committed_for_any_settings_of_the_server(
     postgresql_server: Service, tmp_path: Path

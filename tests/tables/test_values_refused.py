@@ -16,6 +16,8 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.values.json_values import check_json
 from waterclock.tables.model.values.texts import check_text, storable
 
+pytestmark = pytest.mark.both_servers
+
 NUL, HALF = "a\0b", "a\ud800b"
 
 

@@ -143,6 +143,7 @@ def test_a_second_expiry_while_one_runs_says_so(topic: Topic, monkeypatch: pytes
     assert topic.expire("1h").messages == 0
 
 
+@pytest.mark.both_servers
 def test_an_expiry_that_died_does_not_keep_others_out_for_long(
     clocked_topic: Topic, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,6 +240,7 @@ def test_appends_of_a_group_to_a_removed_topic_all_fail(gate: Gate, sqlite_topic
             each.result()
 
 
+@pytest.mark.both_servers
 def test_a_group_whose_commit_was_not_answered_is_written_once(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(topic, monkeypatch)
     waiting = [gate.append(number, producer=f"p{number % 2}", sequence=number) for number in range(6)]

@@ -58,6 +58,7 @@ def test_acknowledged_appends_survive_any_kill(
     _kill_and_check(database_url, tmp_path, workers, roles, kills=KILLS)
 
 
+@pytest.mark.both_servers
 def test_appends_of_several_threads_survive_any_kill(
     database_url: str, tmp_path: Path, workers: KillableWorkers
 ) -> None:

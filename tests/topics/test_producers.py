@@ -128,6 +128,7 @@ def test_producers_are_forgotten_by_the_beginning_of_their_names(topic: Topic) -
     ] == [False, False, True, True]
 
 
+@pytest.mark.both_servers
 def test_a_producer_with_a_lower_epoch_is_fenced(topic: Topic) -> None:
     old, *_ = take_over(topic.storage, "p")
     topic.append(published([1]), producer="p", sequence=0, epoch=old)
@@ -193,6 +194,7 @@ def test_numbers_that_leave_a_gap_begin_a_new_entry(sqlite_topic: Topic) -> None
     assert producer.last_sequence == 6
 
 
+@pytest.mark.both_servers
 def test_a_second_producer_of_the_same_name_fences_the_first(topic: Topic) -> None:
     first = topic.producer("p", linger="1h")
     first.send(published([1])[0])

@@ -202,6 +202,7 @@ def test_a_topic_is_removed_although_a_file_to_delete_lies_outside_its_store(
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
+@pytest.mark.both_servers
 def test_a_removal_that_was_killed_can_be_completed(
     topic: Topic, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def test_while_one_seals_a_ledger_another_leaves_it_alone(topic: Topic, monkeypa
     assert times(topic) == list(range(9))
 
 
+@pytest.mark.both_servers
 def test_a_sealer_that_was_thought_dead_gives_way(
     topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_a_sweep_leaves_a_file_alone_whose_lease_was_prolonged_after_it_looked(
     assert times(topic) == list(range(9))
 
 
+@pytest.mark.both_servers
 def test_a_commit_whose_answer_is_lost_keeps_the_file(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     append_ledgers(topic, FLOW)
     commit = sealing._commit

@@ -21,6 +21,7 @@ from waterclock.topics.writing.appending import Appended
 SECOND = 1_000_000_000
 
 
+@pytest.mark.both_servers
 def test_a_subscription_with_a_wild_clock_in_its_topic_seeks_by_a_time_that_is_not_forged(
     clocked_topic: Topic, clock: MovableClock
 ) -> None:

@@ -90,6 +90,7 @@ def test_messages_of_a_claim_in_progress_when_the_worker_stops_are_due_immediate
     assert not handled
 
 
+@pytest.mark.both_servers
 def test_an_ack_that_meets_a_database_that_is_away_is_tried_again_and_nothing_is_sent_twice(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_damaged_topic_does_not_stop_others_and_its_fault_stays_until_it_is_fi
     assert {one.error for one in runner.status()} == {None}
 
 
+@pytest.mark.both_servers
 def test_one_runner_at_a_time_does_a_task_and_one_that_died_holds_it_up_for_its_lease(
     database: Database, connect: Callable[..., Database], clock: MovableClock
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_fault_of_ours_in_one_task_does_not_stop_others(database: Database, mo
     assert found["purge"].did == 0
 
 
+@pytest.mark.both_servers
 def test_upkeep_continues_until_it_is_stopped_even_if_the_database_is_away_for_a_while(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

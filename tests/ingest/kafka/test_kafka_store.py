@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.ingest.kafka.conftest import payloads
 from tests.killed import killed_after_each_change
 
@@ -27,6 +28,7 @@ def taken(database: Database, topic_id: int) -> list[Partition]:
     return partitions
 
 
+@pytest.mark.both_servers
 def test_records_are_appended_once_if_the_process_is_killed_at_each_statement(database: Database) -> None:
     topic = database.create_topic("telemetry")
     dead = database.create_topic("dead")

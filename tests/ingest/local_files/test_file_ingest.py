@@ -175,6 +175,7 @@ def test_files_with_equal_contents_are_different_files(topic: wc.Topic, ingest: 
     assert numbers(topic) == [0, 1, 0, 1, 2]
 
 
+@pytest.mark.both_servers
 def test_each_message_is_appended_once_however_often_it_is_killed(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: wc.Database
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_second_ingest_of_a_file_stops_the_first(topic: wc.Topic, ingest: Make
     assert numbers(topic) == [0, 1]
 
 
+@pytest.mark.both_servers
 def test_a_database_that_is_away_loses_and_duplicates_nothing(
     topic: wc.Topic, ingest: MakeIngest, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:

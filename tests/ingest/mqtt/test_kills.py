@@ -209,6 +209,7 @@ def test_acks_of_a_lost_session_ack_nothing_of_its_successor(
         until(lambda: payloads(database) == [b"old", b"new"])
 
 
+@pytest.mark.both_servers
 def test_nothing_is_lost_while_the_database_is_away(
     database: Database, place: Place, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

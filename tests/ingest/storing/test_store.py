@@ -107,6 +107,7 @@ def test_a_failed_append_is_not_evidence(database: Database, monkeypatch: pytest
     assert store.append([received(1, repeat=True)]).appended == 1
 
 
+@pytest.mark.both_servers
 def test_an_append_that_was_committed_without_an_answer_is_not_repeated(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
