@@ -107,6 +107,11 @@ class Inbox(Generic[T]):
                 moments.wait(self._changed, left)
             return self._taken()
 
+    def wait_for_take(self, seconds: float) -> None:
+        """Wait until messages are taken, at most this long."""
+        with self._changed:
+            moments.wait(self._changed, seconds)
+
     def close(self) -> None:
         """Close the inbox: `take` then returns the remaining messages without waiting."""
         with self._changed:
@@ -130,4 +135,5 @@ class Inbox(Generic[T]):
             self._bytes -= received.size
             taken.append(received)
         self._first_at = moments.monotonic()
+        self._changed.notify_all()
         return taken

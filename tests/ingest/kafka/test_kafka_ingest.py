@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from itertools import count
 from time import time_ns
@@ -12,13 +13,15 @@ import streaming_data_types as ess
 from confluent_kafka import KafkaError, TopicPartition
 from tests.ingest.kafka.conftest import Place, payloads, running, until_stored
 from tests.ingest.kafka.mock_cluster import FETCH, MockCluster
-from tests.ingest.mqtt.conftest import until
+from tests.ingest.mqtt.conftest import PATIENCE, until
 
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.ingest.kafka import client as kafka_client
+from waterclock.ingest.kafka import kafka_ingest
 from waterclock.ingest.kafka.client import ClusterRefusedError, TopicLookup
+from waterclock.ingest.kafka.open_partitions import OpenPartitions
 from waterclock.ingest.kafka.record import KafkaRule
 from waterclock.ingest.mapping.ess import RUN_STREAM
 from waterclock.ingest.storing.partition_rows import PartitionRow, PartitionTakenError
@@ -313,6 +316,42 @@ def test_it_polls_while_the_database_is_away_and_appends_each_record_once(
         assert "revoked" not in own.names()
         own.ingest.lags.look()
         assert set(own.ingest.lags.latest) == {("press", place.name)}
+
+
+def test_partitions_are_paused_only_if_the_inbox_stays_full(
+    database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, pause, may_append = JointAppend.commit, OpenPartitions.pause, threading.Event()
+    paused: list[int] = []
+
+    def commit_late(*arguments: Any) -> object:
+        assert may_append.wait(PATIENCE)
+        return commit(*arguments)
+
+    def note_pause(self: OpenPartitions, wanted: Any) -> None:
+        if len(own.ingest._ready):
+            paused.append(len(wanted))
+        pause(self, wanted)
+
+    monkeypatch.setattr(JointAppend, "commit", commit_late)
+    monkeypatch.setattr(OpenPartitions, "pause", note_pause)
+    monkeypatch.setattr(kafka_ingest, "_INBOX_RECORDS", 1)
+    monkeypatch.setattr(kafka_ingest, "_HOLD", 3_600)
+    place.send(b"1", b"2", b"3", b"4")
+    with running(database, place.plan()) as own:
+        until(lambda: len(paused) > 2)
+        assert set(paused) == {0}
+        monkeypatch.setattr(kafka_ingest, "_HOLD", 0)
+        until(lambda: paused[-1] == 1)
+        may_append.set()
+        until_stored(database, b"1", b"2", b"3", b"4")
+
+
+def test_a_record_above_the_bytes_of_a_fetch_arrives(database: Database, place: Place) -> None:
+    large = b"x" * (3 * kafka_client._FETCHED_BYTES)
+    place.send(b"1", large, b"2")
+    with running(database, place.plan()):
+        until_stored(database, b"1", large, b"2")
 
 
 def test_partitions_without_a_leader_hold_up_no_others(database: Database, mock_cluster: MockCluster) -> None:

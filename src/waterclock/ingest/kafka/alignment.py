@@ -17,7 +17,7 @@ from waterclock.ingest.kafka.partition import Arrived, Partition
 MOST_BYTES = 2 << 20
 """Maximum bytes of records that wait for others."""
 
-MOST_WAITING = 5_000
+MOST_WAITING = 2_000
 """Maximum records that wait for others; each takes a kilobyte in addition to its content."""
 
 PATIENCE = 10.0

@@ -24,9 +24,14 @@ _ANSWER_IN = 10.0  # s
 _QUEUED_KILOBYTES = 2_048
 """KiB that librdkafka fetches ahead; its default is 64 MiB, half of an ingest's memory limit."""
 
-_QUEUED_RECORDS = 5_000
+_QUEUED_RECORDS = 1_000
 """Records that librdkafka fetches ahead; its default is 100,000, and each takes some 600 bytes in addition to its
 content.
+"""
+
+_FETCHED_BYTES = 64 << 10
+"""Bytes that librdkafka fetches of one partition at a time; a larger record arrives alone. Its default, 1 MiB, holds
+10,000 records of one partition, most of which it drops when that partition must wait for others.
 """
 
 _FETCH_AGAIN_MS = 20
@@ -97,6 +102,7 @@ def open_consumer(cluster: KafkaCluster, note_error: Callable[[KafkaError], None
     properties: dict[str, Any] = {
         "queued.max.messages.kbytes": _QUEUED_KILOBYTES,
         "queued.min.messages": _QUEUED_RECORDS,
+        "fetch.message.max.bytes": _FETCHED_BYTES,
         "fetch.queue.backoff.ms": _FETCH_AGAIN_MS,
         **cluster.properties,
         "bootstrap.servers": cluster.servers,

@@ -37,7 +37,7 @@ from waterclock.ingest.progress import Event, IngestProgress, Tell
 from waterclock.ingest.storing.dead_letters import check_most_payload
 from waterclock.ingest.storing.partition_rows import PartitionTakenError
 
-_INBOX_BYTES, _INBOX_RECORDS = 2 << 20, 5_000
+_INBOX_BYTES, _INBOX_RECORDS = 2 << 20, 1_000
 """Bytes and records that wait for their append: less than from MQTT, since Kafka keeps unread records."""
 
 _AT_ONCE = 500
@@ -48,6 +48,11 @@ LOOK_EVERY = 10.0
 """Seconds between two checks of the cluster for new partitions, and for topics that were deleted or created again."""
 
 _SILENT = 0.1  # s; without known topics there are no records to consume
+
+_HOLD = 1.0
+"""Seconds without room in the inbox after which the partitions are paused. Earlier, this thread only waits: librdkafka
+drops its queue at a pause and needs 0.3 s to fetch again.
+"""
 
 _NO_OFFSET = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 _DOWN = frozenset({KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001
@@ -83,6 +88,7 @@ class KafkaIngest:
         self._topics = topics
         self._alignment = Alignment()
         self._ready: deque[Arrived] = deque()
+        self._moved_at = 0.0
         self.progress.waiting = lambda: len(self._inbox) + len(self._ready)
         self._at_end: set[Place] = set()
         self._errors: deque[KafkaError] = deque()
@@ -145,8 +151,11 @@ class KafkaIngest:
                 lookup = self._reloaded() or lookup
             self._look(consumer, lookup)
             self._partitions.open_pending()
-            for message in consumer.consume(_AT_ONCE, _WAIT if self._partitions.open else _SILENT):
-                self._take(message)
+            if self._is_held():
+                self._inbox.wait_for_take(_WAIT)
+            else:
+                for message in consumer.consume(_AT_ONCE, _WAIT if self._partitions.open else _SILENT):
+                    self._take(message)
             while self._errors:
                 self._note_error(self._errors.popleft())
             self._end_by_clock()
@@ -354,7 +363,13 @@ class KafkaIngest:
         self._ready.extend(self._alignment.take(moments.monotonic()))
         while self._ready and (self._ready[0].partition.is_lost or self._inbox.put(self._ready[0])):
             self._ready.popleft()
-        self._partitions.pause(self._partitions.open.values() if self._ready else self._alignment.full())
+            self._moved_at = moments.monotonic()
+        is_stuck = self._ready and not self._is_held()
+        self._partitions.pause(self._partitions.open.values() if is_stuck else self._alignment.full())
+
+    def _is_held(self) -> bool:
+        """Return whether records wait for room in the inbox that they had a moment ago."""
+        return bool(self._ready) and moments.monotonic() < self._moved_at + _HOLD
 
     def _drop_taken(self) -> None:
         taken = [partition for partition in self._partitions.open.values() if partition.is_lost]
