@@ -177,7 +177,7 @@ def sizes(database: wc.Database, name: str) -> dict[str, Any]:
 
 def measure(database: wc.Database, url: str, name: str, messages: int) -> dict[str, Any]:
     shape = SHAPES[name]
-    if "pressed" in database.tables():
+    if database.backend.has_catalogue() and "pressed" in database.tables():
         database.table("pressed").drop()
     table = database.create_table("pressed", payload="text", **shape.options)
     flow = Flow(table, shape)

@@ -12,11 +12,14 @@ from tests.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS
+from waterclock.tables.databases import claiming_rows
 from waterclock.tables.groups.consumers import renew
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
 from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound
 from waterclock.tables.model.claims.claim import FIRST_SEQ
+
+from .conftest import MovableClock
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
 
@@ -197,3 +200,31 @@ def test_renewing_a_consumers_lease_adds_few_index_entries(
         changed, hot = connection.exec_driver_sql(query).one()
     assert changed == FINISHED
     assert changed - hot < FINISHED / 20
+
+
+@pytest.mark.usefixtures("held")
+def test_a_claim_without_groups_begins_where_the_last_slow_one_ended(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = make_table()
+    table.put_many([{"payload": "x"}] * FINISHED)
+    table.ack(table.receive(FINISHED))
+
+    def claim_one() -> int:
+        clock.move("1s")
+        table.put("x")
+        with statements_of(database.backend) as seen:
+            [delivery] = table.receive(100)
+        delivery.ack()
+        [first, *_] = [buffers(database, *one) for one in seen if "levels" in one[0]]
+        return first
+
+    monkeypatch.setattr(claiming_rows, "SLOW_LOOK", 3600.0)
+    claim_one()
+    from_the_first = claim_one()
+    monkeypatch.setattr(claiming_rows, "SLOW_LOOK", 0.0)  # as after a million messages
+    claim_one()
+    assert claim_one() < from_the_first / 4

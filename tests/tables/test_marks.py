@@ -10,6 +10,7 @@ from waterclock.tables.databases.claiming_rows import (
     LONG_WALK,
     LOOK_BACK_AT_LEAST,
     LOOK_BACK_SHARE,
+    SLOW_LOOK,
     ClaimCursor,
     Walks,
 )
@@ -99,6 +100,58 @@ def test_a_claim_that_began_at_a_mark_is_not_taken_for_a_look_from_the_first_mes
     assert marks.now() == {}
 
 
+def look(marks: ClaimCursor, clock: Clock, cursor: float, back: float, *found: Claimed) -> None:
+    """Claim from the cursor, if it is set, and then from the first message on: too few."""
+    begin = marks.now()
+    clock.now += cursor
+    if begin:
+        marks.look_back()
+    clock.now += back
+    marks.looked_back(begin, found)
+
+
+def test_the_cursor_stays_after_a_slow_look_back_that_got_too_few(clock: Clock) -> None:
+    marks = ClaimCursor()
+    look(marks, clock, 0, SLOW_LOOK * 2, claimed(0, 5))
+    assert marks.now() == {0: 5}
+    look(marks, clock, 0.001, SLOW_LOOK * 2)
+    assert marks.now() == {0: 5}
+    look(marks, clock, 0.001, SLOW_LOOK * 2, claimed(0, 3))  # committed late
+    assert (marks.now(), marks.had_enough) == ({0: 3}, False)
+
+
+@pytest.mark.parametrize("took", [(0.001, SLOW_LOOK / 2), (SLOW_LOOK * 2, SLOW_LOOK * 3)])
+def test_the_cursor_goes_after_a_look_back_that_costs_little_more_than_it(
+    clock: Clock, took: tuple[float, float]
+) -> None:
+    marks = ClaimCursor()
+    marks.advance([claimed(0, 5)])
+    look(marks, clock, *took, claimed(0, 6))
+    assert not marks.is_set
+
+
+def test_a_cursor_that_another_thread_forgot_meanwhile_does_not_come_back(clock: Clock) -> None:
+    marks = ClaimCursor()
+    marks.advance([claimed(0, 5)])
+    begin = marks.now()
+    marks.look_back()
+    clock.now += SLOW_LOOK * 2
+    marks.forget()
+    marks.looked_back(begin, [claimed(0, 6)])
+    assert not marks.is_set
+
+
+def test_the_cursor_is_too_old_a_second_after_the_last_look_back(clock: Clock) -> None:
+    marks = ClaimCursor()
+    look(marks, clock, 0, SLOW_LOOK * 2, claimed(0, 5))
+    clock.now += LOOK_BACK_EVERY / 2
+    look(marks, clock, 0.001, SLOW_LOOK * 2)
+    clock.now += LOOK_BACK_EVERY - SLOW_LOOK * 3
+    assert marks.now() == {0: 5}
+    clock.now += SLOW_LOOK * 2
+    assert marks.now() == {}
+
+
 def walks_after(*walks: float) -> Walks:
     made = Walks()
     for seconds in (9.0, *walks):  # the first of each is not counted
@@ -134,3 +187,12 @@ def test_a_claim_does_not_ask_after_one_that_found_something() -> None:
     walks = walks_after(0.1)
     walks.found()
     assert not walks.should_ask()
+
+
+def test_a_claim_that_asked_says_nothing_about_how_long_one_takes_that_did_not() -> None:
+    walks = walks_after(0.1)
+    walks.found()
+    walks.walked(0.1)
+    walks.asked(0.04)
+    walks.walked(0.05)
+    assert walks.should_ask()

@@ -145,7 +145,7 @@ def _receive(context: TableContext, callers: CallerConnections, limit: int | Non
     started = moments.monotonic()
     # After a full claim, another claim is the quickest way to look for more.
     if not context.marks.had_enough:
-        if is_idle(context):
+        if not context.marks.is_set and is_idle(context):
             return []
         if _finds_none(context, bound[0], request):
             _note_walk(context, bound[0], started)

@@ -49,6 +49,9 @@ LOOK_BACK_SHARE = 20
 LOOK_BACK_AT_LEAST = 30.0
 """Seconds after which the next look back happens in any case."""
 
+SLOW_LOOK = 0.005
+"""Duration in seconds from which a look back counts as slow: the next claim then begins at its end."""
+
 MOST_MARKS = 4
 """Maximum number of priorities with a cursor: each costs a lookup."""
 
@@ -73,13 +76,17 @@ class Walks:
         self._asking = 0.0
         self._has_walked = False
         self._has_asked = False
+        self._has_just_asked = False
 
     def should_ask(self) -> bool:
         """Return whether the next claim should check first."""
         return self._walk >= LONG_WALK and self._asking * 2 <= self._walk
 
     def walked(self, seconds: float) -> None:
-        """Record the duration of an empty claim."""
+        """Record the duration of an empty claim, unless a check was a part of it."""
+        if self._has_just_asked:
+            self._has_just_asked = False
+            return
         # The first one also compiles its statements, which takes longer than running them.
         self._walk = seconds if self._has_walked else 0.0
         self._has_walked = True
@@ -88,9 +95,11 @@ class Walks:
     def found(self) -> None:
         """Record that a claim found messages: the next one probably does, too."""
         self._walk = self._asking = 0.0
+        self._has_just_asked = False
 
     def asked(self, seconds: float) -> None:
         """Record the duration of a check."""
+        self._has_just_asked = True
         self._asking = seconds if self._has_asked else 0.0
         self._has_asked = True
         self._walk *= _FADES
@@ -104,6 +113,9 @@ class ClaimCursor:
     where its predecessor stopped. Messages that a long transaction commits before that position are found when a claim
     gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million such
     entries, it is done less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
+
+    A claim that gets too few has looked from the first message on. If that was quick, or not much slower than the
+    search from the cursor, the next claim does so, too: one from the cursor that gets too few costs two statements.
 
     Thread-safe.
 
@@ -121,6 +133,8 @@ class ClaimCursor:
         self._marks: dict[int, int] = {}
         self.had_enough = False
         self._since = moments.monotonic()
+        self._began = self._since
+        self._from_cursor = 0.0
         self._looking_since: float | None = None
         self._every = LOOK_BACK_EVERY
 
@@ -133,20 +147,46 @@ class ClaimCursor:
                 self.had_enough = False
             if not self._marks:
                 self._since = self._looking_since = now
+            self._began, self._from_cursor = now, 0.0
             return dict(self._marks)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the next claim begins at the cursor, unless that becomes too old before."""
+        return bool(self._marks)
 
     def advance(self, claimed: Sequence[Claimed]) -> None:
         """Advance after a claim in its order that got as many messages as it wanted."""
         with self._lock:
             if self._looking_since is not None:
-                took = moments.monotonic() - self._looking_since
-                self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
-                self._looking_since = None
+                self._time(moments.monotonic() - self._looking_since)
             self.had_enough = True
-            for one in claimed:
-                self._marks[one.row.priority] = one.row.time_next
-            if len(self._marks) > MOST_MARKS:
-                self._marks = {}
+            self._set(self._marks, claimed)
+
+    def look_back(self) -> None:
+        """Begin a search from the first message on."""
+        with self._lock:
+            self._since = self._looking_since = moments.monotonic()
+            self._from_cursor = self._since - self._began
+
+    def looked_back(self, begin: Mapping[int, int], claimed: Sequence[Claimed]) -> None:
+        """Note the messages claimed from ``begin`` on, if that is a cursor, and by a search from the first message."""
+        with self._lock:
+            took = 0.0 if self._looking_since is None else moments.monotonic() - self._looking_since
+            self._time(took)
+            self.had_enough = False
+            is_current = self._marks == begin  # else another thread has changed it, maybe to forget it
+            self._marks = {}
+            if is_current and took >= max(SLOW_LOOK, 2 * self._from_cursor):
+                self._set(begin, claimed)
+
+    def _time(self, took: float) -> None:
+        self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
+        self._looking_since = None
+
+    def _set(self, begin: Mapping[int, int], claimed: Sequence[Claimed]) -> None:
+        marks = {**begin, **{one.row.priority: one.row.time_next for one in claimed}}
+        self._marks = {} if len(marks) > MOST_MARKS else marks
 
     def forget(self) -> None:
         """Start at the first message again."""

@@ -50,13 +50,15 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if len(claimed) == wanted.limit:
         marks.advance(claimed)
         return claimed
-    marks.forget()
     if begin:
+        marks.look_back()
+    if begin and (claimed or not is_idle(context)):
         rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
         found = _claim_rows(context, rest, _NO_MARKS)
         # If this process was suspended between the two, the second claim may have taken the first one's messages again.
         again = {one.row.seq for one in found}
         claimed = [*(one for one in claimed if one.row.seq not in again), *found]
+    marks.looked_back(begin, claimed)
     return claimed
 
 
