@@ -84,6 +84,7 @@ by = "rate"
 batch_length = "2s"
 timeout = "inf"
 clocks = "align"
+max_disorder = "6s"
 max_skew = "1s"
 since = "2h"
 source = ["-a", "b"]
@@ -101,6 +102,7 @@ grace = "5s"
         "--batch-length=2s",
         "--timeout=inf",
         "--clocks=align",
+        "--max-disorder=6s",
         "--max-skew=1s",
         "--since=2h",
         "--source=-a",
@@ -138,6 +140,10 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
         (BATCH.replace('"1s"', "1"), r"line 6: batch.max_delay must be a string, got 1"),
         (f'{BATCH}max_dely = "1s"', r"line 7: no key named batch.max_dely"),
         (f'{BATCH}by = "rate"\nclocks = "a"', r"line 8: batch.clocks = 'a': clocks must be one of 'as_sent', 'align'"),
+        (
+            f'{BATCH}by = "rate"\nmax_disorder = "4s"',
+            r"line 8: batch.max_disorder = '4s': max_disorder must be at most 3 batch lengths \(3s\), got '4s'",
+        ),
         (f'{BATCH}by = "rate"\nlongest = "9s"', r"line 8: batch.longest needs batch_length = 'adaptive', got '1s'"),
         (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, got 'weight'"),
         (

@@ -257,11 +257,11 @@ def test_batches_by_rate_are_those_of_the_batcher(
 
 
 @pytest.mark.one_database
-def test_aligned_clocks_give_the_batches_of_the_batcher_byte_for_byte(
+def test_aligned_clocks_and_disorder_give_the_batches_of_the_batcher_byte_for_byte(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
 ) -> None:
-    batcher = wc.RateAwareBatcher("1s", clocks="align")
-    rule = ByRate.checked("1s", clocks="align")
+    batcher = wc.RateAwareBatcher("1s", clocks="align", max_disorder="700ms")
+    rule = ByRate.checked("1s", clocks="align", max_disorder="700ms")
     follower = follow(rule)
     for second in range(6):
         received = START + (second + 1) * SECOND
@@ -278,7 +278,7 @@ def test_aligned_clocks_give_the_batches_of_the_batcher_byte_for_byte(
     wanted = [batch for call in calls for batch in batcher.add(call)]
     assert landed(table) == {batch.id: batch.to_bytes() for batch in wanted}
     assert wanted[-1].offsets["monitor"] == wanted[-1].offsets["detector"] - 30 * SECOND
-    with pytest.raises(wc.InvalidArgumentError, match="clocks = align"):
+    with pytest.raises(wc.InvalidArgumentError, match="clocks = align, max_disorder = 700ms"):
         follow(ByRate.checked("1s"))
 
 

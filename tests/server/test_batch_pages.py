@@ -152,6 +152,8 @@ def test_by_rate_with_aligned_clocks_messages_are_where_the_windows_are(
     page = client.get("/topics/telemetry/batches", params={**asked, "clocks": "align"}).text
     assert '<option value="align" selected>' in page
     assert "clocks=align" in timeline_query("batch_length = 1s, clocks = align")
+    disordered_rule = ByRate.checked("1s", max_disorder="2s").text
+    assert timeline_query(disordered_rule).endswith("&max_disorder=2s")
 
 
 @pytest.mark.parametrize(
@@ -223,6 +225,7 @@ def test_without_a_rule_the_density_is_shown(database: wc.Database, client: Test
         ({"by": "rate", "boundaries": "run"}, "boundaries needs by='event_time', got 'rate'"),
         ({"by": "rate", "batch_length": "0s"}, "batch_length must be"),
         ({"by": "rate", "clocks": "utc"}, "clocks must be one of"),
+        ({"by": "rate", "max_disorder": "1h"}, "max_disorder must be at most 3 batch lengths"),
         ({**RULE, "on_conflict": "<script>"}, "on_conflict must be one of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Clocks that are aligned give batches of the same bytes in the class, in a stream, and in a replay."""
+"""Aligned clocks and a disorder give batches of the same bytes in the class, in a stream, and in a replay."""
 
 from __future__ import annotations
 
@@ -109,13 +109,15 @@ def test_each_source_has_its_own_clocks() -> None:
     assert same
 
 
-def test_spark_aligns_clocks_in_a_replay_and_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_aligns_clocks_and_waits_for_disorder_in_a_replay_and_in_a_stream(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     arrivals = positioned(traffic([good, creeping(0.01), stepping(-5, 10)], 30))
     messages = [m for call in arrivals for m in call]
-    batches = run(arrivals, clocks="align")
+    batches = run(arrivals, clocks="align", max_disorder="1s")
     expected = sorted(batch.to_bytes() for batch in batches)
     rows = spark.createDataFrame(pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA))
-    replay = rate_aware_batches(rows.repartition(4), clocks="align").toArrow()
+    replay = rate_aware_batches(rows.repartition(4), clocks="align", max_disorder="1s").toArrow()
     same = sorted(p for _, some in encoded(iter(replay.to_batches()), None) for p in some.to_pylist()) == expected
     assert same
     assert {row["id"]: dict(row["offsets"]) for row in replay.to_pylist()} == {b.id: b.offsets for b in batches}
@@ -126,7 +128,9 @@ def test_spark_aligns_clocks_in_a_replay_and_in_a_stream(spark: SparkSession, tm
     found: list[pa.RecordBatch] = []
     (
         rate_aware_batches(
-            spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder)), clocks="align"
+            spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder)),
+            clocks="align",
+            max_disorder="1s",
         )
         .writeStream.foreachBatch(lambda some, _: found.extend(some.toArrow().to_batches()))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -272,7 +272,9 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     assert file.spark == {"spark.driver.memory": "1g", "spark.sql.ansi.enabled": "true"}
     by_time, by_rate = file.pipelines
     assert (by_time.name, by_rate.name) == ("by-time", "by-rate")
-    chosen = {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h", "clocks": "align"}
+    chosen = {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h", "clocks": "align"} | {
+        "max_disorder": "900ms"
+    }
     assert by_rate.rule == chosen
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
     for old, new, says in (
@@ -280,12 +282,12 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         (
             '/by-rate"',
             '/./by-time/"',
-            "line 40: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
+            "line 41: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
         ),
         (
             'table = "rates"',
             'parquet = "{folder}/b"\n[[pipeline.output]]\nwhat = "batches"\nparquet = "{folder}/b/c"',
-            "line 41: output.parquet must not be, contain or lie in",
+            "line 42: output.parquet must not be, contain or lie in",
         ),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated must be true, false, or a list of streams, got [0]"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout must be a string such as '1.5s'"),
@@ -299,11 +301,16 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
             'clocks = "aligned"',
             "line 35: batching.clocks = 'aligned': clocks must be one of 'as_sent', 'align'",
         ),
+        (
+            'max_disorder = "900ms"',
+            'max_disorder = "4s"',
+            "line 36: batching.max_disorder = '4s': max_disorder must be at most 3 batch lengths (3s), got '4s'",
+        ),
         ('name = "by-rate"', "", "line 25: pipeline.name is missing"),
         (
             'table = "rates"',
             'table = "batches"\nurl = "sqlite:///{folder}/other.db"',
-            "line 38: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
+            "line 39: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
         ),
     ):
         with pytest.raises(wc.InvalidArgumentError) as refused:
@@ -526,6 +533,7 @@ gated = ["s0"]
 timeout = inf
 forget_after = "1h"
 clocks = "align"
+max_disorder = "900ms"
 [[pipeline.output]]
 what = "batches"
 table = "rates"

@@ -46,6 +46,7 @@ def batch(
     longest: str | None = None,
     timeout: str | None = None,
     clocks: Literal["as_sent", "align"] = "as_sent",
+    max_disorder: str = "0s",
     into: str | None = None,
     follow: Annotated[bool, Parameter(negative="")] = False,
     since: str | None = None,
@@ -95,6 +96,8 @@ def batch(
         By rate, how long a batch waits for missing streams; inf for any time, auto to follow their delays.
     clocks
         By rate, align: correct each stream's event times by the estimated offset of its clock.
+    max_disorder
+        By rate, how far a message may be behind earlier ones of its stream; every batch closes so much later.
     into
         The message table that gets the batches, with text ids, in the topic's database.
     follow
@@ -125,7 +128,7 @@ def batch(
         if by == "id":
             raise InvalidArgumentError("by must be event_time or rate with --into, got 'id'. Use IdBatcher in Python")
         by_time = (window, max_delay, max_lead, on_conflict, gap, boundary)
-        rule = by_time if by == "event_time" else (batch_length, longest, timeout, clocks)
+        rule = by_time if by == "event_time" else (batch_length, longest, timeout, clocks, max_disorder)
         batch_into(
             common, output, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew
         )

@@ -129,7 +129,11 @@ def _rule(table: TomlTable) -> dict[str, str]:
         table.check("timeout" if timeout else "batch_length", lambda: RateRule.checked(first, ratio))
         clocks = table.optional("clocks")
         table.check("clocks", lambda: checked_clocks(cast("Any", clocks or "as_sent")))
-        return _given(by=by, batch_length=length, longest=longest, timeout=timeout, clocks=clocks)
+        disorder = table.optional("max_disorder")
+        table.check("max_disorder", lambda: RateRule.checked(first, None, disorder or 0))
+        return _given(
+            by=by, batch_length=length, longest=longest, timeout=timeout, clocks=clocks, max_disorder=disorder
+        )
     window, delay, lead = table.text("window"), table.text("max_delay"), table.optional("max_lead")
     conflict, gap = table.optional("on_conflict"), table.optional("gap")
     if conflict is not None and conflict not in CONFLICTS:

@@ -116,11 +116,12 @@ class ByRate:
         timeout: Duration | float | None = None,
         gated: Gated = True,
         clocks: Clocks = "as_sent",
+        max_disorder: Duration = 0,
     ) -> ByRate:
         """Check the user's options."""
         adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
-        return cls(RateOptions.checked(length, timeout, gated, clocks=clocks), adaptive)
+        return cls(RateOptions.checked(length, timeout, gated, clocks=clocks, max_disorder=max_disorder), adaptive)
 
     @property
     def text(self) -> str:
@@ -134,7 +135,9 @@ class ByRate:
         if self.adaptive is not None:
             lengths = f"adaptive from {lengths} to {format_duration(self.adaptive.bounds[1])}"
         clocks = ", clocks = align" if self.options.aligns else ""
-        return f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}{clocks}"
+        disorder = self.options.max_disorder
+        disordered = f", max_disorder = {format_duration(disorder)}" if disorder else ""
+        return f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}{clocks}{disordered}"
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""

@@ -88,5 +88,6 @@ options = st.fixed_dictionaries(
         "batch_length": st.sampled_from(["1s", "500ms", "2s", "300ms", SECOND - 1]),
         "timeout": st.sampled_from([None, None, "auto", "auto", 100_000_000, 900_000_000, float("inf")]),
         "gated": st.sampled_from([True, True, False, ("a", "b"), ("a", "b", "c", "late")]),
+        "max_disorder": st.sampled_from([0, 0, 0, 100_000_000, 900_000_000]),
     }
 )

@@ -80,36 +80,44 @@ class RateRule(NamedTuple):
         The timeout in batch lengths, which stays when the length changes; None for no timeout.
     auto
         The timeout of each window follows the delays in earlier ones; that of the factor is the least.
+    max_disorder
+        How far (ns) a message may be behind an earlier one of its stream and still find its window open.
     """
 
     batch_length: int
     timeout: int | float
     factor: Fraction | None
     auto: bool = False
+    max_disorder: int = 0
 
     @classmethod
-    def of(cls, batch_length: int, factor: Fraction | None, *, auto: bool = False) -> RateRule:
-        """Create the rule of a length (ns) and a timeout in lengths."""
-        return cls(batch_length, math.inf if factor is None else int(factor * batch_length), factor, auto)
+    def of(cls, batch_length: int, factor: Fraction | None, *, auto: bool = False, max_disorder: int = 0) -> RateRule:
+        """Create the rule of a length (ns), a timeout in lengths, and a disorder (ns)."""
+        timeout = math.inf if factor is None else int(factor * batch_length)
+        if max_disorder > HORIZON * batch_length:
+            raise InvalidArgumentError(
+                f"max_disorder must be at most {HORIZON} batch lengths ({format_duration(HORIZON * batch_length)}), got"
+                f" {format_duration(max_disorder)!r}"
+            )
+        return cls(batch_length, timeout, factor, auto, max_disorder)
 
     @classmethod
-    def checked(cls, batch_length: Duration, timeout: Duration | float | None) -> RateRule:
+    def checked(cls, batch_length: Duration, timeout: Duration | float | None, max_disorder: Duration = 0) -> RateRule:
         """Read the options as users write them.
 
         Raises
         ------
         InvalidArgumentError
             For a length that is not above zero or beyond 30 days; for a timeout that is not above zero, or above three
-            lengths and not infinite: the high-water mark stops there, so a longer timeout would never be reached.
+            lengths and not infinite: the high-water mark stops there, so a longer timeout would never be reached. For a
+            disorder above three lengths: it delays every batch.
         """
-        length = _length(batch_length)
-        if timeout is None:
-            return cls.of(length, _DEFAULT_TIMEOUT)
-        if timeout == "auto":
-            return cls.of(length, _DEFAULT_TIMEOUT, auto=True)
+        length, disorder = _length(batch_length), to_duration(max_disorder, "max_disorder")
+        if timeout is None or timeout == "auto":
+            return cls.of(length, _DEFAULT_TIMEOUT, auto=timeout == "auto", max_disorder=disorder)
         if isinstance(timeout, float):
             if timeout == math.inf:
-                return cls.of(length, None)
+                return cls.of(length, None, max_disorder=disorder)
             raise InvalidArgumentError(
                 f"timeout must be a string such as '1.5s', an int (ns), 'auto' or math.inf, got {quoted(timeout)}"
             )
@@ -119,11 +127,11 @@ class RateRule(NamedTuple):
                 f"timeout must be at most {HORIZON} batch lengths ({format_duration(HORIZON * length)}), got"
                 f" {quoted(timeout)}. Pass math.inf for no timeout"
             )
-        return cls.of(length, Fraction(ns, length))
+        return cls.of(length, Fraction(ns, length), max_disorder=disorder)
 
     def with_length(self, batch_length: Duration) -> RateRule:
-        """Change the length; the timeout stays in proportion."""
-        return RateRule.of(_length(batch_length), self.factor, auto=self.auto)
+        """Change the length; the timeout stays in proportion, and the disorder as it is."""
+        return RateRule.of(_length(batch_length), self.factor, auto=self.auto, max_disorder=self.max_disorder)
 
     def awaiting(self, delay: int) -> RateRule:
         """Wait so much (ns) longer than by default, up to three lengths."""
@@ -163,13 +171,14 @@ class RateWindow(NamedTuple):
         """Open a window of the rule's length at ``start`` (ns)."""
         length = rule.batch_length
         end = start + length
+        ahead = HORIZON * length + rule.max_disorder
         return cls(
             start=start,
             end=end,
-            cap=start + HORIZON * length,
-            timeout_at=start + rule.timeout,
+            cap=start + ahead,
+            timeout_at=start + rule.timeout + rule.max_disorder,
             near_from=start - HORIZON * length,
-            held_until=end + HORIZON * length,
+            held_until=end + ahead,
             era_from=start - ERA * length,
             era_until=end + ERA * length,
         )

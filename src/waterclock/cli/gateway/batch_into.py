@@ -77,12 +77,13 @@ def batch_into(
 def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     if by == "event_time":
         return ByEventTime.checked(*options)
-    batch_length, longest, timeout, clocks = options
+    batch_length, longest, timeout, clocks, max_disorder = options
     if longest is not None:
         if batch_length != "adaptive":
             raise InvalidArgumentError(f"longest needs batch_length 'adaptive', got {quoted(batch_length)}")
         batch_length = AdaptiveBatchLength(longest=longest)
-    return ByRate.checked(batch_length, float("inf") if timeout == "inf" else timeout, clocks=clocks)
+    timeout = float("inf") if timeout == "inf" else timeout
+    return ByRate.checked(batch_length, timeout, clocks=clocks, max_disorder=max_disorder)
 
 
 def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow: bool) -> None:

@@ -18,6 +18,7 @@ class RateOptions(NamedTuple):
     gated: Gated
     forget_after: int | None = None
     aligns: bool = False
+    max_disorder: int = 0
 
     @classmethod
     def checked(
@@ -27,6 +28,7 @@ class RateOptions(NamedTuple):
         gated: Gated,
         forget_after: Duration | None = None,
         clocks: Clocks = "as_sent",
+        max_disorder: Duration = 0,
     ) -> RateOptions:
         """Check the user's options.
 
@@ -35,16 +37,22 @@ class RateOptions(NamedTuple):
         InvalidArgumentError
             Naming the option and its value.
         """
-        RateRule.checked(batch_length, timeout)
+        disorder = RateRule.checked(batch_length, timeout, max_disorder).max_disorder
         gate_chooser(gated)
         chosen = gated if callable(gated) or isinstance(gated, bool) else frozenset(gated)
-        return cls(batch_length, timeout, chosen, checked_silence(forget_after), checked_clocks(clocks))
+        return cls(batch_length, timeout, chosen, checked_silence(forget_after), checked_clocks(clocks), disorder)
+
+    @property
+    def rule(self) -> RateRule:
+        """The rule of length, timeout and disorder."""
+        return RateRule.checked(self.batch_length, self.timeout, self.max_disorder)
 
     def facts(self) -> list[Any]:
         """Return the options in a form to compare with a checkpoint's; a function only as being one."""
-        rule = RateRule.checked(self.batch_length, self.timeout)
+        rule = self.rule
         ratio: Any = None if rule.factor is None else list(rule.factor.as_integer_ratio())
         ratio = "auto" if rule.auto else ratio
         gated = self.gated
         chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
-        return [rule.batch_length, ratio, chosen, self.forget_after, *["align"] * self.aligns]
+        further = [*["align"] * self.aligns, *[rule.max_disorder] * (rule.max_disorder > 0)]
+        return [rule.batch_length, ratio, chosen, self.forget_after, *further]

@@ -19,7 +19,7 @@ from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
 from waterclock.batching.rate.long_call import warn
-from waterclock.batching.rate.rule import RateRule, gate_chooser
+from waterclock.batching.rate.rule import gate_chooser
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
@@ -70,7 +70,7 @@ class RateStream:
     def __init__(self, options: RateOptions, span: ReplayRange | None = None) -> None:
         self._options = options
         self._span = span
-        self._rule = RateRule.checked(options.batch_length, options.timeout)
+        self._rule = options.rule
         self._rules = RateAwareMany(self._rule, aligns=options.aligns)
         self._kept = nothing(POSITIONED)  # in the rule's order, and all sources and streams
         self._offsets = np.empty(0, np.int64)  # ns that were added to their times

@@ -24,7 +24,18 @@ MOST_PIPELINES = 200
 _FORGOTTEN = 86_400 * 1_000_000_000
 """Age of a report, in ns, after which its process counts as ended: someone would have started it again."""
 
-_RULE = ("window", "max_delay", "max_lead", "gap", "on_conflict", "max_skew", "batch_length", "timeout", "clocks")
+_RULE = (
+    "window",
+    "max_delay",
+    "max_lead",
+    "gap",
+    "on_conflict",
+    "max_skew",
+    "batch_length",
+    "timeout",
+    "clocks",
+    "max_disorder",
+)
 """Options of a rule that the timeline of batches takes."""
 
 _FACTS = (

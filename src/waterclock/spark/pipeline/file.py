@@ -267,13 +267,14 @@ def _event_time_rule(table: TomlTable) -> dict[str, Any]:
 
 
 def _rate_rule(table: TomlTable) -> dict[str, Any]:
-    rule = _lengths(table, ("batch_length", "forget_after", "max_skew"))
+    rule = _lengths(table, ("batch_length", "forget_after", "max_skew", "max_disorder"))
     timeout = table.take("timeout", (str, float), "a duration in quotes, or inf for no timeout")
     if timeout is not None:
         rule["timeout"] = timeout
     table.check("forget_after", lambda: checked_silence(rule.get("forget_after")))
     length = rule.get("batch_length", "1s")
     table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
+    table.check("max_disorder", lambda: RateRule.checked(length, None, rule.get("max_disorder", 0)))
     clocks = table.optional("clocks")
     if clocks is not None:
         table.check("clocks", lambda: checked_clocks(cast("Any", clocks)))

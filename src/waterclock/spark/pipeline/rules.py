@@ -13,7 +13,7 @@ from waterclock.spark.runtime.partitions import rule_in
 from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import format_duration, to_duration
 
-_LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "forget_after")
+_LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "forget_after", "max_disorder")
 _MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
 """Options outside the rule: they decide when batches are emitted, but do not change them."""
 

@@ -87,7 +87,7 @@ class RateAwareColumns:
     ----------
     streams
         The names of the streams, which the numbers in `add` refer to.
-    batch_length, timeout, gated, clocks
+    batch_length, timeout, gated, clocks, max_disorder
         As of `RateAwareBatcher`.
 
     Raises
@@ -126,8 +126,9 @@ class RateAwareColumns:
         timeout: Duration | float | None = None,
         gated: Gated = True,
         clocks: Clocks = "as_sent",
+        max_disorder: Duration = 0,
     ) -> None:
-        rule = RateRule.checked(batch_length, timeout)
+        rule = RateRule.checked(batch_length, timeout, max_disorder)
         if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"streams must be a list of names, got {quoted(streams)}")
         self._names = list(streams)
@@ -137,7 +138,7 @@ class RateAwareColumns:
         self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
         self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
         self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
-        self._facts[kernel.AUTO] = rule.auto
+        self._facts[[kernel.AUTO, kernel.DISORDER]] = rule.auto, rule.max_disorder
         self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
         self._tracks[:, kernel.MAY_GATE] = may_gate
         self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
@@ -166,10 +167,11 @@ class RateAwareColumns:
         Raises
         ------
         InvalidArgumentError
-            For a length that is not above zero or beyond 30 days.
+            As `RateAwareBatcher.set_batch_length`.
         """
         kernel = KERNEL.interpreted
-        rule = RateRule.of(self.batch_length, self._factor).with_length(batch_length)
+        disorder = int(self._facts[kernel.DISORDER])
+        rule = RateRule.of(self.batch_length, self._factor, max_disorder=disorder).with_length(batch_length)
         begun = self._facts[kernel.BEGUN]
         columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
         self._facts[columns] = in_kernel(rule)

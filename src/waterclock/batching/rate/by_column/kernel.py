@@ -95,8 +95,9 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     AUTO,  # 1 if the timeout follows delays, else 0
     SLOWEST,
     AWAITED,
+    DISORDER,
     FACTS,
-) = range(30)
+) = range(31)
 
 # Rows of other eras' traffic and of runs follow in the same array, since each further array costs time at every call.
 ELSEWHERE_FROM = FACTS
@@ -122,8 +123,9 @@ class Known(NamedTuple):
 
 
 class WaitingMessages(NamedTuple):
-    """By message: its event time, its children in its pile, and the track for which it waits, or NONE."""
+    """By message: its track, event time, children in its pile, and the track for which it waits, or NONE."""
 
+    rows: Codes
     times: Ints
     left: Rows
     right: Rows
@@ -302,6 +304,20 @@ def _take_oldest(track: Ints, messages: WaitingMessages) -> int:
 
 
 @njit(error_model="numpy")
+def _by_time(some: Ints, messages: WaitingMessages) -> Ints:
+    """Order messages that do not wait by event time, in a heap: to compile a sort by key takes seconds."""
+    root = NONE
+    for message in some:
+        messages.left[message] = messages.right[message] = NONE
+        root = _merge(root, int(message), messages)
+    ordered = np.empty_like(some)
+    for k in range(len(some)):
+        ordered[k] = root
+        root = _merge(int(messages.left[root]), int(messages.right[root]), messages)
+    return ordered
+
+
+@njit(error_model="numpy")
 def _observe(row: int, event_time: int, set_back: int, known: Known) -> None:
     """As `StreamPeriodEstimator.observe`."""
     track = known.tracks[row]
@@ -327,8 +343,9 @@ def _notice(track: Ints, event_time: int) -> None:
 
 
 @njit(error_model="numpy")
-def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
+def _place_track(track: Ints, facts: Ints, steps: int) -> None:
     """As `Track.place`."""
+    start, length, disorder = facts[WINDOW_START], facts[LENGTH], facts[DISORDER]
     if steps and track[STEADY]:
         moved = steps * length
         track[OVER_FROM] += moved
@@ -342,8 +359,11 @@ def _place_track(track: Ints, start: int, length: int, steps: int) -> None:
     else:
         end = start + length
         track[OVER_FROM] = _earliest(track[ORIGIN], track[RATE], end, 0)
-        track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
-        track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length, 0)
+        if disorder:
+            track[LAST_FROM] = track[OVER_FROM] + disorder
+        else:
+            track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
+        track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length + disorder, 0)
         rate = track[RATE]
         track[STEADY] = (length % -rate if rate < 0 else length % _SECOND * rate % _SECOND) == 0
     if track[NEWEST] < start - ERA * length:
@@ -391,7 +411,7 @@ def _begin_track(row: int, known: Known) -> None:
     track[NEWEST] = NEVER
     track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[STEADY] = track[ABSENT_BATCHES] = 0
     track[ROOT] = NONE
-    _place_track(track, known.facts[WINDOW_START], known.facts[LENGTH], 0)
+    _place_track(track, known.facts, 0)
 
 
 @njit(error_model="numpy")
@@ -659,25 +679,65 @@ def _windows_to_first(gating_only: bool, known: Known, messages: WaitingMessages
 
 
 @njit(error_model="numpy")
+def _complete_windows(known: Known) -> int:
+    """Return for how many windows no message can still come, if each gating stream has a message that waits."""
+    facts, complete = known.facts, NEVER
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
+        if track[RATE]:
+            newest = track[PILE_NEWEST] - facts[DISORDER]
+            complete = min(complete, _windows_to(track, newest, facts[WINDOW_START], facts[LENGTH]))
+    return max(complete, 0)
+
+
+@njit(error_model="numpy")
 def _gap(known: Known, messages: WaitingMessages) -> int:
     """As `Assembly.gap`."""
     facts = known.facts
     if not facts[ALL_PILED]:
         return 0
     if not facts[GATING]:
-        empty = facts[JOINED] - facts[ACTIVE_FROM] <= facts[STRAYS]
-        return _windows_to_first(False, known, messages) if empty else 0
+        if facts[JOINED] - facts[ACTIVE_FROM] > facts[STRAYS]:
+            return 0
+        complete = (facts[HIGH_WATER] - facts[DISORDER] - facts[WINDOW_START]) // facts[LENGTH]
+        steps = _windows_to_first(False, known, messages)
+        return max(min(steps, complete), 0) if facts[DISORDER] else steps
     if facts[CONTRIBUTING]:
         return 0
     for row in range(len(known.tracks)):
         if known.tracks[row, RATE] and not known.tracks[row, PILED]:
             return 0
-    return _windows_to_first(True, known, messages)
+    steps = _windows_to_first(True, known, messages)
+    return min(steps, _complete_windows(known)) if facts[DISORDER] else steps
+
+
+@njit(error_model="numpy")
+def _has_between(track: Ints, messages: WaitingMessages) -> bool:
+    """As `Pile.has_between` the last slot and what is too far ahead; visits few messages before the last slot."""
+    times, left, right = messages.times, messages.left, messages.right
+    first, stop = track[LAST_FROM], track[FAR_FROM]
+    if times[int(track[ROOT])] >= first:
+        return bool(times[int(track[ROOT])] < stop)
+    heap = np.empty(track[PILED] + 1, np.int64)
+    heap[0] = track[ROOT]
+    open_ = 1
+    while open_:
+        open_ -= 1
+        message = heap[open_]
+        for child in (left[message], right[message]):
+            if child == NONE or times[child] >= stop:
+                continue
+            if times[child] >= first:
+                return True
+            heap[open_] = child
+            open_ += 1
+    return False
 
 
 @njit(error_model="numpy")
 def _let_in(track: Ints, facts: Ints, messages: WaitingMessages, out: KernelOutput) -> None:
-    times, left, right, waits_for = messages  # a field lookup in the loop would cost more than everything else in it
+    # A field lookup in the loop would cost more than everything else in it.
+    _, times, left, right, waits_for = messages
     joined = out.joined
     root, piled, over_from = int(track[ROOT]), track[PILED], track[OVER_FROM]
     first = last = facts[JOINED]
@@ -694,7 +754,7 @@ def _let_in(track: Ints, facts: Ints, messages: WaitingMessages, out: KernelOutp
         facts[HIGH_WATER] = max(facts[HIGH_WATER], newest)
         _notice(track, oldest)
         _notice(track, newest)
-    if piled and track[RATE] and times[root] < track[FAR_FROM]:
+    if piled and track[RATE] and _has_between(track, messages):
         track[SATISFIED] = 1
 
 
@@ -706,6 +766,12 @@ def _change_length(start: int, known: Known) -> None:
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             _regrid(row, start, known)
+
+
+@njit(error_model="numpy")
+def _ahead(facts: Ints) -> int:
+    """Return how far (ns) the mark may be ahead of the window's start, and a held message of its end."""
+    return HORIZON * facts[LENGTH] + facts[DISORDER]
 
 
 @njit(error_model="numpy")
@@ -736,7 +802,7 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
         track = known.tracks[row]
         if not track[TRACKED]:
             continue
-        _place_track(track, start, length, steps)
+        _place_track(track, facts, steps)
         if track[PILED]:
             _let_in(track, facts, messages, out)
         if track[PILED]:
@@ -748,11 +814,11 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
             facts[GATING] += 1
             facts[CONTRIBUTING] += track[PRESENT]
             facts[WAITING] += 1 - track[SATISFIED]
-    facts[HELD_UNTIL] = newest_gating + HORIZON * length
+    facts[HELD_UNTIL] = newest_gating + _ahead(facts)
     if not facts[GATING]:
         facts[WAITING] = NONE
         if facts[ALL_PILED]:
-            facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + HORIZON * length))
+            facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + _ahead(facts)))
 
 
 @njit(error_model="numpy")
@@ -813,10 +879,22 @@ def _write_batch(start: int, end: int, reason: int, facts: Ints, out: KernelOutp
 
 
 @njit(error_model="numpy")
-def _give_out(reason: int, known: Known, out: KernelOutput) -> None:
+def _observe_in_order(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    """Observe the messages of the window, whose order of arrival does not show the rates."""
+    facts = known.facts
+    for message in _by_time(out.joined[facts[ACTIVE_FROM] : facts[JOINED]], messages):
+        row, event_time = messages.rows[message], messages.times[message]
+        if known.tracks[row, TRACKED] and _in_era(event_time, facts[WINDOW_START], facts[LENGTH]):
+            _observe(row, event_time, HORIZON * facts[LENGTH], known)
+
+
+@njit(error_model="numpy")
+def _give_out(reason: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.close`, up to the opening of the next window."""
     facts = known.facts
     start, length = facts[WINDOW_START], facts[LENGTH]
+    if facts[DISORDER]:
+        _observe_in_order(known, messages, out)
     if facts[DOUBTFUL] == 1 and start >= facts[TRUSTED_FROM] and _is_agreed(known):
         facts[DOUBTFUL] = 0
     facts[OUTNUMBERED] = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM]
@@ -833,6 +911,11 @@ REASONS = ("slots", "gap", "timeout", "stall", "flush", "start")
 
 
 @njit(error_model="numpy")
+def _has_timed_out(start: int, facts: Ints) -> bool:
+    return bool(facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS] + facts[DISORDER])
+
+
+@njit(error_model="numpy")
 def _close_complete(known: Known, messages: WaitingMessages, out: KernelOutput) -> bool:
     facts = known.facts
     before = facts[BATCHES]
@@ -842,12 +925,12 @@ def _close_complete(known: Known, messages: WaitingMessages, out: KernelOutput) 
             reason = GAP
         elif not facts[WAITING]:
             reason = SLOTS
-        elif facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= facts[WINDOW_START] + facts[TIMEOUT_NS]:
+        elif _has_timed_out(facts[WINDOW_START], facts):
             reason = TIMEOUT
         else:
             return facts[BATCHES] > before
         if facts[JOINED] > facts[ACTIVE_FROM]:
-            _give_out(reason, known, out)
+            _give_out(reason, known, messages, out)
         steps = max(steps, 1)
         _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
 
@@ -865,22 +948,23 @@ def _place_ahead(row: int, message: int, known: Known, messages: WaitingMessages
     facts[ALL_PILED] += 1
     if not track[RATE]:
         return
-    facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + HORIZON * facts[LENGTH])
-    if not track[SATISFIED] and event_time < track[FAR_FROM]:
+    facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + _ahead(facts))
+    if not track[SATISFIED] and track[LAST_FROM] <= event_time < track[FAR_FROM]:
         track[SATISFIED] = 1
         facts[WAITING] -= 1
 
 
 @njit(error_model="numpy")
-def _note_delays(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages) -> None:
+def _note_delays(first: int, stop: int, known: Known, messages: WaitingMessages) -> None:
     facts = known.facts
-    most = facts[HIGH_WATER] - MOST_AWAITED * facts[LENGTH]
+    mark = facts[HIGH_WATER] - facts[DISORDER]
+    most = mark - MOST_AWAITED * facts[LENGTH]
     for message in range(first, stop):
         event_time = messages.times[message]
-        if most <= event_time < facts[HIGH_WATER] - facts[SLOWEST]:
-            track = known.tracks[rows[message]]
+        if most <= event_time < mark - facts[SLOWEST]:
+            track = known.tracks[messages.rows[message]]
             if track[TRACKED] and track[RATE]:
-                facts[SLOWEST] = facts[HIGH_WATER] - event_time
+                facts[SLOWEST] = mark - event_time
 
 
 @njit(error_model="numpy")
@@ -895,7 +979,8 @@ def _place(row: int, message: int, known: Known, messages: WaitingMessages, out:
     track = known.tracks[row]
     if not track[TRACKED]:
         _begin_track(row, known)
-    _observe(row, event_time, HORIZON * length, known)
+    if not facts[DISORDER]:
+        _observe(row, event_time, HORIZON * length, known)
     if event_time >= track[OVER_FROM]:
         _place_ahead(row, message, known, messages, out)
         return True
@@ -906,11 +991,12 @@ def _place(row: int, message: int, known: Known, messages: WaitingMessages, out:
 
 
 @njit(error_model="numpy", inline="always")  # and no views: both cost more than everything else for a single message
-def _take(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
-    facts, tracks, rings = known.facts, known.tracks, known.rings
+def _take(first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    facts, tracks, rings, rows = known.facts, known.tracks, known.rings, messages.rows
     newest = BEFORE_ALL
     length = facts[LENGTH]
-    era_until = facts[WINDOW_START] + length + ERA * length
+    # With a disorder, every message goes through `_place`.
+    era_until = BEFORE_ALL if facts[DISORDER] else facts[WINDOW_START] + length + ERA * length
     for message in range(first, stop):
         row = rows[message]
         event_time = messages.times[message]
@@ -938,13 +1024,12 @@ def _take(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMes
             continue
         newest = max(newest, event_time)
     if facts[AUTO]:
-        _note_delays(rows, first, stop, known, messages)
-    cap = facts[WINDOW_START] + HORIZON * length
-    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, cap))
+        _note_delays(first, stop, known, messages)
+    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, facts[WINDOW_START] + _ahead(facts)))
 
 
 @njit(error_model="numpy")
-def _begin(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+def _begin(first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     length = facts[LENGTH]
     oldest, newest = _plausible_range(messages.times[first:stop], length, False)
@@ -955,11 +1040,13 @@ def _begin(rows: Codes, first: int, stop: int, known: Known, messages: WaitingMe
     _begin_track(len(known.tracks) - 1, known)
     for message in range(first, stop):
         _join(message, facts, out)
-        event_time = messages.times[message]
+    joined = out.joined[: facts[JOINED]]
+    for message in _by_time(joined, messages) if facts[DISORDER] else joined:
+        row, event_time = messages.rows[message], messages.times[message]
         if start - ERA * length <= event_time <= start:
-            if not known.tracks[rows[message], TRACKED]:
-                _begin_track(rows[message], known)
-            _observe(rows[message], event_time, 2 * ERA * length, known)  # more than possible
+            if not known.tracks[row, TRACKED]:
+                _begin_track(row, known)
+            _observe(row, event_time, 2 * ERA * length, known)  # more than possible
     for row in range(len(known.tracks) - 1):
         if known.tracks[row, TRACKED]:
             _regrid(row, start, known)
@@ -979,7 +1066,7 @@ def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: Kerne
     if start <= facts[FURTHEST]:
         facts[SETBACKS] += 1
         start = _free_start(start + facts[SETBACKS], facts)
-    last_plausible = start + (1 + HORIZON) * facts[LENGTH]
+    last_plausible = start + facts[LENGTH] + _ahead(facts)
     for row in range(len(known.tracks)):
         track = known.tracks[row]
         if not track[PILED] or track[PILE_NEWEST] <= last_plausible:
@@ -995,7 +1082,7 @@ def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: Kerne
                 count += 1
         for message in plausible[:count]:
             _push(row, message, known.tracks, messages)
-    _give_out(STALL, known, out)
+    _give_out(STALL, known, messages, out)
     facts[OUTNUMBERED] = 0
     for row in range(len(known.tracks) - 1):
         if facts[DOUBTFUL] and known.tracks[row, TRACKED]:
@@ -1005,7 +1092,7 @@ def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: Kerne
 
 
 @njit(error_model="numpy")
-def _follow(oldest: int, newest: int, rows: Codes, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+def _follow(oldest: int, newest: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.follow`."""
     facts, times = known.facts, messages.times
     traffic = np.empty(facts[JOINED] - facts[ACTIVE_FROM], np.int64)
@@ -1026,10 +1113,9 @@ def _follow(oldest: int, newest: int, rows: Codes, known: Known, messages: Waiti
         facts[BATCHES] = batches  # the batch that this closes is empty
     mark = BEFORE_ALL
     for message in traffic[:count]:
-        if _place(int(rows[message]), message, known, messages, out):
+        if _place(int(messages.rows[message]), message, known, messages, out):
             mark = max(mark, times[message])
-    cap = facts[WINDOW_START] + HORIZON * facts[LENGTH]
-    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(mark, cap))
+    facts[HIGH_WATER] = max(facts[HIGH_WATER], min(mark, facts[WINDOW_START] + _ahead(facts)))
 
 
 @njit(error_model="numpy")
@@ -1058,7 +1144,7 @@ def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
 
 
 @njit(error_model="numpy")
-def _recover(rows: Codes, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     start, length = facts[WINDOW_START], facts[LENGTH]
     active = facts[JOINED] - facts[ACTIVE_FROM]
@@ -1071,10 +1157,10 @@ def _recover(rows: Codes, known: Known, messages: WaitingMessages, out: KernelOu
         if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
             anchor = start + length
         if start <= anchor <= start + length:
-            _give_out(STALL, known, out)
+            _give_out(STALL, known, messages, out)
             _open_window(start + length, 1, known, messages, out)
         elif oldest > start + length + ERA * length and _apart(oldest, anchor) >= np.uint64(MOVING * length):
-            _follow(oldest, anchor, rows, known, messages, out)
+            _follow(oldest, anchor, known, messages, out)
         else:
             _place_anew(anchor, known, messages, out)
     elif facts[ALL_PILED]:
@@ -1087,14 +1173,7 @@ def _recover(rows: Codes, known: Known, messages: WaitingMessages, out: KernelOu
 
 @njit(error_model="numpy")
 def _gives_way(
-    rows: Codes,
-    first: int,
-    stop: int,
-    mark: int,
-    held: int,
-    known: Known,
-    messages: WaitingMessages,
-    out: KernelOutput,
+    first: int, stop: int, mark: int, held: int, known: Known, messages: WaitingMessages, out: KernelOutput
 ) -> bool:
     """Recover if a rival's traffic has moved on, as `RateAwareBatcher.take` does before it closes anything."""
     facts = known.facts
@@ -1105,22 +1184,20 @@ def _gives_way(
     if not _is_stuck(messages.times, first, stop, mark, start, length, facts):
         return False
     contested = _is_contested(length, facts)
-    _recover(rows, known, messages, out)
+    _recover(known, messages, out)
     if contested and not _in_era(facts[WINDOW_START], start, length):
         facts[DOUBTFUL] = 0
     return True
 
 
 @njit(error_model="numpy", inline="always")
-def _add(
-    rows: Codes, first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput
-) -> None:
+def _add(first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     facts[LOOKED] = now
     facts[SINCE] = min(facts[SINCE], now)
     if not facts[BEGUN]:
         if first < stop:
-            _begin(rows, first, stop, known, messages, out)
+            _begin(first, stop, known, messages, out)
             facts[SINCE] = now
         return
     if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
@@ -1128,11 +1205,10 @@ def _add(
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
     high_water, held = facts[HIGH_WATER], facts[JOINED]
-    _take(rows, first, stop, known, messages, out)
+    _take(first, stop, known, messages, out)
     rivalled = _is_rivalled(facts)
-    closed, stalled = False, rivalled and _gives_way(rows, first, stop, high_water, held, known, messages, out)
-    timed_out = facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS]
-    if not stalled and (not facts[WAITING] or facts[ALL_PILED] or timed_out):
+    closed, stalled = False, rivalled and _gives_way(first, stop, high_water, held, known, messages, out)
+    if not stalled and (not facts[WAITING] or facts[ALL_PILED] or _has_timed_out(start, facts)):
         closed = _close_complete(known, messages, out)
     if not closed and not stalled:
         if facts[HIGH_WATER] > high_water:
@@ -1141,7 +1217,7 @@ def _add(
             facts[UNMOVED] += facts[JOINED] - held
             stalled = _is_stuck(messages.times, first, stop, high_water, start, length, facts)
         if stalled or now - facts[SINCE] >= STALLED * length:
-            _recover(rows, known, messages, out)
+            _recover(known, messages, out)
     if closed:
         _moved(rivalled, facts)
         facts[SINCE] = now
@@ -1153,7 +1229,7 @@ def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
         steps = 1
         if facts[JOINED] > facts[ACTIVE_FROM]:
-            _give_out(FLUSH, known, out)
+            _give_out(FLUSH, known, messages, out)
         else:
             steps = max(1, _windows_to_first(False, known, messages))
         _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
@@ -1208,7 +1284,7 @@ def run(
     that are in no batch.
     """
     known = Known(facts, tracks, rings)
-    messages = WaitingMessages(times, left, right, waits_for)
+    messages = WaitingMessages(rows, times, left, right, waits_for)
     out = KernelOutput(joined, starts, ends, closed, reasons, until)
     for message in range(calls[0]):
         if waits_for[message] == NONE:
@@ -1218,7 +1294,7 @@ def run(
             facts[ALL_PILED] += 1
     for call in range(len(calls) - 1):
         now = clock[call] if len(clock) else facts[LOOKED]
-        _add(rows, calls[call], calls[call + 1], now, known, messages, out)
+        _add(calls[call], calls[call + 1], now, known, messages, out)
     if flush:
         _flush(known, messages, out)
 

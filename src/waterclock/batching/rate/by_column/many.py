@@ -122,7 +122,7 @@ class RateAwareMany:
         if added:
             facts = np.zeros((added, kernel.ALL_FACTS), np.int64)
             facts[:, [kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(self._rule)
-            facts[:, kernel.AUTO] = self._rule.auto
+            facts[:, [kernel.AUTO, kernel.DISORDER]] = self._rule.auto, self._rule.max_disorder
             self.facts = np.concatenate([self.facts, facts])
             self.track_bounds = np.append(self.track_bounds, self.track_bounds[-1] + 1 + np.arange(added))
             self.tracks = np.concatenate([self.tracks, np.zeros((added, kernel.TRACK_COLUMNS), np.int64)])

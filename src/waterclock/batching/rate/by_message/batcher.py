@@ -90,6 +90,10 @@ class RateAwareBatcher:
 
         Only here may a window, and the high-water mark, go back. Windows then begin some nanoseconds late if their
         start was used before, so that no batch has the identity of an earlier one.
+    Disorder
+        With ``max_disorder``, a window closes when every gating stream has sent a message that is so much after its
+        pulses in the window, and the high-water mark, the timeout and the plausible limits are so much later. Rates are
+        estimated from each batch in order of event time.
     Messages that arrive together
         All messages of a call are placed before windows close; then every complete window closes.
 
@@ -119,6 +123,9 @@ class RateAwareBatcher:
         ``"align"`` adds to each event time the estimated offset of its stream's clock from the receive clock, before
         windows are chosen; see `clock_alignment`. Messages keep the times that were sent, and ``batch.offsets`` holds
         the offsets. Every message needs a receive time. Default ``"as_sent"``: event times are used as they are.
+    max_disorder
+        How far a message may be behind an earlier one of its stream and still be in its own window: at most three batch
+        lengths. Every batch closes so much later. Default 0: streams are in order. It does not change with the length.
 
     Raises
     ------
@@ -163,10 +170,11 @@ class RateAwareBatcher:
         clock: Callable[[], float] = monotonic,
         forget_after: Duration | None = None,
         clocks: Clocks = "as_sent",
+        max_disorder: Duration = 0,
     ) -> None:
         self._adaptive = adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
-        self._rule = RateRule.checked(length, timeout)
+        self._rule = RateRule.checked(length, timeout, max_disorder)
         self._gate = Gate(gated)
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
@@ -318,7 +326,7 @@ class RateAwareBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a length that is not above zero or beyond 30 days.
+            For a length that is not above zero, beyond 30 days, or below a third of ``max_disorder``.
         """
         if self._assembly is None:
             self._rule = self._rule.with_length(batch_length)

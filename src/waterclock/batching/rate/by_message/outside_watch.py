@@ -71,7 +71,8 @@ class OutsideWatch:
         if sum(counts.before) >= sum(counts.after):
             what = (
                 f'came after their windows had closed, in {STEADY} batches in a row; pass timeout="auto" or a longer'
-                " timeout, up to three batch lengths, if they take long to arrive, or correct the clock if it is behind"
+                " timeout, up to three batch lengths, if they take long to arrive, max_disorder if they arrive out of"
+                " order, or correct the clock if it is behind"
             )
         else:
             what = f"were ahead of the windows that they came with, in {STEADY} batches in a row; correct the clock"

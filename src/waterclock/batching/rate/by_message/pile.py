@@ -44,6 +44,11 @@ class Pile:
         else:
             insort_right(messages, message, lo=self._first, key=_event_time)
 
+    def has_between(self, first: int, stop: int) -> bool:
+        """Return whether a message waits whose event time is at or after ``first`` and before ``stop``, ns."""
+        place = bisect_left(self._messages, first, lo=self._first, key=_event_time)
+        return place < len(self._messages) and self._messages[place].event_time < stop
+
     def take_before(self, event_time: int) -> list[Message]:
         """Remove and return messages older than ``event_time`` (ns)."""
         until = bisect_left(self._messages, event_time, lo=self._first, key=_event_time)

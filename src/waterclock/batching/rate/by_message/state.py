@@ -225,13 +225,15 @@ def _taken(messages: Iterator[Message], number: object) -> list[Message]:
 
 
 def _rule_facts(rule: RateRule) -> list[Any]:
-    return [rule.batch_length, None if rule.factor is None else rule.factor.as_integer_ratio(), rule.auto]
+    ratio = None if rule.factor is None else rule.factor.as_integer_ratio()
+    return [rule.batch_length, ratio, rule.auto, rule.max_disorder]
 
 
 def _rule(facts: list[Any]) -> RateRule:
-    batch_length, ratio, auto = facts
+    batch_length, ratio, auto, disorder = facts
     factor = None if ratio is None else Fraction(*each(ratio, whole))
-    return RateRule.of(RateRule.checked(whole(batch_length), None).batch_length, factor, auto=flag(auto))
+    checked = RateRule.checked(whole(batch_length), None, count(disorder))
+    return checked.of(checked.batch_length, factor, auto=flag(auto), max_disorder=checked.max_disorder)
 
 
 def _track_facts(stream: str, track: Track) -> list[Any]:

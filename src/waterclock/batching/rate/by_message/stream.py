@@ -36,7 +36,8 @@ class Track(StreamPeriodEstimator):
     over_from
         From this event time on (ns) a message belongs to a later window.
     last_from
-        From this event time on (ns) a message is in the last slot or beyond.
+        From this event time on (ns) a message is in the last slot or beyond. With a disorder, it is so much after the
+        window's end that no earlier message of the stream can still come.
     far_from
         From this event time on (ns) a message is more than three further windows ahead.
     notice_from
@@ -143,8 +144,9 @@ class Track(StreamPeriodEstimator):
         grid = self.grid
         following = grid.first_pulse(window.end)
         self.over_from = grid.earliest(following)
-        self.last_from = grid.earliest(following - 1)
-        self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length))
+        disorder = rule.max_disorder
+        self.last_from = self.over_from + disorder if disorder else grid.earliest(following - 1)
+        self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length + disorder))
         # Only whole periods are alike in every window.
         self._steady = rule.batch_length * grid.rate % grid.per == 0
 

@@ -13,6 +13,7 @@ from waterclock.batching.rate.rule import ABSENT, FORGETS, MOST_AWAITED, STALLED
 from waterclock.batching.rate.starts import StartRun, Starts
 from waterclock.message import Message
 
+_event_time = attrgetter("event_time")
 _in_order = attrgetter("event_time", "stream")
 _MOST_RIDING = 4096  # maximum remembered names of streams that may not gate
 
@@ -119,7 +120,7 @@ class Assembly:
 
     def learn(self, messages: Iterable[Message]) -> None:
         """Start: learn the streams' rates from messages that are in no window, and open the first one."""
-        for message in messages:
+        for message in self._to_observe(messages):
             if self.window.era_from <= message.event_time <= self.window.start:
                 self._track(message.stream).observe(message.event_time)
         for track in self.tracks.values():
@@ -129,7 +130,8 @@ class Assembly:
     def take(self, messages: list[Message]) -> None:
         """Place messages, and move the high-water mark."""
         newest = BEFORE_ALL
-        era_until = self.window.era_until
+        # With a disorder, every message goes through `place`.
+        era_until = BEFORE_ALL if self.rule.max_disorder else self.window.era_until
         track_of = self.track_of.get
         join = self.active.append
         for message in messages:
@@ -163,7 +165,8 @@ class Assembly:
             self.strays += 1
             return False
         track = self._track(message.stream)
-        track.observe(event_time, window.start - window.near_from)
+        if not self.rule.max_disorder:
+            track.observe(event_time, window.start - window.near_from)
         if event_time >= track.over_from:
             self._place_ahead(message, track, event_time)
             return True
@@ -187,7 +190,12 @@ class Assembly:
         tracks = [track for track in self._all_tracks() if track.grid is not None or not self.gating]
         if self.gating and not all(track.pile for track in tracks):
             return 0  # one of them may just be slow
-        return self.windows_to_first(tracks)
+        steps = self.windows_to_first(tracks)
+        if disorder := self.rule.max_disorder:
+            # Windows are skipped only if no message for them can still come.
+            newest = [(track, track.pile.newest) for track in tracks] if self.gating else [(tracks[0], self.high_water)]
+            steps = min(steps, *(track.windows_to(time - disorder, self.window) for track, time in newest))
+        return max(steps, 0)
 
     def windows_to_first(self, tracks: Iterable[Track] | None = None) -> int:
         """Return how many windows after this one the first waiting message of any track belongs to; 0 for none."""
@@ -333,7 +341,7 @@ class Assembly:
 
     def _note_delays(self, messages: list[Message]) -> None:
         """Measure how far the gating streams' messages are behind the high-water mark at which they come."""
-        mark = self.high_water
+        mark = self.high_water - self.rule.max_disorder
         most = mark - MOST_AWAITED * self.rule.batch_length
         for message in messages:
             event_time = message.event_time
@@ -367,7 +375,7 @@ class Assembly:
         if track.grid is None:
             return
         self._reach(event_time)
-        if not track.satisfied and event_time < track.far_from:
+        if not track.satisfied and track.last_from <= event_time < track.far_from:
             track.satisfied = True
             self.waiting -= 1
 
@@ -380,11 +388,21 @@ class Assembly:
             self.high_water = max(self.high_water, messages[-1].event_time)
             track.notice(messages[0].event_time)
             track.notice(messages[-1].event_time)
-        if track.pile and track.pile.oldest < track.far_from and track.grid is not None:
+        if track.grid is not None and track.pile.has_between(track.last_from, track.far_from):
             track.satisfied = True
 
+    def _to_observe(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """Order messages that may be out of order, so that the differences between event times show the rates."""
+        return sorted(messages, key=_event_time) if self.rule.max_disorder else messages
+
     def _give_out(self, reason: CloseReason) -> Batch:
-        batch = self.batch(self.active, self.window.start, self.window.end, reason)
+        window = self.window
+        if self.rule.max_disorder:
+            for message in self._to_observe(self.active):
+                if window.era_from <= message.event_time <= window.era_until:
+                    track = self.track_of.get(message.stream, self.riding)
+                    track.observe(message.event_time, window.start - window.near_from)
+        batch = self.batch(self.active, window.start, window.end, reason)
         for observe in self.observers:
             observe(batch)
         if self.window.start >= self.trusted_from and self._is_agreed:

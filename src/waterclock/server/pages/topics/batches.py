@@ -46,7 +46,7 @@ _SECOND = 1_000_000_000
 _LENGTHS = tuple(to_duration(text) for text in ("1d", "6h", "1h", "10min", "1min", "10s", "1s", "100ms", "10ms", "1ms"))
 _DEFAULT_LENGTH = 60 * _SECOND
 _EVENT_TIME = ("window", "max_delay", "max_lead", "on_conflict", "gap", "boundaries", "max_skew")
-_RATE = ("batch_length", "timeout", "clocks")
+_RATE = ("batch_length", "timeout", "clocks", "max_disorder")
 
 router = APIRouter(include_in_schema=False)
 
@@ -145,6 +145,7 @@ def _batched(
         "batch_length": given.get("batch_length", "1s"),
         "timeout": float("inf") if timeout == "inf" else timeout,
         "clocks": given.get("clocks", "as_sent"),
+        "max_disorder": given.get("max_disorder", 0),
     }
     RateAwareBatcher(**options)
     begin = None
