@@ -12,14 +12,17 @@ import pyarrow as pa
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_id.batcher import IdBatcher
+from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.columnar.many_sources import ManySources, from_packed, nothing
+from waterclock.columnar.message_ids import with_numbers
 from waterclock.columnar.packing import ROWS, pack
-from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.records import NUMBERED, POSITIONED
 from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.id_stream import IdStream
 from waterclock.columnar.streams.judging import judge
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import RateStream
@@ -202,6 +205,36 @@ def _read_rate_stream(data: bytes) -> object:
     return RateStream.restore(data, _OPTIONS).state()
 
 
+_IDS = IdRule.checked("pulse", "100ms", ["load", "speed"])
+
+
+def _id_streams() -> list[bytes]:
+    states: list[bytes] = []
+    for size in (0, 20, 21):
+        stream = IdStream(_IDS)
+        stream.take(_numbered(size), 0)
+        states.append(stream.state())
+    return states
+
+
+def _numbered(size: int) -> ManySources:
+    messages = [message.replace(headers={"pulse": str(n // 4 * 2)}) for n, message in enumerate(flow(size))]
+    rows = to_arrow(messages, positions=True).select([*_METADATA, "headers"])
+    packed = list(pack([with_numbers(rows, "pulse")], NUMBERED))
+    return (
+        from_packed(pa.Table.from_batches(packed).select(ROWS.names).cast(ROWS), NUMBERED)
+        if size
+        else nothing(NUMBERED)
+    )
+
+
+def _read_id_stream(data: bytes) -> object:
+    stream = IdStream.restore(data, _IDS)
+    state = stream.state()
+    stream.take(nothing(NUMBERED), 10**9)
+    return state
+
+
 @cache
 def _packed_row() -> tuple[list[str], int, bytes]:
     (row,) = _packed(flow(20))[0].to_pylist()
@@ -242,6 +275,7 @@ FORMS: dict[str, Callable[[], Form]] = {
     "rate-aware columns": lambda: Form(_rate_columns(), _read_columns),
     "event-time stream": lambda: Form(_event_time_streams(), _read_event_time_stream),
     "waiting chunk": lambda: Form([write_chunk(_many(flow(count))) for count in (1, 20)], _read_chunk),
+    "id stream": lambda: Form(_id_streams(), _read_id_stream),
     "rate stream": lambda: Form(_rate_streams(), _read_rate_stream),
     "packed row": lambda: Form([_packed_row()[2]], _read_packed, guarded=False),
 }

@@ -75,6 +75,23 @@ def test_by_rate_needs_no_window(filled: Shell) -> None:
     assert done["batches"] > 0
 
 
+def test_by_id_batches_a_header_and_counts_what_is_missing(filled: Shell) -> None:
+    sent = [("a", 1), ("b", 1), ("a", 2), ("a", 7), ("b", 7), ("c", 7)]
+    with wc.connect("sqlite:///factory.db") as database:
+        topic = database.create_topic("pulses")
+        topic.append([wc.Message("x", name, 0, receive_time=0, headers={"pulse": str(n)}) for name, n in sent])
+        topic.append([wc.Message("x", "a", 0, receive_time=0)])
+    by_id = ("batch", "pulses", "--by", "id", "--id-of", "pulse", "--max-delay", "1s", "--stream", "a", "--stream", "b")
+    *_, done = filled.json(*by_id, "--into", "batches")
+    assert (done["batches"], done["missing_ids"], done["incomplete_batches"]) == (3, 4, 1)
+    assert done["rejected"] == {"no_id": 1, "undeclared": 1}
+    printed = filled.json(*by_id)
+    with wc.connect("sqlite:///factory.db") as database:
+        assert sorted(landed(database.table("batches"))) == sorted(row["id"] for row in printed)
+    assert filled("batch", "pulses", "--by", "id", "--into", "batches", expect=2) == ""
+    assert "id_of is missing: batching by id needs it" in filled.said
+
+
 def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) -> None:
     words = (*RULE, "--on-conflict", "keep", "--boundary", "m1", "--boundary", "m2")
     filled("batch", "telemetry", "--into", "batches", *words)

@@ -75,6 +75,13 @@ def test_boundaries_are_passed_on_by_event_time_and_refused_by_rate(file: Path) 
         read(file, '[[batch]]\ntopic = "t"\ninto = "b"\nby = "rate"\nboundaries = ["run"]')
 
 
+def test_batching_by_id_passes_its_options_on(file: Path) -> None:
+    rule = 'by = "id"\nid_of = "pulse"\nmax_delay = "2s"\nstreams = ["a", "-b"]\nmax_skew = "5s"'
+    batch = read(file, f'[[batch]]\ntopic = "t"\ninto = "b"\n{rule}').parts[0]
+    words = ("--id-of=pulse", "--max-delay=2s", "--max-skew=5s", "--stream=a", "--stream=-b")
+    assert batch.words[3:] == ("--into=b", "--by=id", *words)
+
+
 def test_all_options_are_passed_on(file: Path) -> None:
     text = """
 [[batch]]
@@ -145,7 +152,11 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
             r"line 8: batch.max_disorder = '4s': max_disorder must be at most 3 batch lengths \(3s\), got '4s'",
         ),
         (f'{BATCH}by = "rate"\nlongest = "9s"', r"line 8: batch.longest needs batch_length = 'adaptive', got '1s'"),
-        (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, got 'weight'"),
+        (f'{BATCH}by = "id"', r"line 2: batch.id_of is missing"),
+        (f'{BATCH}by = "id"\nid_of = ""', r"line 8: batch.id_of must be a non-empty string"),
+        (f'{BATCH}by = "id"\nid_of = "pulse"', r"line 5: no key named batch.window"),
+        (f'{BATCH}streams = ["a"]', r"line 7: batch.streams needs by = 'id', got 'event_time'"),
+        (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, id, got 'weight'"),
         (
             f'{BATCH}on_conflict = "x"',
             r"line 7: batch.on_conflict must be one of split, replace, isolate, keep, got 'x'",

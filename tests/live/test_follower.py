@@ -18,7 +18,7 @@ from tests.live.conftest import RULE, SECOND, START, MakeFollower, MovableClock,
 import waterclock as wc
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.live.follower import Follower
-from waterclock.live.rules import ByEventTime, ByRate
+from waterclock.live.rules import ByEventTime, ById, ByRate
 
 
 def drain(follower: Follower, limit: int = 20_000) -> None:
@@ -69,6 +69,48 @@ def test_steps_and_restarts_of_any_size_give_the_same_batches(
     clock.now = START + 3600 * SECOND
     drain(follower, 13)
     assert landed(table) == expected(topic)
+
+
+@pytest.mark.one_database
+@pytest.mark.parametrize("streams", [None, ["m0", "m1", "m2", "m3"]])
+def test_batches_by_id_are_those_of_the_batcher_byte_for_byte(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock, streams: list[str] | None
+) -> None:
+    messages = [
+        message.replace(headers={"pulse": str(number // 9)} if number % 13 else None)
+        for number, message in enumerate(traffic())
+    ]
+    messages[70] = messages[70].replace(stream="log")
+    rule = ById.checked("pulse", "2s", streams)
+    follower = follow(rule)
+    for first in range(0, len(messages), 7):
+        topic.append(messages[first : first + 7])
+        follower.step()
+        if first % 5 == 0:
+            follower = follow(rule)
+    clock.now = START + 3600 * SECOND
+    drain(follower)
+    batcher = wc.BySource(lambda: wc.IdBatcher("pulse", streams, max_delay="2s"))
+    batches = [batch for message in topic.read() for batch in batcher.add(message)]
+    batches += batcher.advance(clock.now)
+    assert landed(table) == {batch.id: batch.to_bytes() for batch in batches}
+    reasons = {rejection.reason for rejection in batcher.take_rejected()}
+    assert reasons == {"duplicate", "no_id", "late"} | ({"undeclared"} if streams else set())
+    assert {batch.reason for batch in batches} == {"timeout"} | ({"complete"} if streams else set())
+
+
+@pytest.mark.one_database
+def test_missing_ids_and_incomplete_batches_are_counted(
+    topic: wc.Topic, follow: MakeFollower, clock: MovableClock
+) -> None:
+    sent = [("a", 1), ("b", 1), ("a", 2), ("a", 7), ("b", 7)]
+    topic.append(
+        [wc.Message("x", name, START, receive_time=START, headers={"pulse": str(number)}) for name, number in sent]
+    )
+    follower = follow(ById.checked("pulse", "1s", ["a", "b"]))
+    clock.now = START + 60 * SECOND
+    drain(follower)
+    assert (follower.counts.batches, follower.counts.incomplete, follower.counts.missing_ids) == (3, 1, 4)
 
 
 @pytest.mark.both_servers

@@ -21,6 +21,8 @@ from waterclock.time import MAX_NS
 POSITION = [field.name for field in POSITION_FIELDS]
 METADATA = ["source", "stream", "event_time", "receive_time", *POSITION]
 
+_FACTS = ("start", "end", "closed_at", "reason", "run", "number")
+
 Facts = tuple[Any, ...]
 """Stream, event time, receive time and, where there is one, the position of a message."""
 
@@ -28,7 +30,7 @@ Facts = tuple[Any, ...]
 class Results(NamedTuple):
     """By source: its batches in order of start, each with its messages; and its rejected messages with the reason."""
 
-    batches: dict[str, list[tuple[int, int, int, str, int | None, list[Facts]]]]
+    batches: dict[str, list[tuple[int, int, int, str, int | None, int | None, list[Facts]]]]
     rejected: dict[str, list[tuple[str, Facts]]]
 
 
@@ -49,7 +51,10 @@ def results_one_by_one(messages: Iterable[Message], **rule: Any) -> Results:
 
 def results_of(batches: Iterable[Batch], rejected: Iterable[Rejection]) -> Results:
     return _results(
-        ((b.source, b.start, b.end, b.closed_at, b.reason, b.run, [facts(m) for m in b.messages]) for b in batches),
+        (
+            (b.source, b.start, b.end, b.closed_at, b.reason, b.run, b.number, [facts(m) for m in b.messages])
+            for b in batches
+        ),
         ((r.message.source, r.reason, facts(r.message)) for r in rejected),
     )
 
@@ -82,7 +87,7 @@ def results_in_rows(outcomes: Iterable[pa.RecordBatch]) -> Results:
             for b in row["batches"]:
                 some = messages[b["first"] : b["first"] + b["count"]]
                 _check_outside(b, some)
-                batches.append((row["source"], b["start"], b["end"], b["closed_at"], b["reason"], b["run"], some))
+                batches.append((row["source"], *(b[name] for name in _FACTS), some))
             assert row["rejection"] is not None or sum(b["count"] for b in row["batches"]) == row["count"]
     return _results(batches, rejected)
 
@@ -92,10 +97,10 @@ def results_in_frames(outcomes: DataFrame) -> Results:
     outcomes.persist()
     found: list[tuple[Any, ...]] = []
     for b in batches_of(outcomes).collect():
-        assert b["id"] == f"{b['source']}@{b['start']}"
+        assert b["id"] == f"{b['source']}@{b['start'] if b['number'] is None else b['number']}"
         messages = [(b["streams"][m["stream"]], *_numbers(m)) for m in records(bytes(b["messages"]), b["count"])]
         _check_outside(b, messages)
-        found.append((b["source"], b["start"], b["end"], b["closed_at"], b["reason"], b["run"], messages))
+        found.append((b["source"], *(b[name] for name in _FACTS), messages))
     positioned = [
         (r["source"], r["reason"], tuple(r[name] for name in METADATA[1:] if r[name] is not None))
         for r in rejected_of(outcomes).collect()

@@ -39,14 +39,14 @@ flows = st.lists(
 ROWS = pa.schema(
     [
         (name, pa.string() if name in ("source", "reason") else pa.int64())
-        for name in ("source", "start", "end", "closed_at", "reason", "run")
+        for name in ("source", "start", "end", "closed_at", "reason", "number", "run")
     ]
 )
 
 
 def together(batches: Sequence[Batch], first: int = 0) -> list[bytes]:
     """Write batches at once, their messages behind ``first`` others in the same columns."""
-    names = ("source", "start", "end", "closed_at", "reason", "run")
+    names = ("source", "start", "end", "closed_at", "reason", "number", "run")
     rows = pa.RecordBatch.from_pylist([{name: getattr(batch, name) for name in names} for batch in batches], ROWS)
     if any(batch.offsets for batch in batches):
         maps = [list(batch.offsets.items()) or None for batch in batches]
@@ -60,7 +60,10 @@ def together(batches: Sequence[Batch], first: int = 0) -> list[bytes]:
 def batches_of(flow: list[Message], counts: Sequence[int], source: str = "press-01") -> list[Batch]:
     bounds = pairwise([0, *np.cumsum(counts)])
     runs = [tuple(flow[first:stop]) for first, stop in bounds]
-    return [Batch(source, n, n + 5, 10**n, "timeout", run, run=(None, 10**n)[n % 2]) for n, run in enumerate(runs)]
+    return [
+        Batch(source, n, n + 5, 10**n, "timeout", run, number=(None, -n)[n % 3 == 0], run=(None, 10**n)[n % 2])
+        for n, run in enumerate(runs)
+    ]
 
 
 def are_equal(written: list[bytes], batches: Sequence[Batch]) -> bool:

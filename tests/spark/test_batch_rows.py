@@ -56,7 +56,8 @@ def a_batch_each(payloads: Payloads) -> pa.RecordBatch:
     rows = pa.record_batch(columns, ROWS)
     for name, value in FACTS.items():
         rows = rows.append_column(name, pa.array([value] * count))
-    rows = rows.append_column("run", pa.nulls(count, pa.int64()))
+    for name in ("number", "run"):
+        rows = rows.append_column(name, pa.nulls(count, pa.int64()))
     return rows.append_column("reason", pa.array(["timeout"] * count))
 
 

@@ -46,7 +46,7 @@ def test_the_documents_use_cases(spark: SparkSession, path: Path):
     outcomes = event_time_outcomes(arrived, **scenario.rule)
     found = results_in_frames(outcomes)
     assert found.batches[SOURCE] == [
-        (b.start, b.end, b.closed_at, b.reason, b.run, [facts(scenario.messages[name]) for name in b.messages])
+        (b.start, b.end, b.closed_at, b.reason, b.run, None, [facts(scenario.messages[name]) for name in b.messages])
         for b in scenario.batches
     ]
     rejected = [(reason, facts(scenario.messages[name])) for name, reason in scenario.rejected.items()]

@@ -19,7 +19,7 @@ from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.columnar import packing
 from waterclock.columnar.packing import pack
 from waterclock.columnar.records import PLAIN, POSITIONED, records
-from waterclock.columnar.streams import event_time_rows, slices
+from waterclock.columnar.streams import judged_rows, slices
 from waterclock.columnar.streams.judging import judge
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message, Position
@@ -74,7 +74,7 @@ def test_results_are_those_of_the_batcher_for_any_pieces(
         patch.object(packing, "_LARGEST_CELL", largest_cell),
         patch.object(slices, "_JUDGED_AT_ONCE", judged_at_once),
         patch.object(slices, "_MOST_OF_A_SOURCE", most_of_a_source),
-        patch.object(event_time_rows, "_LARGEST_ROW", largest_row),
+        patch.object(judged_rows, "_LARGEST_ROW", largest_row),
     ):
         found = judged(messages, rule._asdict(), positions=positions, chance=chance)
 
@@ -142,7 +142,9 @@ def test_no_rows_are_judged_as_nothing():
 def test_a_window_at_the_end_of_time_closes_with_it():
     last = Message("x", "a", MAX_NS - 5, receive_time=MAX_NS - 5)
     found = judged([last], {"window": 10, "max_delay": 10, "max_lead": 0, "on_conflict": "split"}, positions=False)
-    assert found.batches == {"x": [(MAX_NS - 5, MAX_NS, MAX_NS, "timeout", None, [("a", MAX_NS - 5, MAX_NS - 5)])]}
+    assert found.batches == {
+        "x": [(MAX_NS - 5, MAX_NS, MAX_NS, "timeout", None, None, [("a", MAX_NS - 5, MAX_NS - 5)])]
+    }
 
 
 def test_streams_of_one_event_time_are_in_order_of_text():
@@ -156,7 +158,7 @@ def test_streams_of_one_event_time_are_in_order_of_text():
 def test_a_source_of_many_messages_leaves_in_several_rows_of_whole_batches():
     sent = [("a", 0), ("b", 1), ("c", 2), ("d", 9)]
     messages = [Message("x", stream, at, receive_time=at + late) for at in range(0, 90, 9) for stream, late in sent]
-    with patch.object(event_time_rows, "_LARGEST_ROW", 4):
+    with patch.object(judged_rows, "_LARGEST_ROW", 4):
         (outcomes,) = judge(pack([_columns(messages)], PLAIN), PLAIN, EventTimeRule.checked(5, 5, 0, "split"))
     counts = {reason: [] for reason in (None, "late")}
     for reason, count in zip(outcomes["rejection"].to_pylist(), outcomes["count"].to_pylist(), strict=True):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 CloseReason = Literal["timeout", "conflict", "boundary", "complete", "slots", "gap", "start", "stall", "flush"]
 """Why a batch closed."""
 
-RejectReason = Literal["late", "future", "duplicate", "replaced"]
-"""Why a message is in no batch."""
+RejectReason = Literal["late", "future", "duplicate", "replaced", "no_id", "undeclared"]
+"""Why a message is in no batch; by id only, the last two: it has no valid id, or its stream was not declared."""
 
 _REASONS: dict[str, CloseReason] = {reason: reason for reason in get_args(CloseReason)}
 _METADATA_KEY = b"waterclock.batch"

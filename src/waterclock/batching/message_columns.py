@@ -23,12 +23,12 @@ def refuse_added(table: pa.Table, added: Iterable[str]) -> None:
             raise SchemaError(f"the table already has a column {name!r}. Drop or rename it")
 
 
-def column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """Return a column of a table, which must occur exactly once and hold no nulls."""
+def column_of(table: pa.Table, name: str, *, nulls: bool = False) -> pa.ChunkedArray:
+    """Return a column of a table, which must occur exactly once and, unless ``nulls``, hold none."""
     if table.schema.names.count(name) != 1:
         raise SchemaError(f"the table must have exactly one column {name!r}, got {table.schema.names}")
     column = table.column(name)
-    if column.null_count:
+    if column.null_count and not nulls:
         raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
     return column
 

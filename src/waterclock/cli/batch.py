@@ -83,7 +83,7 @@ def batch(
         Effect of a second message of a stream on the open batch: split it, replace the older message, stand alone, or
         keep both. The default is split, and keep with --gap.
     by
-        The rule: event_time; rate with --into, by the rates of the streams; or id without --into.
+        The rule: event_time; rate with --into, by the rates of the streams; or id, by an id in a header.
     id_of
         By id, the header that holds the id of a message.
     stream
@@ -122,23 +122,25 @@ def batch(
         window, max_delay = _checked_lengths(window, max_delay)
     elif boundary:
         raise InvalidArgumentError(f"boundary needs by='event_time', got {quoted(by)}")
+    if by == "id":
+        id_of, max_delay = _checked("id_of", id_of, "id", "pulse_id"), _checked("max_delay", max_delay, "id")
     if into is not None:
         from waterclock.cli.gateway.batch_into import batch_into
 
-        if by == "id":
-            raise InvalidArgumentError("by must be event_time or rate with --into, got 'id'. Use IdBatcher in Python")
-        by_time = (window, max_delay, max_lead, on_conflict, gap, boundary)
-        rule = by_time if by == "event_time" else (batch_length, longest, timeout, clocks, max_disorder)
+        rules = {
+            "event_time": (window, max_delay, max_lead, on_conflict, gap, boundary),
+            "rate": (batch_length, longest, timeout, clocks, max_disorder),
+            "id": (id_of, max_delay, stream),
+        }
         batch_into(
-            common, output, messages, into, by, rule, follow=follow, since=since, sources=source, max_skew=max_skew
+            common, output, messages, into, by, rules[by], follow=follow, since=since, sources=source, max_skew=max_skew
         )
         return
     if by == "rate" or follow or since is not None or source is not None:
         raise InvalidArgumentError("into is missing: by=rate, follow, since and source need it. Name a message table")
     make_batcher: Callable[[], EventTimeBatcher | IdBatcher]
     if by == "id":
-        header = _checked("id_of", id_of, "id", "pulse_id")
-        make_batcher = partial(IdBatcher, header, max_delay=_checked("max_delay", max_delay, "id"), streams=stream)
+        make_batcher = partial(IdBatcher, str(id_of), stream, max_delay=str(max_delay))
     else:
         make_batcher = partial(
             EventTimeBatcher, str(window), str(max_delay), max_lead, on_conflict, gap=gap, boundaries=boundary

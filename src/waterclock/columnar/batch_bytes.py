@@ -50,7 +50,7 @@ def encode_batches(rows: pa.RecordBatch, messages: pa.RecordBatch, counts: Numbe
     Parameters
     ----------
     rows
-        The batches: columns source, start, end, closed_at, reason and run; and offsets, if clocks were aligned.
+        The batches: columns source, start, end, closed_at, reason, number and run; and offsets, if clocks were aligned.
     messages
         Columns of `POSITIONED_SCHEMA`: the messages of all batches, one batch after another.
     counts
@@ -104,6 +104,7 @@ def _alone(rows: pa.RecordBatch, row: int, stream: memoryview) -> bytes:
         pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA),
         encode_facts(
             *(rows.column(name)[row].as_py() for name in _FACTS),
+            number=rows.column("number")[row].as_py(),
             offsets=_offsets(rows)[row],
             run=rows.column("run")[row].as_py(),
         ),
@@ -125,10 +126,16 @@ def _facts(rows: pa.RecordBatch) -> pa.StringArray:
             column = column.cast(pa.string()).dictionary_encode()
             texts = pa.array(map(json.dumps, column.dictionary.to_pylist()), pa.string()).take(column.indices)
         parts += [f', "{name}": ' if parts else f'{{"{name}": ', texts]
+    parts.append(_if_known("number", rows))
     if any(offsets := _offsets(rows)):
         parts.append(pa.array([f', "offsets": {json.dumps(each)}' if each else "" for each in offsets], pa.string()))
-    run = pc.call_function("binary_join_element_wise", [', "run": ', rows.column("run").cast(pa.string()), ""])
-    return pc.call_function("binary_join_element_wise", [*parts, run.fill_null(""), "}", ""])
+    return pc.call_function("binary_join_element_wise", [*parts, _if_known("run", rows), "}", ""])
+
+
+def _if_known(name: str, rows: pa.RecordBatch) -> pa.StringArray:
+    """Encode a fact that may be missing."""
+    written = rows.column(name).cast(pa.string())
+    return pc.call_function("binary_join_element_wise", [f', "{name}": ', written, ""]).fill_null("")
 
 
 def _offsets(rows: pa.RecordBatch) -> list[dict[str, int]]:

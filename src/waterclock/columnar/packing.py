@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from waterclock._support.quoting import quoted
 from waterclock.columnar.records import (
+    NUMBERED,
     PACKING,
     PLAIN,
     POSITIONED,
@@ -79,7 +80,7 @@ def pack(
     batches
         With columns source and stream (text) and the fields of ``record``; times as `as_nanoseconds` takes them.
     record
-        `PLAIN` or `POSITIONED`.
+        `PLAIN`, `POSITIONED` or `NUMBERED`.
     cells
         Builds the cells; None: `cells_of_differences` of messages with positions, otherwise `cells_of_records`.
 
@@ -264,10 +265,21 @@ def _pack(table: pa.Table, record: np.dtype[Any], cells: Cells) -> pa.RecordBatc
         sources, *fields = (field[order] for field in (sources, *fields))
     counts = np.bincount(sources, minlength=len(source_names))
     messages = np.empty(len(sources), record)
+    if record == NUMBERED:
+        order = np.lexsort((*fields[5:2:-1], sources))
+        for name, field in zip(record.names or (), fields, strict=True):
+            messages[name] = field[order]
+        return _packed_rows(source_names, streams_of, counts, messages, cells)
     absent = [np.empty(0, kind) for kind in (np.int64, np.int64, np.int32)] if record == PLAIN else []
     places = np.cumsum(counts) - counts
     PACKING.call("scatter", len(sources), sources.astype(np.uint32), places, *fields, *absent, words(messages))
-    bounds, row_sources = _rows(counts, _LARGEST_CELL // record.itemsize)
+    return _packed_rows(source_names, streams_of, counts, messages, cells)
+
+
+def _packed_rows(
+    source_names: pa.Array, streams_of: pa.ListArray, counts: npt.NDArray[np.int64], messages: Records, cells: Cells
+) -> pa.RecordBatch:
+    bounds, row_sources = _rows(counts, _LARGEST_CELL // messages.itemsize)
     return pa.record_batch(
         {
             "source": source_names.take(pa.array(row_sources)),

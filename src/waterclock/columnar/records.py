@@ -33,6 +33,9 @@ PLAIN = np.dtype([("event_time", "<i8"), ("receive_time", "<i8"), ("stream", "<u
 POSITIONED = np.dtype([*PLAIN.descr, ("ledger", "<i8"), ("entry", "<i8"), ("index", "<i4")])
 """The record of a message with its position."""
 
+NUMBERED = np.dtype([*POSITIONED.descr, ("number", "<i8")])
+"""The record of a message with its position and its id, for batching by id; cells of it are never differences."""
+
 Records = npt.NDArray[Any]
 
 
@@ -111,6 +114,11 @@ def cells_of_differences(messages: Records, bounds: npt.NDArray[np.int64]) -> pa
     return pa.Array.from_buffers(
         pa.binary(), len(lengths), [None, pa.py_buffer(places.astype(np.int32)), pa.py_buffer(data)]
     )
+
+
+def without_numbers(messages: Records) -> Records:
+    """Copy `NUMBERED` records as `POSITIONED` ones."""
+    return np.ascontiguousarray(words(messages)[:, : POSITIONED.itemsize // 4]).view(POSITIONED).ravel()
 
 
 def words(messages: Records) -> npt.NDArray[np.uint32]:

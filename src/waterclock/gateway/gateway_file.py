@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from waterclock.batching.adaptive import AdaptiveBatchLength
+from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
 from waterclock.batching.rate.by_message.aligned import checked_clocks
 from waterclock.batching.rate.rule import RateRule
@@ -22,7 +23,7 @@ from waterclock.topics.model.names import check_name
 
 _TABLES = ("broker", "kafka", "subscribe", "database", "limits", "batch", "work")
 _OF_THE_INGEST = ("broker", "kafka", "subscribe", "limits")
-_RULES = ("event_time", "rate")
+_RULES = ("event_time", "rate", "id")
 
 _GRACE = "30s"
 _STOPS_WITHIN = 30.0
@@ -102,22 +103,31 @@ def _batching(table: TomlTable) -> Part:
     topic, into = table.text("topic"), table.text("into")
     table.check("topic", lambda: check_name(topic))
     boundaries = [f"--boundary={stream}" for stream in table.texts("boundaries") or ()]
+    streams = [f"--stream={stream}" for stream in table.texts("streams") or ()]
     options = {"into": into, **_rule(table)}
     if boundaries and options["by"] != "event_time":
         raise table.wrong("boundaries", f"batch.boundaries needs by = 'event_time', got {options['by']!r}")
+    if streams and options["by"] != "id":
+        raise table.wrong("streams", f"batch.streams needs by = 'id', got {options['by']!r}")
     skew, since = table.optional("max_skew"), table.optional("since")
     if skew is not None:
         table.check("max_skew", lambda: to_duration(skew, "max_skew"))
     options |= _given(max_skew=skew, since=since)
     sources = [f"--source={source}" for source in table.texts("source") or ()]
     table.end()
-    return Part(f"batch {into}", ("batch", topic, "--follow", *_words(options), *boundaries, *sources), _STOPS_WITHIN)
+    return Part(
+        f"batch {into}", ("batch", topic, "--follow", *_words(options), *boundaries, *streams, *sources), _STOPS_WITHIN
+    )
 
 
 def _rule(table: TomlTable) -> dict[str, str]:
     by = table.optional("by") or "event_time"
     if by not in _RULES:
         raise table.wrong("by", f"batch.by must be one of {', '.join(_RULES)}, got {by!r}")
+    if by == "id":
+        header, delay = table.text("id_of"), table.text("max_delay")
+        table.check("max_delay", lambda: IdRule.checked(header, delay))
+        return {"by": by, "id_of": header, "max_delay": delay}
     if by == "rate":
         length, timeout = table.optional("batch_length") or "1s", table.optional("timeout")
         ratio = float("inf") if timeout == "inf" else timeout

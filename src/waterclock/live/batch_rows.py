@@ -18,13 +18,14 @@ _ROWS = pa.schema(
         ("closed_at", pa.int64()),
         ("reason", pa.string()),
         ("run", pa.int64()),
+        ("number", pa.int64()),
         ("streams", pa.list_(pa.string())),
         ("count", pa.int32()),
         ("offsets", pa.map_(pa.string(), pa.int64())),
         ("messages", pa.binary()),
     ]
 )
-_COPIED = ("start", "end", "closed_at", "reason", "run", "count", "offsets")
+_COPIED = ("start", "end", "closed_at", "reason", "run", "number", "count", "offsets")
 
 
 def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
@@ -36,7 +37,7 @@ def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
             first, count = batch["first"], batch["count"]
             rows.append(
                 {
-                    "id": batch_id(packed["source"], batch["start"]),
+                    "id": batch_id(packed["source"], batch["start"] if batch["number"] is None else batch["number"]),
                     "source": packed["source"],
                     "streams": packed["streams"],
                     "messages": packed["messages"][first * width : (first + count) * width],
@@ -49,6 +50,11 @@ def batch_rows(outcomes: pa.RecordBatch) -> pa.RecordBatch:
 def outside(outcomes: pa.RecordBatch) -> int:
     """Count messages that lie outside the window of their batch."""
     return pc.call_function("sum", [outcomes.column("batches").flatten().field("outside")]).as_py() or 0
+
+
+def incomplete(outcomes: pa.RecordBatch) -> int:
+    """Count batches by id that closed without all declared streams."""
+    return outcomes.column("batches").flatten().field("reason").to_pylist().count("timeout")
 
 
 def rejections(outcomes: pa.RecordBatch) -> Counter[str]:

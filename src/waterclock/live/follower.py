@@ -13,13 +13,15 @@ import pyarrow.compute as pc
 from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock.columnar.many_sources import ManySources, from_packed, nothing
+from waterclock.columnar.message_ids import with_numbers
 from waterclock.columnar.packing import pack
-from waterclock.columnar.records import POSITIONED, cells_of_records
+from waterclock.columnar.records import NUMBERED, POSITIONED, cells_of_records
+from waterclock.columnar.streams.id_stream import IdStream
 from waterclock.connection import Database
 from waterclock.live.adaptive_stream import AdaptiveRateStream
-from waterclock.live.batch_rows import batch_rows, outside, rejections
+from waterclock.live.batch_rows import batch_rows, incomplete, outside, rejections
 from waterclock.live.follower_row import FollowerState, enter, load, save
-from waterclock.live.rules import LiveRule, LiveStream
+from waterclock.live.rules import ById, LiveRule, LiveStream
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
 from waterclock.spark.writing.put_batches import put_batches
 from waterclock.tables.message_table import MessageTable
@@ -50,6 +52,10 @@ class FollowerCounts:
         Messages that are in no batch, by reason.
     outside
         Messages that lie outside the window of their batch.
+    incomplete
+        Batches by id that lack declared streams; None if none are declared.
+    missing_ids
+        By id, ids between batches that are in no batch; None by time.
     open
         Windows that wait for more messages or for the clock.
     behind
@@ -62,6 +68,8 @@ class FollowerCounts:
     batches: int = 0
     rejected: Counter[str] = field(default_factory=Counter[str])
     outside: int = 0
+    incomplete: int | None = None
+    missing_ids: int | None = None
     open: int = 0
     behind: int = 0
     batch_length: int | None = None
@@ -118,6 +126,9 @@ class Follower:
         chosen = "" if sources is None else f", source = {sorted(sources)}"
         self._reader_epoch, self._state = enter(topic.storage, table.name, f"{rule.text}{chosen}", start)
         self._stream: LiveStream | None = rule.stream(self._state.stream)
+        self._record = POSITIONED if rule.id_header is None else NUMBERED
+        if isinstance(rule, ById) and rule.rule.streams is not None:
+            self.counts.incomplete = 0
 
     def step(self, limit: int = MESSAGES_A_STEP) -> int:
         """Read and batch the next messages, or close due batches by the clock; return how many messages were read.
@@ -140,6 +151,8 @@ class Follower:
         if isinstance(stream, AdaptiveRateStream):
             stream.worked(began, self._monotonic(), count)
             self.counts.batch_length = stream.batch_length
+        if isinstance(stream, IdStream):
+            self.counts.missing_ids = stream.missing_ids
         self._stream = stream
         return count
 
@@ -158,7 +171,7 @@ class Follower:
         else:
             clock = _later(clock, now, self._max_skew)
         if stream.wakes_at is not None and _milliseconds(clock) >= stream.wakes_at:
-            outcomes.append(stream.take(nothing(POSITIONED), _milliseconds(clock)))
+            outcomes.append(stream.take(nothing(self._record), _milliseconds(clock)))
         if outcomes:
             self._write(outcomes, FollowerState(place, clock, stream.state()))
         count = place.ordinal - state.place.ordinal
@@ -169,8 +182,10 @@ class Follower:
 
     def _read(self, start: Place, stop: Place) -> tuple[ManySources, int | None]:
         """Read messages of the chosen sources, and the newest of their receive times."""
-        found = self._topic.read_arrow(start.position, stop.position, source=self._sources, columns=_COLUMNS)
-        batches = list(found)
+        header = self._rule.id_header
+        columns = _COLUMNS if header is None else [*_COLUMNS, "headers"]
+        found = self._topic.read_arrow(start.position, stop.position, source=self._sources, columns=columns)
+        batches = list(found if header is None else (with_numbers(batch, header) for batch in found))
         rows = sum(batch.num_rows for batch in batches)
         if self._sources is None and rows < stop.ordinal - start.ordinal:
             _log.warning(
@@ -186,10 +201,10 @@ class Follower:
                 ),
             )
         if not rows:
-            return nothing(POSITIONED), None
+            return nothing(self._record), None
         newest = max(pc.call_function("max", [batch.column("receive_time")]).as_py() for batch in batches)
-        packed = pa.Table.from_batches(pack(batches, POSITIONED, cells_of_records))
-        return from_packed(packed, POSITIONED), newest
+        packed = pa.Table.from_batches(pack(batches, self._record, cells_of_records))
+        return from_packed(packed, self._record), newest
 
     def _write(self, outcomes: list[pa.RecordBatch], state: FollowerState) -> None:
         """Put batches and write the state, in one transaction."""
@@ -203,6 +218,8 @@ class Follower:
         for each in outcomes:
             self.counts.rejected += rejections(each)
             self.counts.outside += outside(each)
+            if self.counts.incomplete is not None:
+                self.counts.incomplete += incomplete(each)
 
     def _encoded(self, outcomes: list[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.BinaryArray]]:
         rows = [found for each in outcomes if (found := batch_rows(each)).num_rows]

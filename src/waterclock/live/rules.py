@@ -10,12 +10,14 @@ from typing import Protocol, cast
 import pyarrow as pa
 
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
+from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.by_message.aligned import Clocks
 from waterclock.batching.rate.rule import Gated
 from waterclock.columnar.many_sources import ManySources
 from waterclock.columnar.records import POSITIONED
 from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.id_stream import IdStream
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import RateStream
 from waterclock.live.adaptive_stream import AdaptiveRateStream
@@ -52,6 +54,11 @@ class LiveRule(Protocol):
         """The options as a user reads them; equal texts are equal rules."""
         ...
 
+    @property
+    def id_header(self) -> str | None:
+        """The header that holds the ids of messages; None for a rule without ids."""
+        ...
+
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""
         ...
@@ -68,6 +75,7 @@ class ByEventTime:
     """
 
     rule: EventTimeRule
+    id_header = None
 
     @classmethod
     def checked(
@@ -108,6 +116,7 @@ class ByRate:
 
     options: RateOptions
     adaptive: AdaptiveBatchLength | None = None
+    id_header = None
 
     @classmethod
     def checked(
@@ -144,3 +153,35 @@ class ByRate:
         if self.adaptive is not None:
             return AdaptiveRateStream.of(self.options, self.adaptive, state)
         return RateStream(self.options) if state is None else RateStream.restore(state, self.options)
+
+
+@dataclass(frozen=True)
+class ById:
+    """Batching by id, like `waterclock.IdBatcher`.
+
+    Attributes
+    ----------
+    rule
+        The checked options.
+    """
+
+    rule: IdRule
+
+    @classmethod
+    def checked(cls, id_of: str, max_delay: Duration, streams: Iterable[str] | None = None) -> ById:
+        """Check the user's options."""
+        return cls(IdRule.checked(id_of, max_delay, streams))
+
+    @property
+    def text(self) -> str:
+        """The options: ``id_of = 'train', max_delay = 2s, …``."""
+        return self.rule.text
+
+    @property
+    def id_header(self) -> str:
+        """The header that holds the ids of messages."""
+        return cast("str", self.rule.id_of)
+
+    def stream(self, state: bytes | None) -> LiveStream:
+        """Begin, or continue from a stored state."""
+        return IdStream(self.rule) if state is None else IdStream.restore(state, self.rule)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
 
 from waterclock._support.quoting import quoted
-from waterclock.batching.batch import Batch, CloseReason, Rejection
-from waterclock.batching.by_id.rule import IdRule, closing_time, number_in
-from waterclock.batching.by_id.state import IdState
+from waterclock.batching.batch import Batch, CloseReason, Rejection, RejectReason
+from waterclock.batching.by_id.rule import IdOf, IdRule, closing_time, number_in
+from waterclock.batching.by_id.state import IdState, OpenId
 from waterclock.batching.by_id.taken_ids import TakenIds
-from waterclock.batching.declared_streams import declared_streams
 from waterclock.batching.stats import BatcherStats
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
-from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_duration, to_time
+from waterclock.time import MAX_NS, MIN_NS, Duration, Time, to_time
 
 _order = attrgetter("event_time", "stream")
 
@@ -28,7 +27,8 @@ class IdBatcher:
     2. it closes at the receive time of its first message + D (``timeout``), or, if streams are declared, as soon as it
        holds a message of each of them (``complete``), with the same contents;
     3. received more than D after the first message of its id: rejected ``late``. Exactly D is accepted;
-    4. same stream and same id as an accepted message: rejected ``duplicate``.
+    4. same stream and same id as an accepted message: rejected ``duplicate``;
+    5. without an id that is an int64: rejected ``no_id``; of a stream that was not declared: rejected ``undeclared``.
 
     The ids need not be ordered or consecutive. The result depends on the set of messages, not on the order in which
     messages with the same receive time are added. The receive clock only moves forward. A message with an earlier
@@ -37,10 +37,10 @@ class IdBatcher:
     Parameters
     ----------
     id_of
-        The name of the header that holds the id, as a decimal number; or a function of the message that returns an int.
-        Ids are int64.
+        The name of the header that holds the id, as a decimal number; or a function of the message that returns an int,
+        or None for a message without an id. Ids are int64 except -2⁶³.
     streams
-        All streams of the source. The declaration is a promise: a message of another stream is an error.
+        All streams of the source.
     max_delay
         How much later than the first message of an id its other messages may be received.
 
@@ -56,20 +56,16 @@ class IdBatcher:
     ``missing_ids`` finds missing ids. The ``window`` of a batch reaches from its first to its last event time.
     """
 
-    __slots__ = ("_ahead", "_floor", "_open", "_open_until", "_rejected", "_rule", "_source", "_streams", "_taken")
+    __slots__ = ("_ahead", "_floor", "_open", "_rejected", "_returned", "_rule", "_source", "_taken", "_until")
 
-    def __init__(
-        self, id_of: str | Callable[[Message], int], streams: Iterable[str] | None = None, *, max_delay: Duration
-    ) -> None:
-        if not callable(id_of) and (not isinstance(id_of, str) or not id_of):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
-            raise InvalidArgumentError(f"id_of must be the name of a header or a function, got {quoted(id_of)}")
-        self._rule = IdRule(id_of, to_duration(max_delay, "max_delay"))
-        self._streams = None if streams is None else frozenset(declared_streams(streams))
+    def __init__(self, id_of: IdOf, streams: Iterable[str] | None = None, *, max_delay: Duration) -> None:
+        self._rule = IdRule.checked(id_of, max_delay, streams)
         self._source: str | None = None
         self._floor = MIN_NS  # the earliest receive time that may still come
         self._ahead = 0  # how long before it the newest arrival was received, ns
         self._open: dict[int, dict[str, Message]] = {}  # by id, in the order in which they close
-        self._open_until: dict[int, int] = {}  # their closing times, ns
+        self._returned: dict[int, frozenset[str]] = {}  # the streams of ids that were returned before they close
+        self._until: dict[int, int] = {}  # when ids close, ns: those in `_open` and `_returned`, in this order
         self._taken = TakenIds()
         self._rejected: list[Rejection] = []
 
@@ -91,8 +87,8 @@ class IdBatcher:
         Raises
         ------
         InvalidArgumentError
-            For a message of another source, of a stream that was not declared, without an id, and if neither ``now``
-            nor the message has a receive time. The batcher is then unchanged.
+            For a message of another source, if neither ``now`` nor the message has a receive time, and if the function
+            ``id_of`` returns something else. The batcher is then unchanged.
         """
         if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
             raise InvalidArgumentError(f"message must be a waterclock.Message, got {quoted(message)}")
@@ -102,19 +98,19 @@ class IdBatcher:
         self._ahead = max(0, self._floor - clock)
         self._floor = floor = max(self._floor, clock)
         batches = self._take_ended(floor)
+        if number is None:
+            self._rejected.append(Rejection(message, "no_id"))
+            return batches
+        if (reason := self._refusal(number, message.stream)) is not None:
+            self._rejected.append(Rejection(message, reason))
+            return batches
         streams = self._open.get(number)
         if streams is None:
-            if (reason := self._taken.verdict(number, message.stream, floor)) is not None:
-                self._rejected.append(Rejection(message, reason))
-                return batches
             streams = self._open[number] = {}
-            self._open_until[number] = closing_time(floor, self._rule.max_delay)
-        if message.stream in streams:
-            self._rejected.append(Rejection(message, "duplicate"))
-            return batches
+            self._until[number] = closing_time(floor, self._rule.max_delay)
         streams[message.stream] = message
-        if self._streams is not None and len(streams) == len(self._streams):
-            batches.append(self._close(number, "complete"))
+        if self._rule.streams is not None and len(streams) == len(self._rule.streams):
+            batches.append(self._return(number, "complete"))
         return batches
 
     def advance(self, now: Time) -> list[Batch]:
@@ -133,12 +129,13 @@ class IdBatcher:
 
         A later message with the id of a returned batch is rejected, as a duplicate or late.
         """
-        return [self._close(number, "flush") for number in list(self._open)]
+        return [self._return(number, "flush") for number in list(self._open)]
 
     def reset(self, source: str | None = None) -> list[Batch]:
         """Reset the receive clock, for example after a message that was received by a clock far ahead.
 
-        Open messages are returned, as by `flush`, and the next message sets the clock again. Returned ids stay known.
+        Open messages are returned, as by `flush`, and the next message sets the clock again. Later messages of returned
+        ids are late.
 
         Parameters
         ----------
@@ -155,6 +152,10 @@ class IdBatcher:
             raise InvalidArgumentError(f"source must be the batcher's source ({whose}), got {quoted(source)}")
         batches = self.flush()
         self._floor, self._ahead = MIN_NS, 0
+        for number in self._until:
+            self._taken.add(number)
+        self._until.clear()
+        self._returned.clear()
         return batches
 
     def stats(self) -> BatcherStats:
@@ -174,7 +175,7 @@ class IdBatcher:
     @property
     def next_deadline(self) -> int | None:
         """The earliest ``now`` for which `advance` closes a batch, ns; None if nothing is open."""
-        return next(iter(self._open_until.values()), None)
+        return next((self._until[number] for number in self._open), None)
 
     @property
     def sleeps_until(self) -> int | None:
@@ -190,16 +191,18 @@ class IdBatcher:
         """Encode the whole state of the batcher, including its options except a function, for `restore`."""
         return IdState(
             self._rule,
-            None if self._streams is None else sorted(self._streams),
             self._source,
             self._floor,
-            [(number, self._open_until[number], list(streams.values())) for number, streams in self._open.items()],
+            [
+                OpenId(number, until, list(self._open.get(number, {}).values()), self._returned.get(number))
+                for number, until in self._until.items()
+            ],
             self._taken,
             self._rejected,
         ).to_bytes()
 
     @classmethod
-    def restore(cls, state: bytes, id_of: Callable[[Message], int] | None = None) -> IdBatcher:
+    def restore(cls, state: bytes, id_of: IdOf | None = None) -> IdBatcher:
         """Restore a batcher from ``state``, to continue after its last message.
 
         Parameters
@@ -217,15 +220,18 @@ class IdBatcher:
             If the state needs a function and ``id_of`` is None, or the other way round.
         """
         known = IdState.from_bytes(state, id_of)
-        batcher = cls(known.rule.id_of, max_delay=known.rule.max_delay, streams=known.streams)
+        batcher = cls(known.rule.id_of, known.rule.streams, max_delay=known.rule.max_delay)
         batcher._source, batcher._floor = known.source, known.floor
-        for number, until, messages in known.open:
-            batcher._open[number] = {message.stream: message for message in messages}
-            batcher._open_until[number] = until
+        for number, until, messages, returned in known.open:
+            batcher._until[number] = until
+            if returned is None:
+                batcher._open[number] = {message.stream: message for message in messages}
+            else:
+                batcher._returned[number] = returned
         batcher._taken, batcher._rejected = known.taken, known.rejected
         return batcher
 
-    def _check(self, message: Message, clock: int | None) -> tuple[int, int]:
+    def _check(self, message: Message, clock: int | None) -> tuple[int, int | None]:
         """Return a message's receive time and id, without changing the batcher."""
         if clock is None:
             raise InvalidArgumentError(
@@ -237,26 +243,37 @@ class IdBatcher:
                 f"source must be {quoted(self._source)}, as in earlier messages, got {quoted(message.source)}."
                 " Use BySource for many sources"
             )
-        if self._streams is not None and message.stream not in self._streams:
-            raise InvalidArgumentError(
-                f"stream must be one of {', '.join(sorted(self._streams))}, as declared in streams=, got"
-                f" {quoted(message.stream)}"
-            )
         return clock, number_in(message, self._rule.id_of)
+
+    def _refusal(self, number: int, stream: str) -> RejectReason | None:
+        """Return why a message received now is rejected; None if it is accepted."""
+        if self._rule.streams is not None and stream not in self._rule.streams:
+            return "undeclared"
+        if (messages := self._open.get(number)) is not None:
+            return "duplicate" if stream in messages else None
+        if (returned := self._returned.get(number)) is not None:
+            return "duplicate" if stream in returned else "late"
+        return "late" if number in self._taken else None
 
     def _take_ended(self, floor: int) -> list[Batch]:
         batches: list[Batch] = []
-        while self._open_until:
-            number = next(iter(self._open_until))
-            if self._open_until[number] >= floor:
+        while self._until:
+            number = next(iter(self._until))
+            if self._until[number] >= floor:
                 break
-            batches.append(self._close(number, "timeout"))
+            if self._returned.pop(number, None) is None:
+                batches.append(self._batch(number, "timeout"))
+            del self._until[number]
+            self._taken.add(number)
         return batches
 
-    def _close(self, number: int, reason: CloseReason) -> Batch:
+    def _return(self, number: int, reason: CloseReason) -> Batch:
+        """Return a batch before its id closes: until then, QoS 1 may redeliver its messages."""
+        self._returned[number] = frozenset(self._open[number])
+        return self._batch(number, reason)
+
+    def _batch(self, number: int, reason: CloseReason) -> Batch:
         assert self._source is not None  # noqa: S101  # something is open, so there was a message
-        streams, closed_at = self._open.pop(number), self._open_until.pop(number)
-        self._taken.add(number, closed_at, None if reason == "timeout" else streams, self._floor)
-        messages = tuple(sorted(streams.values(), key=_order))
+        messages = tuple(sorted(self._open.pop(number).values(), key=_order))
         start, end = messages[0].event_time, messages[-1].event_time
-        return Batch(self._source, start, end, closed_at, reason, messages, number)
+        return Batch(self._source, start, end, self._until[number], reason, messages, number)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from waterclock.arrow import from_arrow
 from waterclock.batching.batch import Rejection, RejectReason
-from waterclock.batching.by_id.rule import IdRule
+from waterclock.batching.by_id.rule import IdOf, IdRule
 from waterclock.batching.by_id.taken_ids import TakenIds
 from waterclock.batching.facts import count, each, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.state_bytes import StateForm, refuse_version
@@ -22,31 +21,51 @@ _VERSION = 1
 _REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(RejectReason)}
 
 
+class OpenId(NamedTuple):
+    """An id that has not closed.
+
+    Attributes
+    ----------
+    number
+        The id.
+    until
+        When it closes, ns.
+    messages
+        Its messages; none if they were returned.
+    returned
+        The streams that were returned; None if none were.
+    """
+
+    number: int
+    until: int
+    messages: list[Message]
+    returned: frozenset[str] | None
+
+
 @dataclass(slots=True)
 class IdState:
     """The whole state of an id batcher.
 
     Attributes
     ----------
-    rule, streams
+    rule
         Its options.
     source
         The source of its messages; None before the first.
     floor
         The earliest receive time that may still come, ns.
     open
-        Id, time of closing (ns) and messages of each open batch, in order of closing.
+        The ids that have not closed, in order of closing.
     taken
-        The returned ids.
+        The others.
     rejected
         Rejections not yet taken.
     """
 
     rule: IdRule
-    streams: list[str] | None
     source: str | None
     floor: int
-    open: list[tuple[int, int, list[Message]]]
+    open: list[OpenId]
     taken: TakenIds
     rejected: list[Rejection]
 
@@ -57,21 +76,23 @@ class IdState:
             "version": _VERSION,
             "header": None if callable(self.rule.id_of) else self.rule.id_of,
             "max_delay": self.rule.max_delay,
-            "streams": self.streams,
+            "streams": self.rule.streams,
             "source": self.source,
             "floor": self.floor,
-            "open": [[number, until, len(messages)] for number, until, messages in self.open],
+            "open": [
+                [number, until, len(messages), None if returned is None else sorted(returned)]
+                for number, until, messages, returned in self.open
+            ],
             "firsts": taken.firsts,
             "lasts": taken.lasts,
-            "early": [[number, until, sorted(streams)] for number, (until, streams) in taken.early.items()],
             "rejected": [rejection.reason for rejection in self.rejected],
         }
-        messages = [message for _, _, held in self.open for message in held]
+        messages = [message for each in self.open for message in each.messages]
         messages += [rejection.message for rejection in self.rejected]
         return _FORM.write(json.dumps(facts).encode(), messages)
 
     @classmethod
-    def from_bytes(cls, data: bytes, id_of: Callable[[Message], int] | None) -> IdState:
+    def from_bytes(cls, data: bytes, id_of: IdOf | None) -> IdState:
         """Read back what `to_bytes` wrote; see `IdBatcher.restore`."""
         written, columns = _FORM.read(data)
         with read_as(_FORM.name):
@@ -87,26 +108,23 @@ class IdState:
             return _from_facts(facts, header or id_of, list(from_arrow(columns)))  # pyright: ignore[reportArgumentType]  # either is None
 
 
-def _from_facts(facts: dict[str, Any], id_of: str | Callable[[Message], int], messages: list[Message]) -> IdState:
+def _from_facts(facts: dict[str, Any], id_of: IdOf, messages: list[Message]) -> IdState:
     taken = TakenIds()
     taken.firsts, taken.lasts = each(facts["firsts"], whole), each(facts["lasts"], whole)
     bounds = [bound for run in zip(taken.firsts, taken.lasts, strict=True) for bound in run]
     if any(first > last for first, last in pairwise(bounds)):
         raise ValueError("the runs of ids are not in order")
-    taken.early = {
-        whole(number): (moment(until), frozenset(each(names, text))) for number, until, names in facts["early"]
-    }
-    opened: list[tuple[int, int, list[Message]]] = []
+    opened: list[OpenId] = []
     place = 0
-    for number, until, size in facts["open"]:
+    for number, until, size, returned in facts["open"]:
         held = messages[place : place + count(size)]
-        if not held or len({message.stream for message in held}) < size:
-            raise ValueError("an open batch lacks messages")
-        opened.append((whole(number), moment(until), held))
+        streams = maybe(returned, lambda names: frozenset(each(names, text)))
+        if len({message.stream for message in held}) < size or bool(held) == bool(streams):
+            raise ValueError("an open id lacks messages")
+        opened.append(OpenId(whole(number), moment(until), held, streams))
         place += size
     return IdState(
-        rule=IdRule(id_of, count(facts["max_delay"])),
-        streams=maybe(facts["streams"], lambda names: each(names, text)),
+        rule=IdRule.checked(id_of, count(facts["max_delay"]), maybe(facts["streams"], lambda names: each(names, text))),
         source=maybe(facts["source"], text),
         floor=moment(facts["floor"]),
         open=opened,

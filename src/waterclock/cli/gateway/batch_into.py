@@ -17,7 +17,7 @@ from waterclock.cli.terminal.log_format import LoggedOutput
 from waterclock.cli.terminal.output import Output
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.live.follower import Follower, FollowerCounts
-from waterclock.live.rules import ByEventTime, ByRate, LiveRule
+from waterclock.live.rules import ByEventTime, ById, ByRate, LiveRule
 from waterclock.monitoring.process_reports import ProcessReport
 from waterclock.time import format_duration, to_duration
 from waterclock.topics.finding.finding import find_start
@@ -77,6 +77,8 @@ def batch_into(
 def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     if by == "event_time":
         return ByEventTime.checked(*options)
+    if by == "id":
+        return ById.checked(*options)
     batch_length, longest, timeout, clocks, max_disorder = options
     if longest is not None:
         if batch_length != "adaptive":
@@ -143,9 +145,13 @@ class _BatchReporter:
         if event == "ended":
             self._to_pages.write(facts, ended=True)
         rejected = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.rejected.items())) or "none"
-        outside = f"; {counts.outside:,} outside their windows" if counts.outside else ""
+        notes = f"; {counts.outside:,} outside their windows" if counts.outside else ""
+        if counts.missing_ids is not None:
+            notes += f"; {counted(counts.missing_ids, 'missing id')}"
+        if counts.incomplete is not None:
+            notes += f"; {counted(counts.incomplete, 'batch', 'batches')} without all streams"
         batched = f"{counted(counts.messages, 'message')} in {counted(counts.batches, 'batch', 'batches')}"
-        text = f"{batched}, {counts.open:,} open{outside}; rejected: {rejected}; {counts.behind:,} behind"
+        text = f"{batched}, {counts.open:,} open{notes}; rejected: {rejected}; {counts.behind:,} behind"
         self._tell(event, text, facts)
 
     def _tell(self, event: str, text: str, facts: dict[str, Any]) -> None:
@@ -159,6 +165,7 @@ class _BatchReporter:
 
 
 def _facts(counts: FollowerCounts) -> dict[str, Any]:
+    of_ids = {"missing_ids": counts.missing_ids, "incomplete_batches": counts.incomplete}
     return {
         "messages": counts.messages,
         "batches": counts.batches,
@@ -166,4 +173,5 @@ def _facts(counts: FollowerCounts) -> dict[str, Any]:
         "outside": counts.outside,
         "open_batches": counts.open,
         "lag_messages": counts.behind,
+        **{name: count for name, count in of_ids.items() if count is not None},
     }

@@ -19,7 +19,8 @@ from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.columnar.records import POSITIONED
-from waterclock.columnar.streams.event_time_rows import begins, outcome_rows
+from waterclock.columnar.streams.event_time_rows import outcome_rows
+from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import no_outcomes
 from waterclock.columnar.streams.stream_state import REMEDY, state_parts
 from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks

@@ -13,12 +13,12 @@ import pyarrow as pa
 from waterclock.columnar.cells import from_cell, to_cell
 from waterclock.columnar.packing import PACKED_SCHEMA, ROWS
 
-REASONS = ("timeout", "conflict", "boundary", "slots", "gap", "start", "stall", "flush")
+REASONS = ("timeout", "conflict", "boundary", "complete", "slots", "gap", "start", "stall", "flush")
 """Why a batch closed, by its number."""
 
 _BATCH_STRUCT = (
     "start: BIGINT, end: BIGINT, closed_at: BIGINT, reason: STRING, first: INT, count: INT, outside: INT, run: BIGINT,"
-    " offsets: MAP<STRING, BIGINT>"
+    " number: BIGINT, offsets: MAP<STRING, BIGINT>"
 )
 
 OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BATCH_STRUCT}>>"
@@ -26,18 +26,17 @@ OUTCOMES_SCHEMA = f"{PACKED_SCHEMA}, rejection STRING, batches ARRAY<STRUCT<{_BA
 
 ``rejection`` says why the messages are in no batch. If it is null, they are in order of event time and stream, and
 ``batches`` says which of them each batch holds: ``count`` messages from number ``first`` on, of which ``outside`` lie
-outside its window; ``run`` is as `waterclock.Batch.run`. If clocks were aligned, it has the ``offsets`` of
-`waterclock.Batch`.
+outside its window; ``run``, ``number`` and, if clocks were aligned, ``offsets`` are as of `waterclock.Batch`.
 """
 
 _NUMBERS = dict.fromkeys(("start", "end", "closed_at"), np.int64) | dict.fromkeys(
     ("first", "count", "outside"), np.int32
 )
 _OFFSETS = pa.map_(pa.string(), pa.int64())
-_OTHERS = {"reason": pa.string(), "run": pa.int64(), "offsets": _OFFSETS}
+_OTHERS = {"reason": pa.string(), "run": pa.int64(), "number": pa.int64(), "offsets": _OFFSETS}
 _BATCH_FIELDS = [
     (name, pa.from_numpy_dtype(_NUMBERS[name]) if name in _NUMBERS else _OTHERS[name])
-    for name in ("start", "end", "closed_at", "reason", "first", "count", "outside", "run", "offsets")
+    for name in ("start", "end", "closed_at", "reason", "first", "count", "outside", "run", "number", "offsets")
 ]
 
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
@@ -54,13 +53,15 @@ def batch_structs(
     reasons: npt.NDArray[Any],
     *,
     runs: pa.Array | None = None,
+    numbers: npt.NDArray[np.int64] | None = None,
     offsets: pa.MapArray | None = None,
-    **numbers: npt.NDArray[Any],
+    **times_and_counts: npt.NDArray[Any],
 ) -> pa.StructArray:
     """Turn the facts of batches into the structs of `OUTCOMES`; ``reasons`` are places in `REASONS`."""
-    columns = {name: pa.array(numbers[name].astype(kind, copy=False)) for name, kind in _NUMBERS.items()}
+    columns = {name: pa.array(times_and_counts[name].astype(kind, copy=False)) for name, kind in _NUMBERS.items()}
     columns["reason"] = _reason_texts().take(pa.array(reasons))
     columns["run"] = pa.nulls(len(reasons), pa.int64()) if runs is None else runs
+    columns["number"] = pa.nulls(len(reasons), pa.int64()) if numbers is None else pa.array(numbers)
     columns["offsets"] = pa.nulls(len(reasons), _OFFSETS) if offsets is None else offsets
     return pa.StructArray.from_arrays([columns[name] for name, _ in _BATCH_FIELDS], [name for name, _ in _BATCH_FIELDS])
 

@@ -25,7 +25,7 @@ from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.packing import encoded, local_streams
 from waterclock.columnar.records import POSITIONED, cells_of_records
-from waterclock.columnar.streams.event_time_rows import begins
+from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_structs, no_outcomes
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices

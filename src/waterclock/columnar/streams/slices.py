@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from tempfile import SpooledTemporaryFile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from waterclock._support.quoting import quoted
 from waterclock.columnar.many_sources import ManySources, from_packed
 from waterclock.columnar.packing import ROWS, encoded, reading_order, renumbered
 from waterclock.columnar.records import POSITIONED, Records, cells_of_records
-from waterclock.columnar.streams.event_time_rows import begins
+from waterclock.columnar.streams.judged_rows import begins
 from waterclock.errors import InvalidArgumentError
 
 # Larger arrays get new memory each time, which takes as long to allocate as to fill.
@@ -51,7 +51,9 @@ class StreamSlice(NamedTuple):
     ends: bool
 
 
-def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False) -> Iterator[StreamSlice]:
+def slices(
+    batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = False, record: np.dtype[Any] = POSITIONED
+) -> Iterator[StreamSlice]:
     """Cut rows between sources, and within sources with very many messages, which come last.
 
     Parameters
@@ -63,6 +65,8 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
         one, and a row's first message is its earliest.
     by_entry
         Cut between entries only.
+    record
+        Of a source that may be cut: `POSITIONED` or `NUMBERED`.
 
     Raises
     ------
@@ -75,7 +79,7 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None
     with SpooledTemporaryFile(_IN_MEMORY, dir=folder) as file:
         with closing_writer(pa.ipc.new_stream(file, ROWS)) as writer:
-            for rows, begun, ends in _cut(batches, sliced=sliced, by_entry=by_entry):
+            for rows, begun, ends in _cut(batches, sliced=sliced, by_entry=by_entry, record=record):
                 if ends and not begun:
                     yield StreamSlice(rows, begun, ends)
                     continue
@@ -89,7 +93,9 @@ def slices(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool = 
                 yield StreamSlice(pa.Table.from_batches(islice(reader, count), ROWS), begun, ends)
 
 
-def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> Iterator[StreamSlice]:
+def _cut(
+    batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool, record: np.dtype[Any]
+) -> Iterator[StreamSlice]:
     """Cut rows as `slices` describes, in their given order."""
     held: list[pa.Table] = []
     begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
@@ -107,13 +113,13 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
         cuts = new_source[apart]
         for first, stop in pairwise(cuts):
             if begun:
-                _split(rows.slice(first, stop - first), judged, by_entry=by_entry)
+                _split(rows.slice(first, stop - first), judged, by_entry=by_entry, record=record)
             yield StreamSlice(rows.slice(first, stop - first), begun, ends=True)
             begun, most, judged = False, _MOST_OF_A_SOURCE, (-1, -1, -1)
         # The last source may continue in the next batch.
         rows = rows.slice(cuts[-1])
         if is_large:
-            ready, rest, judged = _split(rows, judged, by_entry=by_entry)
+            ready, rest, judged = _split(rows, judged, by_entry=by_entry, record=record)
             # If nothing can be judged yet, do not search again with every batch.
             most = max(_MOST_OF_A_SOURCE, 2 * sum(rest.column("count").to_pylist()))
             if ready is not None:
@@ -123,13 +129,15 @@ def _cut(batches: Iterable[pa.RecordBatch], *, sliced: bool, by_entry: bool) -> 
         held = [rows]
     for rows in held:
         if begun:
-            _split(rows, judged, by_entry=by_entry)
+            _split(rows, judged, by_entry=by_entry, record=record)
         yield StreamSlice(rows, begun, ends=True)
 
 
-def _split(rows: pa.Table, judged: _Position, *, by_entry: bool) -> tuple[pa.Table | None, pa.Table, _Position]:
+def _split(
+    rows: pa.Table, judged: _Position, *, by_entry: bool, record: np.dtype[Any]
+) -> tuple[pa.Table | None, pa.Table, _Position]:
     """Split a source's messages at the start of its last row; return both parts, and that start."""
-    many = from_packed(rows, POSITIONED)
+    many = from_packed(rows, record)
     messages = many.messages
     place = _position(messages, len(messages) - rows.column("count")[-1].as_py())
     if by_entry:

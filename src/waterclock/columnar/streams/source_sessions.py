@@ -11,7 +11,7 @@ import pyarrow as pa
 from waterclock.batching.event_time.columns import read_clocks
 from waterclock.batching.rate.by_message.silence import silences
 from waterclock.columnar.many_sources import ManySources
-from waterclock.columnar.streams.event_time_rows import begins
+from waterclock.columnar.streams.judged_rows import begins
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

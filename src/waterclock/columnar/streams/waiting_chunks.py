@@ -16,7 +16,7 @@ import numpy.typing as npt
 from waterclock.batching.facts import count, each, maybe, moment
 from waterclock.checksum import framed, unframed
 from waterclock.columnar.many_sources import ManySources, many_from_cell
-from waterclock.columnar.streams.event_time_rows import begins
+from waterclock.columnar.streams.judged_rows import begins
 from waterclock.errors import DamagedError
 from waterclock.time import MIN_NS
 

@@ -34,7 +34,7 @@ from waterclock.topics.topic import Topic
 POSITION = tuple(field.name for field in POSITION_FIELDS)
 """The columns of a position."""
 
-BATCH_COLUMNS = ("id", "source", "start", "end", "closed_at", "reason", "run", "streams", "count", "messages")
+BATCH_COLUMNS = ("id", "source", "start", "end", "closed_at", "reason", "run", "number", "streams", "count", "messages")
 """The columns of a batch."""
 
 LOST_HEADER = "waterclock.lost"

@@ -89,10 +89,10 @@ def event_time_batches(
     DataFrame
         One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
         (``"timeout"``, ``"gap"``, ``"conflict"`` or ``"boundary"``: a replay is judged as if the clock had run to its
-        end), run (BIGINT ns, as `waterclock.Batch.run`), count (INT), outside (INT, as the sum of
-        `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of `waterclock.Batch`; null unless clocks are
-        aligned), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event
-        time and stream, laid out as `waterclock.columnar.records` says).
+        end), run (BIGINT ns) and number (BIGINT, null by time), as of `waterclock.Batch`, count (INT), outside (INT, as
+        the sum of `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of `waterclock.Batch`; null unless
+        clocks are aligned), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order
+        of event time and stream, laid out as `waterclock.columnar.records` says).
 
     Raises
     ------
@@ -328,13 +328,14 @@ def batches_of(outcomes: DataFrame) -> DataFrame:
         outcomes.where("rejection IS NULL")
         .select("source", "streams", "messages", F.col("count").alias("packed"), F.explode("batches").alias("batch"))
         .select(
-            F.concat(_short_source(), F.lit("@"), batch["start"]).alias("id"),
+            F.concat(_short_source(), F.lit("@"), F.coalesce(batch["number"], batch["start"])).alias("id"),
             "source",
             batch["start"].alias("start"),
             batch["end"].alias("end"),
             batch["closed_at"].alias("closed_at"),
             batch["reason"].alias("reason"),
             batch["run"].alias("run"),
+            batch["number"].alias("number"),
             batch["count"].alias("count"),
             batch["outside"].alias("outside"),
             batch["offsets"].alias("offsets"),
