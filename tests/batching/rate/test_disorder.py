@@ -85,7 +85,7 @@ def test_a_long_backlog_in_any_order_is_cut_alike_by_class_and_columns() -> None
     messages = [m for name, rate in (("a", 14), ("b", 5), ("log", 1)) for m in pulses(name, rate, 0, 300)]
     backlog = sorted(messages, key=lambda m: m.event_time + random.randrange(2 * SECOND))
     arrivals = [backlog[:30], backlog[30:]]
-    chosen = {"max_disorder": "2s", "gated": ("a", "b")}
+    chosen: dict[str, Any] = {"max_disorder": "2s", "gated": ("a", "b")}
     found = described_columns(RateAwareColumns(NAMES, **chosen).add(*laid_out(arrivals, NAMES), flush=True))
     assert found == run_class(arrivals, chosen)
     assert len(found) >= 298

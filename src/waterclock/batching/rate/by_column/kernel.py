@@ -713,7 +713,7 @@ def _gap(known: Known, messages: WaitingMessages) -> int:
 
 @njit(error_model="numpy")
 def _has_between(track: Ints, messages: WaitingMessages) -> bool:
-    """As `Pile.has_between` the last slot and what is too far ahead; visits few messages before the last slot."""
+    """As `Pile.has_between` for the times that satisfy the gate; visits few messages before them."""
     times, left, right = messages.times, messages.left, messages.right
     first, stop = track[LAST_FROM], track[FAR_FROM]
     if times[int(track[ROOT])] >= first:
