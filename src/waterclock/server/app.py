@@ -37,7 +37,7 @@ from waterclock.server.api import (
 from waterclock.server.api.delivery_streams import DeliveryStreams
 from waterclock.server.api.readers import Readers
 from waterclock.server.errors import error_response, http_error, validation_error
-from waterclock.server.limits import MAX_THREADS, LimitedBodies, StreamLimit
+from waterclock.server.limits import MAX_THREADS, LimitedBodies, PacedResponses, StreamLimit
 from waterclock.server.names import RawPaths
 from waterclock.server.opened_tables import OpenedTables
 from waterclock.server.pages import ingest, live, overview, pipelines, sign_in, static_files, system, workers
@@ -111,6 +111,7 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
     app.state.facts = SharedCollection("the state of the database", FactsReader(database.backend).read, _FACTS_WITHIN)
     app.state.form_key = secrets.token_hex(32)
     app.add_middleware(LimitedBodies)
+    app.add_middleware(PacedResponses)
     app.state.known_tokens = KnownTokens(database)
     app.add_middleware(Access, database=database, policy=policy, known=app.state.known_tokens)
     _handle_errors(app, database)

@@ -1,4 +1,4 @@
-"""Limits on the server's resources: bytes of a body, open streams, requests of a token, and look-ups of wrong ones."""
+"""Limits on the server's resources: bytes of bodies, open streams, requests of a token, and look-ups of wrong ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from waterclock.server.errors import http_error
 
 MAX_BODY = 16 << 20
 """Maximum bytes of a request's body: twice the largest append on MariaDB by default."""
 
 MAX_HELD = 256 << 20
 """Maximum bytes of all bodies in memory. Parsed JSON takes several times as much."""
+
+MAX_UNSENT = 256 << 20
+"""Maximum bytes of large responses that wait until their clients read them: without it, slow clients took gigabytes."""
+
+SENT_AT_ONCE = 64 << 10
+"""Bytes of a large response that are handed to its connection at once, as much as that buffers while it waits."""
 
 MAX_STREAMS = 500
 """Maximum waiting and streaming requests at a time: each has a socket, and by default a process may open 1,024 files.
@@ -67,6 +76,49 @@ class LimitedBodies:
             await self._app(scope, receive_some, send)
         finally:
             self._held -= held
+
+
+class PacedResponses:
+    """Send a large response in parts, as fast as its client reads, and refuse it while too many bytes wait for that."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._unsent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refused = False
+
+        async def send_in_parts(message: Message) -> None:
+            nonlocal refused
+            if message["type"] == "http.response.start":
+                size = int(Headers(raw=message["headers"]).get("content-length", 0))
+                refused = size > SENT_AT_ONCE and self._unsent + size > MAX_UNSENT
+                if refused:
+                    await _too_many_responses()(scope, receive, send)
+            if refused:
+                return
+            body = message.get("body", b"")
+            if len(body) <= SENT_AT_ONCE:
+                await send(message)
+                return
+            self._unsent += len(body)
+            try:
+                for first in range(0, len(body), SENT_AT_ONCE):
+                    after = first + SENT_AT_ONCE
+                    more = after < len(body) or message.get("more_body", False)
+                    await send({**message, "body": body[first:after], "more_body": more})
+            finally:
+                self._unsent -= len(body)
+
+        await self._app(scope, receive, send_in_parts)
+
+
+def _too_many_responses() -> Response:
+    text = "too many large responses wait for slow clients; try again later"
+    return http_error(HTTPException(503, text, {"Retry-After": "5"}))
 
 
 class StreamLimit:

@@ -23,8 +23,8 @@ router = APIRouter(tags=["topics"])
 MOST_ARROW = 100_000
 """Messages in one answer of Arrow."""
 
-MOST_BYTES = 32 << 20
-"""Bytes of messages after which an answer ends, with the position of the next one."""
+MOST_BYTES = 8 << 20
+"""Bytes of messages after which a response ends, with the position of the next one: each thread may build one."""
 
 _Names = Annotated[list[str] | None, Query(max_length=1_000)]
 
