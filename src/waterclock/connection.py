@@ -167,6 +167,7 @@ class Database(Closing):
         group_idle: Duration | None = None,
         rebalance: Rebalance = "manual",
         limit: Mapping[str, int] | None = None,
+        rate: Mapping[str, str | float] | None = None,
         fair_by: str | None = None,
         columns: Mapping[str, object] | None = None,
         id_type: IdType = "bigint",
@@ -234,10 +235,14 @@ class Database(Closing):
             Maximum number of messages of one key that are leased at once, over all consumers, for example
             ``{"customer": 3}``. The key is a column of the table, otherwise a header, or the group (``"group"``);
             messages without the key are not limited. Keys take turns as with ``fair_by``. None: no limit.
+        rate
+            Maximum number of messages of one key that are handed out per second, minute, hour or day, over all
+            consumers, for example ``{"customer": "10/s"}``, ``{"kind": "600/m"}`` or ``{"kind": "5/h"}``; a number is
+            per second. The key is named as in ``limit``, and is the same key. None: no rate limit per key.
         fair_by
             The key by which messages take turns, named as in ``limit``: each key with due messages gets one message in
             turn, those of a higher priority first. None: messages are sent by priority and due time, unless there is a
-            ``limit``.
+            ``limit`` or a ``rate``.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type.

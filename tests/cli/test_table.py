@@ -53,6 +53,22 @@ def test_a_table_is_made_with_a_limit_that_can_change(shell: Shell) -> None:
     assert "limit must be KEY=N with an integer N, got 'customer=many'" in shell.said
 
 
+def test_a_table_is_made_with_a_rate_of_each_key_that_can_change(shell: Shell) -> None:
+    shell("table", "add", "work", "--column", "customer=text", "--rate", "customer=10/s")
+    (info,) = shell.json("table", "info", "work")
+    assert info["rate"] == "customer=10/s"
+    shell("table", "alter", "work", "--rate", "customer=5/h")
+    (info,) = shell.json("table", "info", "work")
+    assert info["rate"] == "customer=5/h"
+    for _ in range(2):
+        shell("table", "put", "work", "x", "--column", "customer=7")
+    shell.json("table", "receive", "work", "--limit", "2")
+    explained = shell("table", "explain", "work", "2")
+    assert "it waits for the rate of customer='7' until" in explained
+    shell("table", "alter", "work", "--rate", "customer=many", expect=WRONG_USAGE)
+    assert "rate: the rate of 'customer' must be a text such as '10/s'" in shell.said
+
+
 def test_every_option_of_a_table_can_be_given(shell: Shell) -> None:
     options = set(inspect.signature(Database.create_table).parameters) - {"self", "name", "columns", "key_range"}
     help_text = shell("table", "add", "--help")

@@ -546,6 +546,12 @@ def _two_at_a_rate(world: World) -> None:
     world.add("putter", world.puts("putter", [["b"]]))
 
 
+def _two_at_the_rate_of_a_key(world: World) -> None:
+    """Two consumers share a rate limit of one message a second of each key."""
+    world.is_apart_by_key = True
+    _two_at_a_rate(world)
+
+
 def _three_share_keys(world: World) -> None:
     """Three consumers take messages of two keys, some of which come back."""
     world.starts_with("a", "a", "b")
@@ -644,6 +650,9 @@ SCENARIOS = {
         Scenario("rows_of_one_key", _one_key, _ROWS, ("crash", "stall"), ("x",), ending="living"),
         Scenario("two_tick", _two_tick, _ROWS, ("crash", "stall", "jump"), ("x",), ending="living"),
         Scenario("two_at_a_rate", _two_at_a_rate, _ROWS | {"rate_limit": 1.0}, ("crash", "stall"), ("x",)),
+        Scenario(
+            "two_at_the_rate_of_a_key", _two_at_the_rate_of_a_key, _ROWS | {"rate": {"group": "1/s"}}, _HARMS, ("x",)
+        ),
         Scenario(
             "three_share_keys", _three_share_keys, _ROWS | _LIMITED, _HARMS, ("x", "y"), sometimes=("sent again",)
         ),

@@ -260,7 +260,8 @@ class World:
         self.expires: dict[Any, int] = {}
         self.lets_all_end = False  # whether nothing ends a lease before its time
         self.apart = 0  # ns between two messages at the least, where the table has a rate limit
-        self._sent_at = 0
+        self.is_apart_by_key = False  # whether messages of different keys, which are their groups, do not count
+        self._sent_at: dict[str | None, int] = {}
         self.priorities: dict[str, int] = {}  # of the messages of some groups
         self.kept: set[str] = set()  # groups that a caller's own transaction has for as long as it likes
         self.mine: dict[Any, set[int]] = defaultdict(set)  # claims whose acks were said to be lost
@@ -602,11 +603,13 @@ class World:
         ]
 
     def _judge_rate(self, delivery: Delivery) -> None:
-        """Check that a message was not sent sooner behind the last one than the table's rate lets it."""
+        """Check that a message was not sent sooner after the last one than the rate allows."""
+        key = delivery.group if self.is_apart_by_key else None
         sent_at = delivery.lease_until - LEASE
-        if self.apart and sent_at - self._sent_at < self.apart:
-            self.faults.append(f"{self.number(delivery.id)} was sent {sent_at - self._sent_at} ns after another one")
-        self._sent_at = max(self._sent_at, sent_at)
+        before = self._sent_at.get(key, 0)
+        if self.apart and sent_at - before < self.apart:
+            self.faults.append(f"{self.number(delivery.id)} was sent {sent_at - before} ns after another one")
+        self._sent_at[key] = max(before, sent_at)
 
     def _group(self, message: Any) -> str | None:
         return self.put.get(message, (None, ""))[0]

@@ -44,6 +44,18 @@ def test_messages_that_a_claim_missed_are_not_lost(make_table: MakeTable, clock:
     assert len(table.receive(10)) == 4
 
 
+def test_a_clock_that_was_set_back_does_not_stop_a_table_with_a_rate(
+    make_table: MakeTable, clock: MovableClock
+) -> None:
+    table = make_table(rate_limit=50)
+    table.put_many([{"payload": "x", "at": clock.now - 7_200_000_000_000} for _ in range(10)])
+    assert len(table.receive(10)) == 5
+    clock.now -= 3_600_000_000_000
+    assert table.receive(10) == []
+    clock.move("40ms")
+    assert len(table.receive(10)) == 2
+
+
 def test_groups_are_limited_too(make_table: MakeTable) -> None:
     table = make_table(rate_limit=20, groups="sequenced")
     table.put_many([{"payload": str(number), "group": "g"} for number in range(5)])

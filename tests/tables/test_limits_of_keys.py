@@ -253,8 +253,8 @@ def _count(delivery: Delivery, held: Counter[str], lock: threading.Lock, too_man
         ({"limit": {"a": 1}, "groups": "sequenced"}, "limit must be omitted with groups='sequenced'"),
         ({"fair_by": "a", "groups": "exclusive"}, "fair_by must be omitted with groups='exclusive'"),
         ({"fair_by": "a", "purge_by": "partition"}, "fair_by must be omitted with purge_by='partition'"),
-        ({"fair_by": "priority"}, "limit and fair_by must not name the column 'priority'"),
-        ({"fair_by": "x", "columns": {"x": "json"}}, "limit and fair_by must name a column of texts, integers"),
+        ({"fair_by": "priority"}, "limit, rate and fair_by must not name the column 'priority'"),
+        ({"fair_by": "x", "columns": {"x": "json"}}, "limit, rate and fair_by must name a column of texts, integers"),
         ({"fair_by": "x", "adopt": True}, "fair_by must be omitted for an adopted table"),
     ],
 )

@@ -57,12 +57,17 @@ class ChangingOptions:
     limit: str | None = None
     """The maximum number of messages of one key that consumers have at once, KEY=N, such as customer=3. The key is a
     column, a header or group. An existing table keeps its key."""
+    rate: str | None = None
+    """The maximum number of messages of one key that are handed out in a time, KEY=N/UNIT with the unit s, m, h or d,
+    such as customer=10/s. The key is named as in limit."""
 
     def given(self) -> OptionChanges:
         """Return the given options."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.limit is not None:
             found["limit"] = {key: _count(self.limit, most) for key, most in pairs("limit", [self.limit]).items()}
+        if self.rate is not None:
+            found["rate"] = pairs("rate", [self.rate])
         return OptionChanges(**{name: value for name, value in found.items() if value is not None})
 
 
@@ -79,4 +84,5 @@ def shown(options: TableOptions) -> dict[str, Any]:
     durations = {name: span(found[name]) for name in DURATIONS}
     columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())
     limit = ", ".join(f"{key}={most}" for key, most in (options.limit or {}).items())
-    return {**found, **durations, "columns": columns or None, "limit": limit or None}
+    rate = ", ".join(f"{key}={most}" for key, most in (options.rate or {}).items())
+    return {**found, **durations, "columns": columns or None, "limit": limit or None, "rate": rate or None}

@@ -209,13 +209,25 @@ message_keys = sa.Table(
         autoincrement=False,
         doc="The negated priority of its messages: the index of due keys has the highest priority first.",
     ),
-    sa.Column("is_due", sa.SmallInteger, nullable=False, doc="1 if the key waits for its turn, 0 until `due_at`."),
-    sa.Column("due_at", BigInt, nullable=False, doc="No message of the key is due earlier, unless it is 1, ns."),
+    sa.Column(
+        "is_due",
+        sa.SmallInteger,
+        nullable=False,
+        doc="1 if the key waits for its turn, 0 until `due_at`, 2 until then because its `rate` is used up.",
+    ),
+    sa.Column("due_at", BigInt, nullable=False, doc="No message of the key is sent earlier, unless it is 1, ns."),
     sa.Column("turn", BigInt, nullable=False, doc="Keys that are due take turns in this order."),
+    sa.Column(
+        "rate_next",
+        BigInt,
+        nullable=False,
+        server_default="0",
+        doc="When the next message was due at a steady `rate`, ns; that of a key is the latest of its rows.",
+    ),
     sa.Index("waterclock_message_keys_turn_idx", "table_id", "is_due", "level", "turn"),
     sa.Index("waterclock_message_keys_due_idx", "table_id", "is_due", "due_at"),
 )
-"""One row for each key and priority with unacked messages, in a table with ``limit`` or ``fair_by``."""
+"""One row for each key and priority with unacked messages or a used rate: with `limit`, `rate` or `fair_by`."""
 
 unique_keys = sa.Table(
     "waterclock_unique_keys",

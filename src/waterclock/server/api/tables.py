@@ -42,6 +42,7 @@ class OptionChangesBody(Body):
     group_idle: DurationValue | None = None
     rebalance: StrictStr = "manual"
     limit: dict[str, StrictInt] | None = Field(None, max_length=1)
+    rate: dict[str, StrictStr | StrictFloat | StrictInt] | None = Field(None, max_length=1)
 
 
 class TableOptionsBody(OptionChangesBody):

@@ -75,7 +75,7 @@ def adopt(
             " insert the rows there"
         )
     if options.turns_by is not None:
-        option = "fair_by" if options.limit is None else "limit"
+        option = next(iter(options.keys_named))
         raise InvalidArgumentError(
             f"{option} must be omitted for an adopted table, got {quoted(getattr(options, option))}. Or create a new"
             " message table and insert the rows there"

@@ -112,6 +112,7 @@ def ensure_dead_letter_table(
         on_expired="drop",
         rate_limit=None,
         limit=None,
+        rate=None,
         fair_by=None,
         purge_by="rows",
         columns={**options.columns, **DEAD_COLUMNS},

@@ -30,8 +30,11 @@ def rate_allows(context: TableContext, connection: SqlConnection, most: int) -> 
     rate = rate_of(context)
     if rate is None:
         return most
-    due = connection.execute(_locked_state(), _of(context)).scalar_one()
-    return rate.allowed(due, context.backend.now(connection), most)
+    due, now = connection.execute(_locked_state(), _of(context)).scalar_one(), context.backend.now(connection)
+    anchored = rate.anchored(due, now)
+    if anchored < due:
+        connection.execute(_noting(), {**_of(context), "state": anchored})
+    return rate.allowed(anchored, now, most)
 
 
 def note_sent(context: TableContext, connection: SqlConnection, count: int) -> None:

@@ -84,8 +84,8 @@ class Selection:
             )
         if self._keys and context.options.turns_by is not None:
             raise InvalidArgumentError(
-                f"cannot use order with {context.name!r}: its keys take turns. Use priorities, or a table without limit"
-                " and fair_by"
+                f"cannot use order with {context.name!r}: its keys take turns. Use priorities, or a table without"
+                " limit, rate and fair_by"
             )
         rows = context.rows
         condition: sa.ColumnElement[bool] | None = None

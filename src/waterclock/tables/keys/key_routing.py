@@ -60,7 +60,7 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
         seqs.setdefault(place, []).append(row.seq)
     if not new:
         return
-    exist, locked = known(context, connection, new)
+    exist, locked = known(context, connection, {key for key, _ in new})
     missing = {place: its for place, its in seqs.items() if place not in exist}
     add(context, connection, sorted(chain.from_iterable(missing.values())), {level for _, level in missing})
     earlier = {
@@ -70,8 +70,8 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
     }
     give_turns(context, connection, [place for place, due in earlier.items() if due <= now])
     put_off(context, connection, {place: due for place, due in earlier.items() if due > now})
-    if len(new) == 1 and len(window) == _ROUTED_AT_ONCE:
-        return  # the row stands for them, too, and claims mark them
+    if len(new) == 1 and len(window) == _ROUTED_AT_ONCE and context.options.rate is None:
+        return  # the row stands for them, too, and claims mark them, which at a low rate comes late
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
         connection.execute(_marking(context), {"seqs": sorted(routed)})

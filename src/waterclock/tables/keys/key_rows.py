@@ -1,8 +1,9 @@
 """The rows of keys in the catalogue: which keys are due, and whose turn it is.
 
-A row stands for the messages of one key and one priority. Unless the row is due, none of its routed, unacked messages
-is due earlier than the row. Claims keep this rule: they postpone a row to the due time of its first message, and delete
-it once it has none. No statement waits for the lock of a row.
+A row stands for the messages of one key and one priority. It waits for its turn, or sleeps: until the time before which
+none of its routed, unacked messages is due, or until the rate of its key lets one go. Claims keep this rule: they
+postpone a row to the due time of its first message, and delete it once it has none and its rate is not in use. No
+statement waits for the lock of a row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _WOKEN_AT_ONCE = 100
 
 _HAS_TURN = message_keys.c.is_due == sa.literal_column("1")
 _SLEEPS = message_keys.c.is_due == sa.literal_column("0")
+_IS_PACED = message_keys.c.is_due == sa.literal_column("2")
 
 
 def next_turns(
@@ -59,26 +61,27 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
     )
 
 
-def owned(context: TableContext, connection: SqlConnection, keys: Collection[str]) -> set[str]:
-    """Lock all rows of these keys; return the keys of which no other transaction has locked one.
+def owned(context: TableContext, connection: SqlConnection, keys: Collection[str]) -> dict[str, list[Any]]:
+    """Lock all rows of these keys; return the keys of which no other transaction has locked one, with their rows.
 
     If two transactions owned a key at the same time, each would have locked a row that the other one did not see. So
     each row would have been committed after the other transaction looked, and before its own one did, which is
     impossible. The statements that follow see all messages that earlier owners claimed.
     """
-    names = {"keys": sorted(set(keys))}
-    locked = {(row.message_key, row.level) for row in connection.execute(_rows_of(context, locking=True), names)}
-    if context.sql.one_writer:
-        return set(keys)
-    seen = {(row.message_key, row.level) for row in connection.execute(_rows_of(context, locking=False), names)}
-    return {key for key, _ in locked} - {key for key, _ in seen - locked}
+    seen, locked = known(context, connection, keys)
+    foreign = {key for key, _ in seen - locked.keys()}
+    ours: dict[str, list[Any]] = {}
+    for (key, _), row in locked.items():
+        if key not in foreign:
+            ours.setdefault(key, []).append(row)
+    return ours
 
 
 def known(
-    context: TableContext, connection: SqlConnection, places: Collection[Place]
+    context: TableContext, connection: SqlConnection, keys: Collection[str]
 ) -> tuple[set[Place], dict[Place, Any]]:
-    """Return which of these rows exist, and those of them that were locked, with their values."""
-    names = {"keys": sorted({key for key, _ in places})}
+    """Return which rows of these keys exist, and those of them that were locked, with their values."""
+    names = {"keys": sorted(set(keys))}
     locked = {(row.message_key, row.level): row for row in connection.execute(_rows_of(context, locking=True), names)}
     if context.sql.one_writer:
         return set(locked), locked
@@ -94,43 +97,81 @@ def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, .
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Assign turns to keys that have become due, delete those without messages, and put the others off."""
-    found = connection.execute(_lapsed(context), {"now": now, "count": _WOKEN_AT_ONCE})
-    place_all(context, connection, [(row.message_key, row.level) for row in found], now)
+    values = {"now": now, "count": _WOKEN_AT_ONCE}
+    found = [row for rows in execute_all(connection, [(one, values) for one in _awake(context)]) for row in rows]
+    place_all(context, connection, {(row.message_key, row.level): row.rate_next for row in found}, now)
 
 
 @built_once(maxsize=256)
-def _lapsed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    return (
-        sa.select(message_keys.c.message_key, message_keys.c.level)
-        .where(_of_table(context), _SLEEPS, message_keys.c.due_at <= sa.bindparam("now", type_=sa.BigInteger))
+def _awake(context: TableContext) -> list[sa.Select[*tuple[Any, ...]]]:
+    found = sa.select(message_keys.c.message_key, message_keys.c.level, message_keys.c.rate_next)
+    now = sa.bindparam("now", type_=sa.BigInteger)
+    return [
+        found.where(_of_table(context), has_slept)
         .order_by(message_keys.c.due_at)
         .limit(sa.bindparam("count", type_=sa.Integer))
         .with_for_update(skip_locked=True)
-    )
+        for has_slept in _has_slept(context, now)
+    ]
 
 
-def place_all(context: TableContext, connection: SqlConnection, places: Sequence[Place], now: int) -> set[Place]:
-    """Put locked rows where their messages belong; return those that are due.
+def _has_slept(context: TableContext, now: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions, each with ranges of an index, of rows that need not sleep any longer."""
+    due_at, rate = message_keys.c.due_at, context.options.rate_of_a_key
+    if rate is None:
+        return [_SLEEPS & (due_at <= now), _IS_PACED]
+    # No pause is longer than the time for one message, unless the clock was set back or the rate was raised.
+    longest = sa.literal(rate.time_for(1), sa.BigInteger)
+    return [_SLEEPS & (due_at <= now), _IS_PACED & (due_at <= now), _IS_PACED & (due_at > now + longest)]
 
-    They are last in turn, in this order.
+
+def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that a row need not sleep any longer."""
+    conditions = _has_slept(context, context.backend.now_sql())
+    return sa.or_(*(sa.exists().where(_of_table(context), condition) for condition in conditions))
+
+
+def place_all(context: TableContext, connection: SqlConnection, states: Mapping[Place, int], now: int) -> None:
+    """Put locked rows where their messages belong. Those that are due are last in turn, in this order.
+
+    Parameters
+    ----------
+    states
+        The rows, each with the state of its rate limit. A row without messages stays until then.
     """
-    if not places:
-        return set()
+    if not states:
+        return
+    places = list(states)
     asked = [(_first_due(context), {"key": key, "priority": -level}) for key, level in places]
     firsts = [found.scalar() for found in execute_all(connection, asked)]
     due = [place for place, first in zip(places, firsts, strict=True) if first is not None and first <= now]
     give_turns(context, connection, due)
-    sleeping = {place: first for place, first in zip(places, firsts, strict=True) if first is not None and first > now}
+    sleeping = {
+        place: states[place] if first is None else first
+        for place, first in zip(places, firsts, strict=True)
+        if (states[place] if first is None else first) > now
+    }
     put_off(context, connection, sleeping)
-    gone = [_named(place) for place, first in zip(places, firsts, strict=True) if first is None]
-    execute_later(connection, *[(_deleting(context), place) for place in gone])
-    return set(due)
+    gone = [place for place, first in zip(places, firsts, strict=True) if first is None and place not in sleeping]
+    execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
 
 
 def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
     """Put rows off until a time, ns."""
     putting_off = [(_putting_off(context), {**_named(place), "until": at}) for place, at in until.items()]
     execute_later(connection, *putting_off)
+
+
+def pace(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
+    """Put rows off until a time, ns, at which the rate of their keys lets a message go."""
+    pacing = [(_pacing(context), {**_named(place), "until": at}) for place, at in until.items()]
+    execute_later(connection, *pacing)
+
+
+def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[Place, int]) -> None:
+    """Write the states of rate limits into rows."""
+    setting = [(_setting_rate(context), {**_named(place), "state": state}) for place, state in states.items()]
+    execute_later(connection, *setting)
 
 
 def give_turns(context: TableContext, connection: SqlConnection, places: Sequence[Place]) -> None:
@@ -160,7 +201,8 @@ def _adding(context: TableContext) -> sa.Insert:
         sa.bindparam("to", type_=sa.BigInteger),
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
-    return sa.insert(message_keys).from_select(message_keys.columns.keys(), its, include_defaults=False)
+    written = [name for name in message_keys.columns.keys() if name != "rate_next"]  # noqa: SIM118  # no dict
+    return sa.insert(message_keys).from_select(written, its, include_defaults=False)
 
 
 def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterable[int]) -> list[int]:
@@ -194,6 +236,18 @@ def _giving(context: TableContext) -> sa.Update:
 @built_once(maxsize=256)
 def _putting_off(context: TableContext) -> sa.Update:
     values = {"is_due": 0, "due_at": sa.bindparam("until", type_=sa.BigInteger)}
+    return sa.update(message_keys).where(*_this(context)).values(values)
+
+
+@built_once(maxsize=256)
+def _pacing(context: TableContext) -> sa.Update:
+    values = {"is_due": 2, "due_at": sa.bindparam("until", type_=sa.BigInteger)}
+    return sa.update(message_keys).where(*_this(context)).values(values)
+
+
+@built_once(maxsize=256)
+def _setting_rate(context: TableContext) -> sa.Update:
+    values = {"rate_next": sa.bindparam("state", type_=sa.BigInteger)}
     return sa.update(message_keys).where(*_this(context)).values(values)
 
 
@@ -232,8 +286,10 @@ def keys_due(context: TableContext) -> sa.Select[Any, Any]:
     its = _of_table(context)
     waiting = sa.exists().where(its, _HAS_TURN)
     unrouted = sa.exists().where(is_unrouted(context.rows), of_any_key(context))
-    sleeping = sa.select(sa.func.min(message_keys.c.due_at)).where(its, _SLEEPS).scalar_subquery()
-    return sa.select(sa.case((waiting | unrouted, now), else_=sleeping), now)
+    first = sa.func.min(message_keys.c.due_at).label("due_at")
+    firsts = sa.union_all(*(sa.select(first).where(its, sleeps) for sleeps in (_SLEEPS, _IS_PACED))).subquery()
+    sleeping = sa.select(sa.func.min(firsts.c.due_at)).scalar_subquery()
+    return sa.select(sa.case((waiting | unrouted | some_slept(context), now), else_=sleeping), now)
 
 
 def is_unrouted(rows: sa.Table) -> sa.ColumnElement[bool]:

@@ -13,6 +13,7 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.model.attempts import MOST_KEPT
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
 from waterclock.tables.model.timing.backoff import LONGEST_GIVEN, Backoff
+from waterclock.tables.model.timing.rate import Rate
 from waterclock.tables.model.values.key_names import check_key_name
 from waterclock.time import Duration, to_duration
 
@@ -73,6 +74,7 @@ class OptionChanges(TypedDict, total=False):
     group_idle: Duration | None
     rebalance: Rebalance
     limit: Mapping[str, int] | None
+    rate: Mapping[str, str | float] | None
 
 
 def check_count(value: object, name: str = "limit") -> int:
@@ -115,6 +117,22 @@ def _limit(value: object, name: str) -> dict[str, int]:
         raise InvalidArgumentError(f"{name} must be a dict of one key with its limit, got {quoted(value)}")
     [(key, most)] = given.items()
     return {check_key_name(key, name): check_count(most, f"{name}: the limit of {quoted(key)}")}
+
+
+def _rate(value: object, name: str) -> dict[str, str]:
+    if not isinstance(value, Mapping) or len(given := cast("Mapping[object, object]", value)) != 1:
+        raise InvalidArgumentError(f"{name} must be a dict of one key with its rate, got {quoted(value)}")
+    [(key, rate)] = given.items()
+    text = rate
+    if isinstance(rate, int | float) and not isinstance(rate, bool) and _LEAST_RATE <= rate <= _GREATEST_RATE:
+        text = f"{rate:.9f}".rstrip("0").rstrip(".") + "/s"
+    found = Rate.parse(text) if isinstance(text, str) else None
+    if found is None or not _LEAST_RATE <= found.per_second <= _GREATEST_RATE:
+        raise InvalidArgumentError(
+            f"{name}: the rate of {quoted(key)} must be a text such as '10/s', '600/m', '5/h' or '100/d', or messages"
+            f" per second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g} per second, got {quoted(rate)}"
+        )
+    return {check_key_name(key, name): cast("str", text)}
 
 
 def _column_types(value: object, name: str) -> dict[str, str]:
@@ -194,24 +212,35 @@ class TableOptions:
     on_expired: OnExpired = _option("drop", OnExpired)
     limit: dict[str, int] | None = _option(None, _limit, none=True)
     """How many messages of one key are leased at most; the key is named as in ``fair_by``."""
+    rate: dict[str, str] | None = _option(None, _rate, none=True)
+    """How many messages of one key are sent at most in a time; the key is named as in ``fair_by``."""
     fair_by: str | None = _optional(check_key_name)
 
     @property
     def turns_by(self) -> str | None:
         """Return the name of the key whose values take turns; None if messages have no keys."""
-        return next(iter(self.limit)) if self.limit else self.fair_by
+        return next(iter(self.keys_named.values()), None)
+
+    @property
+    def keys_named(self) -> dict[str, str]:
+        """Return the key that each option names."""
+        named = {"limit": next(iter(self.limit or ()), None), "rate": next(iter(self.rate or ()), None)}
+        return {option: key for option, key in {**named, "fair_by": self.fair_by}.items() if key is not None}
 
     @property
     def most_of_a_key(self) -> int | None:
         """Return how many messages of one key are leased at most; None: any number."""
         return None if self.limit is None else next(iter(self.limit.values()))
 
+    @property
+    def rate_of_a_key(self) -> Rate | None:
+        """Return how many messages of one key are sent at most in a time; None: any number."""
+        return None if self.rate is None else Rate.parse(next(iter(self.rate.values())))
+
     def _check_key(self) -> None:
         """Check that a table whose messages have keys can have its other options."""
-        for option in ("limit", "fair_by"):
+        for option, key in self.keys_named.items():
             value = getattr(self, option)
-            if value is None:
-                continue
             if self.groups is not None:
                 raise InvalidArgumentError(
                     f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. One consumer at"
@@ -221,10 +250,11 @@ class TableOptions:
                 raise InvalidArgumentError(
                     f"{option} must be omitted with purge_by={quoted(self.purge_by)}, got {quoted(value)}"
                 )
-        if self.fair_by is not None and self.fair_by != self.turns_by:
-            raise InvalidArgumentError(
-                f"fair_by must name the key of limit, {quoted(self.turns_by)}, got {quoted(self.fair_by)}"
-            )
+            if key != self.turns_by:
+                first = next(iter(self.keys_named))
+                raise InvalidArgumentError(
+                    f"{option} must name the key of {first}, {quoted(self.turns_by)}, got {quoted(key)}"
+                )
 
     @property
     def blocking_attempts(self) -> int | None:
@@ -250,9 +280,10 @@ class TableOptions:
         given: dict[str, Any] = {**asdict(self), **changes}
         checked = TableOptions.check(**given)
         if checked.turns_by != self.turns_by:
+            option = "rate" if "rate" in changes else "limit"
             raise InvalidArgumentError(
-                f"limit must keep the key with which the table was created, {quoted(self.turns_by)}, got"
-                f" {quoted(checked.limit)}. Create another table, and move the messages"
+                f"{option} must keep the key with which the table was created, {quoted(self.turns_by)}, got"
+                f" {quoted(getattr(checked, option))}. Create another table, and move the messages"
             )
         return checked
 

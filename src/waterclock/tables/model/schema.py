@@ -381,14 +381,16 @@ def key_source(name: str, columns: Sequence[sa.Column[Any]]) -> KeySource:
     if name == GROUP:
         return KeySource("group_id")
     if name in OWN_COLUMNS:
-        raise InvalidArgumentError(f"limit and fair_by must not name the column {name!r}, which Waterclock writes")
+        raise InvalidArgumentError(
+            f"limit, rate and fair_by must not name the column {name!r}, which Waterclock writes"
+        )
     column = next((one for one in columns if one.name == name), None)
     if column is None:
         return KeySource("headers", name)
     if not isinstance(getattr(column.type, "impl_instance", column.type), (sa.Integer, sa.String, sa.Boolean)):
         raise InvalidArgumentError(
-            f"limit and fair_by must name a column of texts, integers or booleans, got {quoted(name)} of type"
-            f" {quoted(str(column.type))}"
+            f"limit, rate and fair_by must name a column of texts, integers or booleans, got {quoted(name)} of"
+            f" type {quoted(str(column.type))}"
         )
     return KeySource(name)
 

@@ -30,7 +30,7 @@ MessageState = Literal[
 GroupState = Literal["absent", "unrouted", "ready", "due_later", "leased", "draining", "paused", "exhausted", "idle"]
 """The state of a group."""
 
-Hold = Literal["paused", "rate", "limit", "owner_away", "unsettled", "locked"]
+Hold = Literal["paused", "rate", "key_rate", "limit", "owner_away", "unsettled", "locked"]
 """Reasons that may keep a ready message from being sent. They are not in the row, so they are not states."""
 
 
@@ -222,6 +222,11 @@ HOLDS: Mapping[Hold, Meaning] = {
         "The table has sent as many messages as its `rate_limit` allows.",
         "`rate_next` of the table is in the future",
         "the table's rate_limit sends nothing until {when}",
+    ),
+    "key_rate": Meaning(
+        "Consumers got as many messages of its key as the `rate` of the table allows.",
+        "`rate_next` in the rows of its `message_key` in `waterclock_message_keys` is in the future",
+        "it waits for the rate of {name}={key} until {when}",
     ),
     "limit": Meaning(
         "Consumers have as many messages of its key as the `limit` of the table allows.",

@@ -74,11 +74,12 @@ class ShardedDatabase(Closing):
                 "groups must be omitted in a sharded table, which spreads messages by their ids, got"
                 f" {options['groups']!r}. Use a table that is not sharded, or one table for each group of shards"
             )
-        if options.get("limit") is not None:
-            raise InvalidArgumentError(
-                "limit must be omitted in a sharded table, which spreads the messages of a key over its shards, got"
-                f" {options['limit']!r}. Use a table that is not sharded"
-            )
+        for option in ("limit", "rate"):
+            if options.get(option) is not None:
+                raise InvalidArgumentError(
+                    f"{option} must be omitted in a sharded table, which spreads the messages of a key over its shards,"
+                    f" got {options[option]!r}. Use a table that is not sharded"
+                )
         missing = [shard for shard in self._shards if not _has(shard, name)]
         if not missing and not exist_ok:
             raise AlreadyExistsError(

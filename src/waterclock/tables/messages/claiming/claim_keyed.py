@@ -1,4 +1,4 @@
-"""Claims in a table whose keys take turns. The number of leased messages of a key may be limited."""
+"""Claims in a table whose keys take turns. The leased messages of a key may be limited, and its rate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.keys.in_flight import NO_KEY, InFlight, in_flight
+from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
     Place,
@@ -26,9 +26,12 @@ from waterclock.tables.keys.key_rows import (
     of_any_key,
     of_place,
     owned,
+    pace,
     place_all,
+    some_slept,
     wake,
 )
+from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.claims.turns import deal
@@ -64,10 +67,10 @@ class _KeyedClaim:
     def take(self) -> bool:
         """Claim due messages while there is room; return whether there are keys that were not examined."""
         context, connection = self._context, self._connection
-        self._now, unrouted, lapsed = connection.execute(_look(context)).one()
+        self._now, unrouted, slept = connection.execute(_look(context)).one()
         if unrouted:
             route_keys(context, connection, self._now)
-        if lapsed:
+        if slept:
             wake(context, connection, self._now)
         return all(self._room and self._take_turns() for _ in range(_ROUNDS))
 
@@ -81,22 +84,34 @@ class _KeyedClaim:
         places = next_turns(context, connection, min(self._room, _KEYS_AT_ONCE), wanted.where)
         if all(place in self._passed for place in places):
             return False
-        if context.options.limit is not None:
+        ours: dict[str, list[Any]] = {}
+        if context.options.limit is not None or context.options.rate is not None:
             ours = owned(context, connection, {key for key, _ in places})
             self._passed.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
+        rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
+        paused = rates.paused(places)
+        places = [place for place in places if place not in paused]
         flying = in_flight(context, connection, {key for key, _ in places}, self._room)
         self._passed.update(place for place in places if not flying.free[place[0]])
-        shares, lapsed = _share(places, flying, self._room)
+        shares, lapsed = _share(places, flying, rates, self._room)
         found = self._lock(shares, lapsed)
         by_level = groupby((place for place in places if place in found), key=itemgetter(1))
         in_turns = [zip_longest(*(found[place] for place in level)) for _, level in by_level]
         self._hand_out([row for level in in_turns for its in level for row in its if row is not None])
         short = [place for place, its in found.items() if len(its) < shares[place]]
         full = [place for place, its in found.items() if len(its) == shares[place]]
-        give_turns(context, connection, full if wanted.where is None else list(found))
+        for (key, _), its in found.items():
+            sent = [row[-1] for row in its if not _has_expired(row) and not is_exhausted(context, row.epoch or 0)]
+            if sent:
+                rates.note_sent(key, len(sent), max(sent))
+        rates.write(context, connection)
+        served = full if wanted.where is None else list(found)
+        paused |= rates.paused(served)
+        pace(context, connection, paused)
+        give_turns(context, connection, [place for place in served if place not in paused])
         if wanted.where is None:
-            place_all(context, connection, short, self._now)
+            place_all(context, connection, {place: rates.used_until(place[0]) for place in short}, self._now)
         self._passed.update(short)
         return True
 
@@ -124,13 +139,19 @@ class _KeyedClaim:
         for row in rows:
             wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
             until = row[-1] + wait
-            self.claimed.append(Claimed(row, until, row.expires_at is not None and row.expires_at <= row[-1]))
+            self.claimed.append(Claimed(row, until, _has_expired(row)))
             ends.append((row.seq, until))
         values = {"pairs": ends, "by": wanted.claim_id, "who": wanted.consumer}
         self._connection.execute(_taking(self._context), values)
 
 
-def _share(places: Sequence[Place], flying: InFlight, room: int) -> tuple[dict[Place, int], dict[Place, int]]:
+def _has_expired(row: Any) -> bool:
+    return row.expires_at is not None and row.expires_at <= row[-1]
+
+
+def _share(
+    places: Sequence[Place], flying: InFlight, rates: KeyRates, room: int
+) -> tuple[dict[Place, int], dict[Place, int]]:
     """Divide the room: a higher priority first, then the keys in turn. It changes the free places.
 
     Returns
@@ -141,16 +162,19 @@ def _share(places: Sequence[Place], flying: InFlight, room: int) -> tuple[dict[P
         How many of these are messages whose lease has ended.
     """
     free = flying.free
+    allowed = {key: rates.allowed(key, room) for key in free}
     shares: dict[Place, int] = {}
     lapsed: dict[Place, int] = {}
     for _, level in groupby(places, key=itemgetter(1)):
         its = list(level)
-        dealt = deal(its, {place: flying.lapsed.get(place, 0) + free[place[0]] for place in its}, room)
+        most = {place: min(allowed[place[0]], flying.lapsed.get(place, 0) + free[place[0]]) for place in its}
+        dealt = deal(its, most, room)
         for place, count in dealt.items():
             again = min(count, flying.lapsed.get(place, 0))
             if again:
                 lapsed[place] = again
             free[place[0]] -= count - again
+            allowed[place[0]] -= count
             room -= count
         shares |= dealt
     return shares, lapsed
@@ -158,11 +182,9 @@ def _share(places: Sequence[Place], flying: InFlight, room: int) -> tuple[dict[P
 
 @built_once(maxsize=256)
 def _look(context: TableContext) -> sa.Select[Any, Any, Any]:
-    """Select the current time, whether messages are new, and whether keys have become due."""
-    now = context.backend.now_sql()
-    its = message_keys.c.table_id == context.table_id, message_keys.c.is_due == sa.literal_column("0")
-    lapsed = sa.exists().where(*its, message_keys.c.due_at <= now)
-    return sa.select(now, sa.exists().where(is_unrouted(context.rows), of_any_key(context)), lapsed)
+    """Select the current time, whether messages are new, and whether keys need not sleep any longer."""
+    unrouted = sa.exists().where(is_unrouted(context.rows), of_any_key(context))
+    return sa.select(context.backend.now_sql(), unrouted, some_slept(context))
 
 
 @built_once(maxsize=256)

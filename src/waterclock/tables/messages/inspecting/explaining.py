@@ -22,6 +22,7 @@ from waterclock.tables.groups.info import (
     seen_locked,
 )
 from waterclock.tables.keys.in_flight import in_flight
+from waterclock.tables.keys.key_rates import key_free_at
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.rows.process_heartbeat import everywhere
 from waterclock.tables.model.attempts import Attempt, read_attempts
@@ -195,8 +196,8 @@ def _explain_ready(
     until = None if group is None else group.paused_until
     if until is not None and until > now and (held is None or held.hold != "paused"):
         held = TableHold("paused", paused("its group", until), until)
-    if held is None and context.options.limit is not None:
-        held = _held_by_limit(context, connection, explanation.id)
+    if held is None and context.options.turns_by is not None:
+        held = _held_by_key(context, connection, explanation.id, now)
     if held is not None:
         due_at = None if held.until == MAX_NS else held.until
         return replace(explanation, state=held.hold, reason=f"is due, but {held.reason}", due_at=due_at)
@@ -213,11 +214,19 @@ def _explain_ready(
     return explanation
 
 
-def _held_by_limit(context: TableContext, connection: sa.Connection, message_id: Any) -> TableHold | None:
-    """Explain that the limit of its key holds a due message back; None if it does not."""
+def _held_by_key(context: TableContext, connection: sa.Connection, message_id: Any, now: int) -> TableHold | None:
+    """Explain that the rate or the limit of its key holds a due message back; None if neither does."""
     rows = context.rows
     its = sa.select(rows.c[MESSAGE_KEY], rows.c.claim_id).where(rows.c.id == message_id)
     key, claim_id = connection.execute(its).one()
+    free_at = key_free_at(context, connection, key, now)
+    if free_at is not None and free_at > now:
+        when = format_time(free_at)
+        return TableHold(
+            "key_rate",
+            HOLDS["key_rate"].reason.format(name=context.options.turns_by, key=quoted(key), when=when),
+            free_at,
+        )
     if claim_id is not None or in_flight(context, connection, {key}, 1).free[key]:
         return None
     count = connection.execute(sa.select(sa.func.count()).where(rows.c[MESSAGE_KEY] == key, is_out(rows))).scalar()

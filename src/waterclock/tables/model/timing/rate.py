@@ -6,10 +6,14 @@ at which the next message would be due at a steady rate. It allows what a token 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 _SECOND = 1_000_000_000
 _BURST_SECONDS = 0.1
+
+_TEXT = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)/([smhd])", re.ASCII)
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,12 @@ class Rate:
         """
         return cls(per_second, max(1, int(per_second * _BURST_SECONDS)))
 
+    @classmethod
+    def parse(cls, text: str) -> Rate | None:
+        """Return the limit of a text such as ``"10/s"``, per second, minute, hour or day; None if it is invalid."""
+        found = _TEXT.fullmatch(text)
+        return None if found is None else cls.of(float(found[1]) / _UNITS[found[2]])
+
     def time_for(self, count: int) -> int:
         """Return how long ``count`` messages take at a steady rate, ns, rounded up so that it never sends more."""
         return -int(-count * _SECOND // self.per_second)
@@ -57,6 +67,13 @@ class Rate:
     def taken(self, due: int, now: int, count: int) -> int:
         """Return the state after ``count`` messages were sent at ``now``, ns."""
         return max(due, now) + self.time_for(count) if count else due
+
+    def anchored(self, due: int, now: int) -> int:
+        """Return the state, at most that after a full burst at ``now``; the caller stores it.
+
+        A later state means that the clock was set back, or that the limit was raised. Nothing would go until then.
+        """
+        return min(due, now + self.time_for(self.burst))
 
     def free_at(self, due: int) -> int:
         """Return when the next message may go, ns; in the past if one may go now."""

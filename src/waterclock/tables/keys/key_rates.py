@@ -1,0 +1,92 @@
+"""The rate limit of each key over all consumers, by the database's clock.
+
+Its state is in the rows of the key. A claim reads and writes it only while it owns the key, so exactly the claimed
+messages count, and if the process dies, the rollback frees their share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.keys.in_flight import NO_KEY
+from waterclock.tables.keys.key_rows import Place, set_rates
+from waterclock.tables.model.timing.rate import Rate
+
+
+class KeyRates:
+    """What the rate limit lets go at one moment, of the keys that a transaction owns.
+
+    Parameters
+    ----------
+    rate
+        The limit; None: no limit.
+    owned
+        The rows of each key.
+    now
+        The time, ns.
+    """
+
+    def __init__(self, rate: Rate | None, owned: Mapping[str, Sequence[Any]], now: int) -> None:
+        self._rate = rate
+        self._now = now
+        self._rows = owned
+        self._states: dict[str, int] = {}
+        if rate is not None:
+            self._states = {
+                key: rate.anchored(max(row.rate_next for row in rows), now)
+                for key, rows in owned.items()
+                if key != NO_KEY
+            }
+
+    def allowed(self, key: str, most: int) -> int:
+        """Return how many of ``most`` messages of a key may go now."""
+        if self._rate is None or key not in self._states:
+            return most
+        return self._rate.allowed(self._states[key], self._now, most)
+
+    def note_sent(self, key: str, count: int, at: int) -> None:
+        """Count messages of a key that were sent at a time, ns."""
+        if self._rate is not None and key in self._states:
+            self._states[key] = self._rate.taken(self._states[key], at, count)
+
+    def used_until(self, key: str) -> int:
+        """Return until when the state of a key must be kept, ns; 0 without one."""
+        return self._states.get(key, 0)
+
+    def paused(self, places: Sequence[Place]) -> dict[Place, int]:
+        """Return those of the rows whose key may send nothing now, and until when, ns."""
+        if self._rate is None:
+            return {}
+        return {place: self._rate.free_at(self._states[place[0]]) for place in places if not self.allowed(place[0], 1)}
+
+    def write(self, context: TableContext, connection: SqlConnection) -> None:
+        """Write the states that have changed."""
+        changed = {
+            (row.message_key, row.level): self._states[key]
+            for key, rows in self._rows.items()
+            for row in rows
+            if key in self._states and row.rate_next != self._states[key]
+        }
+        set_rates(context, connection, changed)
+
+
+def key_free_at(context: TableContext, connection: sa.Connection, key: str, now: int) -> int | None:
+    """Return when the rate limit lets the next message of a key go, ns; None without a limit."""
+    rate = context.options.rate_of_a_key
+    if rate is None or key == NO_KEY:
+        return None
+    state = connection.execute(_state(context), {"key": key}).scalar() or 0
+    return rate.free_at(rate.anchored(state, now))
+
+
+@built_once(maxsize=256)
+def _state(context: TableContext) -> sa.Select[int]:
+    its = message_keys.c.message_key == sa.bindparam("key", type_=message_keys.c.message_key.type)
+    return sa.select(sa.func.max(message_keys.c.rate_next)).where(message_keys.c.table_id == context.table_id, its)
