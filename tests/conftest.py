@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -102,7 +102,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unknown := [name for name in chosen if name not in DATABASES]:
         raise pytest.UsageError(f"--databases: {unknown[0]!r} is none; choose from {','.join(DATABASES)}")
     first = next(name for name in DATABASES if name in chosen)
-    _mark_long_forms(items)
+    if set(chosen) == set(DATABASES):
+        _mark_long_forms(items)
     deselected = [item for item in items if not _databases_of(item).issubset(_served(item, chosen, first))]
     config.hook.pytest_deselected(items=deselected)
     gone = set(deselected)
@@ -158,11 +159,12 @@ def _served(item: pytest.Item, chosen: list[str], first: str) -> list[str]:
 
 
 def _mark_long_forms(items: list[pytest.Item]) -> None:
-    """Mark as slow a half of each test's combinations of parameters on PostgreSQL, and the other half on MariaDB.
+    """Mark as slow what `make soak` runs alone, since another test shows the same on another database.
 
-    So `make test` runs each combination on SQLite and on one server, and `make soak` runs the rest. A checksum shuffles
-    the combinations, or a parameter of two values would have each value on one server alone. The same holds for a test
-    without parameters, unless its mark `both_servers` says that the servers differ in it.
+    The combinations of a test's parameters are spread over the databases, each on one of them, and a test without
+    parameters runs on SQLite and on one server. A test with the mark `both_servers` runs on both, and with parameters
+    each combination on SQLite and on one server. A checksum shuffles the combinations, or a parameter of two values
+    would have each value on one server alone.
     """
     where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
@@ -172,16 +174,33 @@ def _mark_long_forms(items: list[pytest.Item]) -> None:
             where[function][parameters.replace(database, "")][database] = item
     for function, combinations in where.items():
         on_both = [key for key, tests in combinations.items() if tests.keys() >= set(SERVERS)]
-        on_both.sort(key=lambda key: crc32((function + key).encode()))
-        if len(on_both) == 1 and _needs_both_servers(combinations[on_both[0]]):
+        if not on_both:
             continue
-        first = crc32(function.encode()) % len(SERVERS)
-        for place, key in enumerate(on_both, first):
-            combinations[key][SERVERS[place % len(SERVERS)]].add_marker("slow")
+        on_both.sort(key=lambda key: crc32((function + key).encode()))
+        first = crc32(function.encode())
+        short = _short_forms(len(on_both), first, both_servers=_needs_both_servers(combinations.values()))
+        for place, key in enumerate(on_both):
+            for database, item in combinations[key].items():
+                if (place, database) not in short:
+                    item.add_marker("slow")
 
 
-def _needs_both_servers(tests: dict[str, pytest.Item]) -> bool:
-    return "sqlite" not in tests or tests["sqlite"].get_closest_marker("both_servers") is not None
+def _short_forms(count: int, first: int, *, both_servers: bool) -> set[tuple[int, str]]:
+    """Return which of ``count`` combinations run on which database in `make test`."""
+    if both_servers and count == 1:
+        return {(0, name) for name in DATABASES}
+    if both_servers or count == 1:
+        on_servers = {(place, SERVERS[(place + first) % len(SERVERS)]) for place in range(count)}
+        return on_servers | {(place, "sqlite") for place in range(count)}
+    everywhere = max(count, len(DATABASES))
+    return {(place % count, DATABASES[(place + first) % len(DATABASES)]) for place in range(everywhere)}
+
+
+def _needs_both_servers(combinations: Collection[dict[str, pytest.Item]]) -> bool:
+    """Return whether a test is marked so, or is about servers, as it does not run on SQLite."""
+    tests = [item for each in combinations for item in each.values()]
+    marked = any(item.get_closest_marker("both_servers") for item in tests)
+    return marked or not any("sqlite" in each for each in combinations)
 
 
 def _databases_of(item: pytest.Item) -> set[str]:

@@ -102,6 +102,7 @@ def test_expired_messages_are_not_archived(database: Database, topic: Topic, clo
     assert table.stats().expired == 1
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("id_type", ["bigint", "text", "uuid"])
 @pytest.mark.parametrize("moment", ["append", "delete"])
 def test_an_archiver_killed_at_any_step_leaves_each_message_once(

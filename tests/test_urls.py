@@ -89,6 +89,7 @@ def ways(url: str) -> Iterator[Callable[[], object]]:
     yield lambda: Backend(url)
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("url", SHAPES)
 def test_no_error_shows_a_secret(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,6 +116,7 @@ def test_the_name_of_a_database_file_without_its_scheme_is_shown() -> None:
             wc.connect(name)
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("url", SHAPES)
 def test_no_command_shows_a_secret(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -184,6 +184,7 @@ def test_one_damaged_row_group_costs_only_its_own_messages(
     assert subscription.backlog.messages == 5
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_lost_catalogue_is_rebuilt_from_the_folder(make_topic: MakeTopic, tmp_path: Path, compacted: bool) -> None:
     topic = make_topic()

@@ -30,6 +30,7 @@ def run(database_url: str) -> Callable[..., list[str]]:
     return run
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize(
     ("mode", "slots", "groups"),
     [
