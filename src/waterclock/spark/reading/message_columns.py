@@ -18,7 +18,7 @@ TEXTS = ("source", "stream")
 TIMES = ("event_time", "receive_time")
 POSITION = {"ledger": "BIGINT", "entry": "BIGINT", "index": "INT"}
 
-_LARGEST_INDEX = 2**31 - 1
+_LARGEST = {"BIGINT": 2**63 - 1, "INT": 2**31 - 1}
 _NS_PER_US = 1_000
 
 
@@ -58,9 +58,8 @@ def missing_position(df: DataFrame) -> list[str]:
 
 
 def _field(df: DataFrame, name: str) -> StructField | None:
-    """Find a column by its name, or else by its name in other cases."""
-    exact = [field for field in df.schema if field.name == name]
-    alike = exact or [field for field in df.schema if field.name.lower() == name]
+    """Find a column by its name in any case."""
+    alike = [field for field in df.schema if field.name.lower() == name]
     if len(alike) > 1:
         named = ", ".join(repr(field.name) for field in alike)
         raise InvalidArgumentError(f"df must have one column {name!r}, got {named}. Drop or rename all but one")
@@ -78,12 +77,11 @@ def _column(field: StructField, name: str, place: Column) -> Column:
         fits = F.unix_micros(column).between(-(-MIN_NS // _NS_PER_US), MAX_NS // _NS_PER_US)
         failure = _failure(f"column {name!r} must be from 1677-09-21 to 2262-04-11, got ", column, place)
         column = F.when(column.isNull() | fits, column).otherwise(failure)
-    if name == "index":
-        fits = column.between(0, _LARGEST_INDEX)
-        failure = _failure(f"column 'index' must be from 0 to {_LARGEST_INDEX}, got ", column, place)
-        column = F.when(column.isNull() | fits, column).otherwise(failure)
     if name in POSITION:
-        column = column.cast(POSITION[name])
+        largest = _LARGEST[POSITION[name]]
+        failure = _failure(f"column {name!r} must be from 0 to {largest}, got ", column, place)
+        fits = column.between(0, largest)
+        column = F.when(column.isNull() | fits, column).otherwise(failure).cast(POSITION[name])
     if not field.nullable:
         return column
     return F.coalesce(column, _failure(f"column {name!r} must not be null, got null", F.lit(""), place))
