@@ -33,10 +33,12 @@ def generate(
     every_ms: int = 1_000,
     streams: Sequence[str] = STREAMS,
     payload: bytes = b"x" * 40,
+    all_sources: int = 0,
 ) -> None:
     """Fill a topic with messages in order of receive time.
 
-    A ledger holds ``bursts`` bursts of each source: every ``every_ms`` each stream sends once within 200 ms.
+    A ledger holds ``bursts`` bursts of each source: every ``every_ms`` each stream sends once within 200 ms. If there
+    are more ``all_sources``, each ledger has the next ``sources`` of these.
     """
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -48,7 +50,7 @@ def generate(
     stream_of = np.broadcast_to(np.arange(len(streams)), shape).ravel()
     every = every_ms * _NS_PER_MS
     phases = chance.integers(0, every, sources)
-    names = pa.array([f"source-{n:04d}" for n in range(sources)])
+    names = pa.array([f"source-{n:04d}" for n in range(max(sources, all_sources))])
     with wc.connect(_url(unfinished)) as database:
         topic = database.create_topic("telemetry", roll_after=None, roll_size=1 << 40)
         for number in range(ledgers):
@@ -58,7 +60,7 @@ def generate(
             order = np.argsort(received, kind="stable")
             messages = pa.table(
                 {
-                    "source": names.take(pa.array(source_of[order])),
+                    "source": names.take(pa.array((source_of[order] + number * sources) % len(names))),
                     "stream": pa.array(streams).take(pa.array(stream_of[order])),
                     "event_time": times[order],
                     "publish_time": received[order],

@@ -7,7 +7,7 @@ first micro-batch of each query. It also says how long the whole queries take, f
 processor time, which is what a short stream costs. It says the bytes of state that a source takes, and how long a
 micro-batch takes at 1,000 messages a second, with where the time goes. ``--messages`` and ``--batches`` make it
 smaller, ``--sources`` chooses the numbers of sources, and ``--latency-batches 0`` leaves the last part out:
-``--messages 250000 --batches 4`` is a short stream.
+``--messages 250000 --batches 4`` is a short stream. Both read the same messages in each micro-batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
@@ -87,9 +87,30 @@ def seconds(progress: list[Mapping[str, Any]]) -> list[float]:
     return [each["durationMs"]["triggerExecution"] / 1_000 for each in progress[1:]]
 
 
+class Shape(NamedTuple):
+    """The messages of a micro-batch: one or more bursts of some of the sources, each of one or more streams."""
+
+    sources: int
+    streams: int
+    bursts: int
+
+    @classmethod
+    def of(cls, sources: int, messages: int) -> Shape:
+        """Choose up to five streams and as many bursts as fit; of more sources than messages, each sends once."""
+        a_burst = min(sources, messages)
+        streams = min(messages // a_burst, len(STREAMS))
+        return cls(a_burst, streams, messages // (a_burst * streams))
+
+    @property
+    def messages(self) -> int:
+        return self.sources * self.streams * self.bursts
+
+
 def compared(spark: SparkSession, folders: Mapping[int, Path], messages: int, rounds: int) -> dict[str, Any]:
+    sizes = {folder: Shape.of(sources, messages).messages for sources, folder in folders.items()}
+
     def of_topic(folder: Path, operator: Callable[[DataFrame], DataFrame]) -> list[Mapping[str, Any]]:
-        return run(topic(spark, folder, messages), operator)
+        return run(topic(spark, folder, sizes[folder]), operator)
 
     def of_files(folder: Path, operator: Callable[[DataFrame], DataFrame]) -> list[Mapping[str, Any]]:
         return run(stream_files(spark, folder), operator)
@@ -115,7 +136,7 @@ def compared(spark: SparkSession, folders: Mapping[int, Path], messages: int, ro
                 figures[str(sources)]["state"] = state_of(progress, sources)
     medians = {key: statistics.median(each) for key, each in taken.items()}
     for (sources, name), median in medians.items():
-        figures[str(sources)]["messages_a_second"][name] = round(messages / median)
+        figures[str(sources)]["messages_a_second"][name] = round(sizes[folders[sources]] / median)
         figures[str(sources)]["whole_query"][name] = {
             clock: round(statistics.median(took[clock] for took in whole[sources, name]), 2)
             for clock in BY_ALL_OF_SPARK
@@ -180,8 +201,15 @@ def main() -> None:
     for sources in chosen.sources:
         folders[sources] = folder = WORK / f"{sources}-{chosen.messages}-{chosen.batches}"
         if not folder.exists():
-            bursts = max(1, chosen.messages // (sources * len(STREAMS)))
-            generate(folder, sources=sources, ledgers=chosen.batches, bursts=bursts)
+            shape = Shape.of(sources, chosen.messages)
+            generate(
+                folder,
+                sources=shape.sources,
+                ledgers=chosen.batches,
+                bursts=shape.bursts,
+                streams=STREAMS[: shape.streams],
+                all_sources=sources,
+            )
     spark = session(app_name="waterclock benchmark", **{"spark.driver.memory": "4g"})
     register(spark)
     figures: dict[str, Any] = {
