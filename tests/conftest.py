@@ -168,10 +168,13 @@ def _mark_long_forms(items: list[pytest.Item]) -> None:
     """
     where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "database_url" in item.callspec.params:
-            database = str(item.callspec.params["database_url"])
+        database = _parameter(item)
+        if database is not None and not any(map(item.get_closest_marker, ("one_database", "slow"))):
             function, _, parameters = item.nodeid.partition("[")
-            where[function][parameters.replace(database, "")][database] = item
+            names = parameters.removesuffix("]").split("-")
+            if database in names:  # and not in the name of a test's own parameter that chooses the database
+                names.remove(database)
+                where[function]["-".join(names)][database] = item
     for function, combinations in where.items():
         on_both = [key for key, tests in combinations.items() if tests.keys() >= set(SERVERS)]
         if not on_both:
@@ -205,9 +208,14 @@ def _needs_both_servers(combinations: Collection[dict[str, pytest.Item]]) -> boo
 
 def _databases_of(item: pytest.Item) -> set[str]:
     needed = {name for name in DATABASES if f"{name}_server" in getattr(item, "fixturenames", ())}
-    if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "database_url" in item.callspec.params:
-        needed.add(str(item.callspec.params["database_url"]))
-    return needed
+    database = _parameter(item)
+    return needed if database is None else needed | {database}
+
+
+def _parameter(item: pytest.Item) -> str | None:
+    """Return the database on which a test runs because of a parameter; None if it has no such parameter."""
+    has_one = isinstance(item, pytest.Function) and hasattr(item, "callspec") and "database_url" in item.callspec.params
+    return str(item.callspec.params["database_url"]) if has_one else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from tests.live.killed_follower import batch_through_kills
 import waterclock as wc
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("kills", [9, pytest.param(200, marks=pytest.mark.slow)])
 def test_followers_killed_through_a_backlog_and_a_clock_set_back_put_the_batches_of_a_replay(
     database: wc.Database, database_url: str, tmp_path: Path, clock: MovableClock, kills: int

@@ -127,6 +127,7 @@ def test_most_deliberate_faults_are_found_by_locks_that_no_single_thread_meets()
     assert len(by_locks) > len(found) / 2
 
 
+@pytest.mark.both_servers
 def test_a_few_runs_meet_what_is_dangerous(stage: Stage) -> None:
     """Runs in which no actor waits for a lock and no lease ends prove nothing."""
     seen: Counter[str] = Counter()

@@ -27,6 +27,8 @@ OLD = 100  # messages at the start of the flow that are long expired
 PATIENCE = 60
 KILLS = 15  # each costs the start of a process; `make soak` kills a thousand, from five seeds
 
+pytestmark = pytest.mark.both_servers
+
 
 @pytest.fixture(scope="module")
 def workers() -> Generator[KillableWorkers]:
@@ -58,7 +60,6 @@ def test_acknowledged_appends_survive_any_kill(
     _kill_and_check(database_url, tmp_path, workers, roles, kills=KILLS)
 
 
-@pytest.mark.both_servers
 def test_appends_of_several_threads_survive_any_kill(
     database_url: str, tmp_path: Path, workers: KillableWorkers
 ) -> None:
