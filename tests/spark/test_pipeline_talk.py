@@ -113,7 +113,10 @@ Caused by: java.lang.IllegalStateException: more
             TRACE.format(error="waterclock.topics.store.ledger_files.LostFileError: its file is gone"),
             "its file is gone",
         ),
-        ("chmod: cannot access '/a/run=1/_temporary': No such file or directory", "another pipeline runs on the same"),
+        (
+            "chmod: cannot access '/a/run=1/_temporary': No such file or directory",
+            "another pipeline seems to run on the same",
+        ),
         (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
         (
@@ -134,7 +137,7 @@ Caused by: java.lang.IllegalStateException: more
         ),
         (
             "[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided schema does not match\nmore",
-            "Provided schema does not match; the checkpoint is of another version or another pipeline: start with a",
+            "Provided schema does not match; the checkpoint was written by another version or another pipeline: start",
         ),
         (
             "[CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT] No\nCaused by: java.io.IOException: No space left on device",
@@ -142,9 +145,12 @@ Caused by: java.lang.IllegalStateException: more
         ),
         (
             TRACE.format(error="JSONDecodeError: Expecting value: line 1"),
-            "a file of the checkpoint is corrupt, it seems: put",
+            "a file of the checkpoint seems to be corrupt: restore",
         ),
-        ("[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST", "one of Spark's processes has"),
+        (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST",
+            "one of Spark's processes ended",
+        ),
         ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
         (
             "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",

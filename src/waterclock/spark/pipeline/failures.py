@@ -23,7 +23,7 @@ _NO_MODULE = re.compile(r"No module named '?waterclock\b")
 _REMEDIES = (
     (
         re.compile(r"No space left on device|Disk quota exceeded"),
-        "free some space, and start the pipeline again: it continues at its checkpoint",
+        "free some space, and start the pipeline again: it continues from its checkpoint",
     ),
     (
         re.compile(r"Class org\.apache\.hadoop\.fs\S+ not found|No FileSystem for scheme"),
@@ -31,19 +31,19 @@ _REMEDIES = (
     ),
     (
         re.compile(r"JSONDecodeError|Incomplete log file|MismatchedInputException|assertion failed"),
-        "a file of the checkpoint is corrupt, it seems: put back a copy of it, or start with a new one",
+        "a file of the checkpoint seems to be corrupt: restore a copy of it, or start with a new checkpoint",
     ),
     (
         re.compile(r"_temporary\S*: No such file"),
-        "another pipeline runs on the same checkpoint, it seems: only one may",
+        "another pipeline seems to run on the same checkpoint: run only one at a time",
     ),
     (
         re.compile(r"terminated with exception:\s*(SQLSTATE|$)"),
-        "one of Spark's processes has ended, perhaps because the memory ran out: start the pipeline again",
+        "one of Spark's processes ended, perhaps for lack of memory: start the pipeline again",
     ),
     (
         re.compile(r"(STATE_STORE|STATEFUL_PROCESSOR|CHECKPOINT|STREAMING_STATEFUL_OPERATOR|OFFSET_LOG)\w*"),
-        "the checkpoint is of another version or another pipeline: start with a new one",
+        "the checkpoint was written by another version or another pipeline: start with a new one",
     ),
 )
 """Remedies by parts of errors' texts; the first that fits."""
