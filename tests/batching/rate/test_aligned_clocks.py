@@ -30,7 +30,7 @@ from waterclock.batching.batch import Batch
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.aligned import ClockAlignment
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
-from waterclock.errors import InvalidArgumentError
+from waterclock.errors import InvalidArgumentError, OutsideWindowWarning
 from waterclock.message import Message
 
 pytestmark = [
@@ -218,6 +218,29 @@ def test_no_message_is_aligned_to_after_its_receive_time_or_beyond_64_bits(pairs
     for offset, (sent, arrival) in zip(offsets_of(pairs), pairs, strict=True):
         assert offset == 0 or sent + offset <= arrival
         assert -(2**63) <= sent + offset < 2**63
+
+
+def test_only_the_first_thousand_streams_of_a_source_are_aligned() -> None:
+    behind = 5 * SECOND
+    names = [f"s{number}" for number in range(1_003)]
+    calls = [[Message("s", "s0", 2**62, receive_time=at(0))], [Message("s", names[-1], 2**62, receive_time=at(0))]]
+    calls += [
+        [Message("s", name, at(second) - behind, receive_time=at(second)) for name in names] for second in range(3)
+    ]
+    batcher = RateAwareBatcher(clock=frozen, clocks="align")
+    assert batcher.add(calls[0])
+    kept = len(batcher.state())
+    for call in calls[1:3]:
+        batcher.add(call)
+    assert len(batcher.state()) < kept + 100_000
+    with pytest.warns(OutsideWindowWarning, match=r"source 's': clocks of at most 1,000 streams are aligned"):
+        batcher.add(calls[3])
+    offsets = {name: offset for batch in run(calls, clocks="align")[1:] for name, offset in batch.offsets.items()}
+    assert [name for name in names if offsets[name] != behind] == names[1_000:]
+    assert not offsets[names[-1]]
+    columns = RateAwareColumns(names, clocks="align")
+    found = columns.add(*laid_out(calls, names), flush=True, receive_times=received(calls))
+    assert described_columns(found) == run_class(calls, {"clocks": "align"})
 
 
 def test_a_delay_is_no_offset_unless_it_lasts() -> None:

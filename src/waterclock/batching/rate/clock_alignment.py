@@ -60,6 +60,10 @@ FARTHEST = 2**62
 sums fit 64 bits. It is 146 years.
 """
 
+MOST_STREAMS = 1_000
+"""Maximum number of streams of a source that are aligned, the first to come: senders choose the names of streams, and
+memory is bounded. The times of further streams are used as they are."""
+
 # The values of BEGUN.
 UNKNOWN, MET, KNOWN = range(3)
 
@@ -184,7 +188,8 @@ def _was_set_back(row: Any, event_time: int, off: int) -> bool:
 
 
 @njit(error_model="numpy")
-def _may_be_aligned(event_time: int, receive_time: int) -> bool:
+def may_be_aligned(event_time: int, receive_time: int) -> bool:
+    """Return whether differences and sums of the times fit 64 bits."""
     if not (-FARTHEST < event_time < FARTHEST and -FARTHEST < receive_time < FARTHEST):
         return False
     return abs(receive_time - event_time) < FARTHEST // 2
@@ -196,7 +201,7 @@ def meet(row: Any, event_time: int, receive_time: int) -> None:
 
     The first call of a stream may be a backlog that was received at once. Its fastest message then shows the offset.
     """
-    if row[BEGUN] == KNOWN or not _may_be_aligned(event_time, receive_time):
+    if row[BEGUN] == KNOWN or not may_be_aligned(event_time, receive_time):
         return
     delay = receive_time - event_time
     if row[BEGUN] == MET and delay >= row[OFFSET]:
@@ -217,11 +222,11 @@ def offset_of(row: Any, event_time: int, receive_time: int) -> int:
     Parameters
     ----------
     row
-        Of the message's stream, which `meet` has seen; zeros before its first message.
+        Of the message's stream, which `meet` has seen; zeros before its first message, or if it is not aligned.
     event_time, receive_time
         ns.
     """
-    if not _may_be_aligned(event_time, receive_time):
+    if row[BEGUN] == UNKNOWN or not may_be_aligned(event_time, receive_time):
         return 0
     row[BEGUN] = KNOWN
     delay = receive_time - event_time
@@ -250,19 +255,35 @@ def offset_of(row: Any, event_time: int, receive_time: int) -> int:
 
 
 @njit(
-    types.void(types.Array(types.int64, 2, "C"), *[_times] * 4, types.Array(types.int64, 1, "C")),
+    types.void(types.Array(types.int64, 2, "C"), *[_times] * 5, *[types.Array(types.int64, 1, "C")] * 2),
     cache=True,
     nogil=True,
     error_model="numpy",
 )
-def offsets_of(rows: Ints, calls: Ints, row_of: Ints, event_times: Ints, receive_times: Ints, offsets: Ints) -> None:
+def offsets_of(
+    rows: Ints,
+    source_of: Ints,
+    calls: Ints,
+    row_of: Ints,
+    event_times: Ints,
+    receive_times: Ints,
+    aligned: Ints,
+    offsets: Ints,
+) -> None:
     """Write the offset of each message, in order of arrival; message k is of the stream of row ``row_of[k]``.
 
-    Call c brought the messages from ``calls[c]`` to before ``calls[c + 1]``.
+    Row r is of the source ``source_of[r]``, of which ``aligned`` counts the streams. Call c brought the messages from
+    ``calls[c]`` to before ``calls[c + 1]``.
     """
+    for row in range(len(rows)):
+        aligned[source_of[row]] += rows[row, BEGUN] != UNKNOWN
     for call in range(len(calls) - 1):
         for message in range(calls[call], calls[call + 1]):
-            meet(rows[row_of[message]], event_times[message], receive_times[message])
+            row, source = rows[row_of[message]], source_of[row_of[message]]
+            if row[BEGUN] != UNKNOWN or aligned[source] < MOST_STREAMS:
+                begun = row[BEGUN] != UNKNOWN
+                meet(row, event_times[message], receive_times[message])
+                aligned[source] += (row[BEGUN] != UNKNOWN) != begun
         for message in range(calls[call], calls[call + 1]):
             row = rows[row_of[message]]
             offsets[message] = offset_of(row, event_times[message], receive_times[message])

@@ -358,7 +358,9 @@ class RateAwareColumns:
             raise InvalidArgumentError(
                 f"receive_times and event_times must have equal lengths, got {len(received)} and {len(times)}"
             )
-        ALIGNMENT.call("offsets_of", len(times), self._clocks, bounds, codes, times, received, shifts)
+        one_source, aligned = np.zeros(len(self._clocks), np.int64), np.zeros(1, np.int64)
+        arrays = self._clocks, one_source, bounds, codes, times, received, aligned, shifts
+        ALIGNMENT.call("offsets_of", len(times), *arrays)
         return shifts
 
     def _warn_of_long_calls(self, codes: Ints, times: Ints, bounds: Ints) -> None:

@@ -150,7 +150,9 @@ class RateAwareMany:
         """
         offsets = np.zeros(len(places), np.int64)
         calls = np.append(np.flatnonzero(begins), len(places))
-        ALIGNMENT.call("offsets_of", len(places), self.clocks, calls, places, event_times, receive_times, offsets)
+        source_of, aligned = np.ascontiguousarray(self.pairs[:, 0]), np.zeros(len(self.facts), np.int64)
+        arrays = self.clocks, source_of, calls, places, event_times, receive_times, aligned, offsets
+        ALIGNMENT.call("offsets_of", len(places), *arrays)
         return offsets
 
     def add(

@@ -13,6 +13,12 @@ from waterclock.message import Message
 
 ALIGNMENT = Kernel("waterclock.batching.rate.clock_alignment")
 
+TOO_MANY_CLOCKS = (
+    f": clocks of at most {ALIGNMENT.interpreted.MOST_STREAMS:,} streams are aligned; the times of further streams are"
+    " used as they were sent"
+)
+"""What a warning says of a source with more streams."""
+
 Clocks = Literal["as_sent", "align"]
 """By which times messages are batched: as sent, or aligned to the receive clock."""
 
@@ -70,26 +76,37 @@ _set_number = AlignedMessage.__dict__["number"].__set__
 class ClockAlignment:
     """Aligns the messages of a source, in order of arrival.
 
-    Its state takes about 1.5 KB for each stream that was ever seen.
+    Its state takes about 1.5 KB for each of the first 1,000 streams. Others are not aligned.
+
+    Attributes
+    ----------
+    has_left_out
+        Whether a stream was not aligned because there were too many.
     """
 
-    __slots__ = ("_rows", "_taken")
+    __slots__ = ("_rows", "_taken", "has_left_out")
 
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
         self._taken = 0
+        self.has_left_out = False
 
     def align(self, messages: Sequence[Message]) -> list[Message]:
         """Align messages of a call, which all have receive times."""
         kernel = ALIGNMENT.interpreted
         for message in messages:
             row = self._rows.get(message.stream)
-            if row is None:
+            if row is None and kernel.may_be_aligned(message.event_time, message.receive_time):
+                if len(self._rows) == kernel.MOST_STREAMS:
+                    self.has_left_out = True
+                    continue
                 row = self._rows[message.stream] = [0] * kernel.COLUMNS
-            kernel.meet(row, message.event_time, message.receive_time)
+            if row is not None:
+                kernel.meet(row, message.event_time, message.receive_time)
         aligned: list[Message] = []
         for message in messages:
-            offset = kernel.offset_of(self._rows[message.stream], message.event_time, message.receive_time)
+            row = self._rows.get(message.stream)
+            offset = 0 if row is None else kernel.offset_of(row, message.event_time, message.receive_time)
             aligned.append(AlignedMessage.of(message, offset, self._taken))
             self._taken += 1
         return aligned

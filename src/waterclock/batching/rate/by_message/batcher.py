@@ -10,7 +10,7 @@ from waterclock._support.moments import monotonic
 from waterclock._support.quoting import quoted
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.batch import Batch, check_batch
-from waterclock.batching.rate.by_message.aligned import ClockAlignment, Clocks, checked_clocks
+from waterclock.batching.rate.by_message.aligned import TOO_MANY_CLOCKS, ClockAlignment, Clocks, checked_clocks
 from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.outside_watch import OutsideWatch
 from waterclock.batching.rate.by_message.silence import Silence, check_receive_times
@@ -122,7 +122,8 @@ class RateAwareBatcher:
     clocks
         ``"align"`` adds to each event time the estimated offset of its stream's clock from the receive clock, before
         windows are chosen; see `clock_alignment`. Messages keep the times that were sent, and ``batch.offsets`` holds
-        the offsets. Every message needs a receive time. Default ``"as_sent"``: event times are used as they are.
+        the offsets. Every message needs a receive time. Only the first 1,000 streams are aligned. Default
+        ``"as_sent"``: event times are used as they are.
     max_disorder
         How far a message may be behind an earlier one of its stream and still be in its own window: at most three batch
         lengths. Every batch closes so much later. Default 0: streams are in order. It does not change with the length.
@@ -139,7 +140,8 @@ class RateAwareBatcher:
         batches.
     OutsideWindowWarning
         For a stream most of whose messages lie outside the windows of their batches, in 10 batches in a row; and for a
-        stalled batch most of whose messages came after a silence of more than 1000 lengths.
+        stalled batch most of whose messages came after a silence of more than 1000 lengths; and for more than 1,000
+        streams if clocks are aligned.
 
     Notes
     -----
@@ -238,7 +240,12 @@ class RateAwareBatcher:
         """Add messages that `check` has returned."""
         if self._silence.after is not None and self._silence.ends_with(messages):
             return self._forget() + self.take(messages)
-        return self._take(messages if self._alignment is None else self._alignment.align(messages))
+        if self._alignment is None:
+            return self._take(messages)
+        aligned = self._alignment.align(messages)
+        if self._alignment.has_left_out:
+            self._outside.tell(messages[0].source, TOO_MANY_CLOCKS)
+        return self._take(aligned)
 
     def _take(self, messages: list[Message]) -> list[Batch]:
         stall, assembly = self._stall, self._assembly

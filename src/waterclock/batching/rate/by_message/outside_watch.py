@@ -50,9 +50,9 @@ class OutsideWatch:
             self.counts[stream] = self.counts.get(stream, OutsideCounts()).plus(counts)
             self._watch(batch, stream, counts, sizes[stream])
         if batch.reason == "stall" and 2 * sum(counts.after[-1] for counts in found.values()) > len(batch.messages):
-            self._tell(
+            self.tell(
                 batch.source,
-                "after a silence of more than 1000 batch lengths its first messages were in a batch with the window"
+                ": after a silence of more than 1000 batch lengths its first messages were in a batch with the window"
                 ' before the silence; pass forget_after, for example "1h"',
             )
 
@@ -60,6 +60,13 @@ class OutsideWatch:
         """Issue the warnings that are due. The batcher has not changed yet, so a warning may be raised as an error."""
         while self._due:
             warnings.warn(self._due.pop(), OutsideWindowWarning, stacklevel=4)
+
+    def tell(self, source: str, text: str) -> None:
+        """Warn of a source with the next call, if it was not told the same before."""
+        told = f"source {quoted(source)}{text}"
+        if told not in self._told:
+            self._told.add(told)
+            self._due.append(told)
 
     def _watch(self, batch: Batch, stream: str, counts: OutsideCounts, size: int) -> None:
         if 2 * counts.total <= size:
@@ -76,9 +83,4 @@ class OutsideWatch:
             )
         else:
             what = f"were ahead of the windows that they came with, in {STEADY} batches in a row; correct the clock"
-        self._tell(f"{batch.source}\0{stream}", f"stream {quoted(stream)}: most messages {what}", batch.source)
-
-    def _tell(self, key: str, text: str, source: str | None = None) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            self._due.append(f"source {quoted(source or key)}{', ' if source else ': '}{text}")
+        self.tell(batch.source, f", stream {quoted(stream)}: most messages {what}")
