@@ -10,12 +10,14 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.registry import Collector
 from tests.monitoring.conftest import Scraped
+from tests.statements import statements_of
 
 import waterclock as wc
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import heartbeats
 from waterclock.database.schema.topic_catalogue import subscriptions, topics
 from waterclock.errors import UnavailableError, WaterclockError
+from waterclock.monitoring import topic_facts
 from waterclock.monitoring.database_metrics import DatabaseMetrics
 from waterclock.monitoring.shared_collection import SharedCollection
 from waterclock.work.upkeep import Upkeep
@@ -176,3 +178,14 @@ def test_a_collection_for_which_no_thread_can_be_started_is_tried_again(monkeypa
         with pytest.raises(RuntimeError, match="can't start"):
             shared.get()
     assert shared.get() == 7
+
+
+@pytest.mark.one_database
+def test_damaged_ledgers_are_found_without_reading_the_others(database: Database) -> None:
+    database.create_topic("telemetry")
+    with statements_of(database.backend) as seen, database.backend.snapshot() as connection:
+        topic_facts.topic_records(connection)
+    [(text, values)] = [each for each in seen if "sum(waterclock_ledgers.lost_in_file) AS" in each[0]]
+    with database.backend.engine.connect() as connection:
+        plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)]
+    assert "SEARCH waterclock_ledgers USING COVERING INDEX waterclock_ledgers_lost_in_file_idx (lost_in_file>?)" in plan

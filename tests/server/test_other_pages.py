@@ -46,7 +46,7 @@ def test_groups_show_what_blocks_them(shipments: wc.MessageTable, client: TestCl
     ]
     blocked = client.get("/tables/shipments/groups?format=json&show=blocked").json()["groups"]
     assert [(one["group"], one["head_id"], one["head_attempts"]) for one in blocked] == [("a", "1", 1)]
-    assert "which is its limit; skip it" in client.get("/tables/shipments/groups?group=a").text
+    assert "has used up its attempts (1); skip it" in client.get("/tables/shipments/groups?group=a").text
     assert "This group has no messages" in client.get("/tables/shipments/groups?group=c").text
 
 

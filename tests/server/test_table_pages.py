@@ -84,6 +84,18 @@ def test_the_overview_names_what_is_wrong_first(
 
 
 @pytest.mark.one_database
+def test_dead_letters_are_one_problem_of_their_table_and_not_late_messages_without_a_consumer(
+    orders: wc.MessageTable, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.server.pages.overview.LATE", -1)
+    for delivery in orders.receive(1):
+        delivery.dead_letter("broken")
+    texts = [one["text"] for one in data(client, "/")["problems"]]
+    assert any("has 1 dead letter." in text for text in texts), texts
+    assert not any(f"table {orders.options.dead_letter} " in text for text in texts)
+
+
+@pytest.mark.one_database
 def test_an_empty_overview_says_what_to_type(client: TestClient) -> None:
     assert "waterclock table add orders" in client.get("/").text
 

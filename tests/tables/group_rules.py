@@ -344,7 +344,7 @@ class GroupRules(RuleBasedStateMachine):
     def reschedule_a_head_that_has_used_up_its_attempts(self, group: str) -> None:
         entries = self.model[group]
         if entries and not entries[0].claim_id and entries[0].epoch >= MAX_ATTEMPTS:
-            assert "which is its limit" in (self.table.groups.info(group).blocked_by or "") or self.paused[group]
+            assert "has used up its attempts" in (self.table.groups.info(group).blocked_by or "") or self.paused[group]
             self.table.reschedule(entries[0].id, self.now, epoch=0)
             entries[0].due, entries[0].epoch = self.now, 0
 

@@ -95,6 +95,7 @@ def overview_data(facts: Facts, caller: Client, database: Any) -> dict[str, Any]
 
 def _of_tables(facts: Facts, tables: Sequence[TableRecord]) -> Iterator[Problem]:
     names = {one.name for one in tables}
+    dead_letters = {counts.dead_letter for counts in facts.counts.values()}
     for one in tables:
         url = f"/tables/{name_url(one.name)}"
         if one.failing:
@@ -107,13 +108,13 @@ def _of_tables(facts: Facts, tables: Sequence[TableRecord]) -> Iterator[Problem]
         if counts is None:
             yield Problem("warn", f"The messages of table {one.name} could not be counted.", url)
             continue
-        yield from _of_counts(one, counts, url)
+        if one.name not in dead_letters:  # which nobody is to work off, and which their own table's line counts
+            yield from _of_counts(one, counts, url)
         dead = facts.counts.get(counts.dead_letter or "")
         if counts.dead_letter in names and dead is not None and dead.messages.depth:
             about = "" if dead.messages.exact else "about "
-            yield Problem(
-                "warn", f"Table {one.name} has {about}{dead.messages.depth:,} dead letters.", f"{url}#failures"
-            )
+            letters = "1 dead letter" if dead.messages.depth == 1 else f"{about}{dead.messages.depth:,} dead letters"
+            yield Problem("warn", f"Table {one.name} has {letters}.", f"{url}#failures")
 
 
 def _of_counts(record: TableRecord, counts: TableCounts, url: str) -> Iterator[Problem]:

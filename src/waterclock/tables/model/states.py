@@ -270,7 +270,7 @@ GROUPS: Mapping[GroupState, Meaning] = {
     "exhausted": Meaning(
         "Its next message has used up its attempts.",
         "`ready_at` is NULL, though it has messages",
-        "message {id} was sent {epoch} times, which is its limit; skip it, or reschedule it",
+        "message {id} has used up its attempts ({epoch}); skip it, or reschedule it",
     ),
     "paused": Meaning("Sends nothing until it is resumed.", "`paused_until` is in the future", "it is paused{until}"),
     "ready": Meaning(

@@ -159,7 +159,7 @@ def _explain(
     when = columns.time_next if columns.time_acked is None else columns.time_acked
     owner = None if group is None else group.owner
     name = f"group {row.group_id!r}" if row.group_id else "the group of messages without one"
-    exhausted = f"message {row.id!r} was sent {columns.epoch} times, which is its limit; skip it, or reschedule it"
+    exhausted = f"message {row.id!r} has used up its attempts ({columns.epoch}); skip it, or reschedule it"
     reason = MESSAGES[state].reason.format(
         when=format_time(when),
         expired=format_time(when if columns.expires_at is None else columns.expires_at),
