@@ -169,6 +169,7 @@ class Database(Closing):
         limit: Mapping[str, int] | None = None,
         rate: Mapping[str, str | float] | None = None,
         fair_by: str | None = None,
+        weights: Mapping[str, int] | None = None,
         columns: Mapping[str, object] | None = None,
         id_type: IdType = "bigint",
         payload: Payload = "bytes",
@@ -243,6 +244,10 @@ class Database(Closing):
             The key by which messages take turns, named as in ``limit``: each key with due messages gets one message in
             turn, those of a higher priority first. None: messages are sent by priority and due time, unless there is a
             ``limit`` or a ``rate``.
+        weights
+            The number of messages that a key gets in one turn, from 1 to 1,000, for example ``{"vip": 3}``; other keys
+            get one. So while keys have waiting messages, they get shares in proportion to their weights. None: all keys
+            get the same share.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type.

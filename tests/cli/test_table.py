@@ -53,6 +53,17 @@ def test_a_table_is_made_with_a_limit_that_can_change(shell: Shell) -> None:
     assert "limit must be KEY=N with an integer N, got 'customer=many'" in shell.said
 
 
+def test_a_table_is_made_with_weights_that_can_change(shell: Shell) -> None:
+    shell("table", "add", "work", "--fair-by", "kind", "--weights", "vip=3", "--weights", "a=2")
+    (info,) = shell.json("table", "info", "work")
+    assert info["weights"] == "vip=3, a=2"
+    shell("table", "alter", "work", "--unset", "weights")
+    (info,) = shell.json("table", "info", "work")
+    assert info["weights"] is None
+    shell("table", "alter", "work", "--weights", "vip=many", expect=WRONG_USAGE)
+    assert "weights must be KEY=N with an integer N, got 'vip=many'" in shell.said
+
+
 def test_a_table_is_made_with_a_rate_of_each_key_that_can_change(shell: Shell) -> None:
     shell("table", "add", "work", "--column", "customer=text", "--rate", "customer=10/s")
     (info,) = shell.json("table", "info", "work")

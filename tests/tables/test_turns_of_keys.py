@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waterclock.connection import Database
+from waterclock.errors import InvalidArgumentError
+from waterclock.tables.catalogue import table_row
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.claims.turns import deal
 
@@ -36,13 +38,69 @@ def test_keys_take_turns_one_message_each(most: list[int], room: int) -> None:
         got[key] = got.pop(key, 0) + 1
         if got[key] < most[key]:
             ring.append(key)
-    dealt = deal(keys, dict(enumerate(most)), room)
-    assert list(dealt.items()) == list(got.items())
+    dealt = deal(keys, dict(enumerate(most)), room, dict.fromkeys(keys, 1), dict.fromkeys(keys, 0))
+    assert list(dealt.shares.items()) == list(got.items())
+    assert not dealt.unfinished
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.lists(st.integers(1, 30), max_size=40))
+def test_shares_follow_the_weights_whatever_the_sizes_of_claims(weights: list[int], rooms: list[int]) -> None:
+    order = list(range(len(weights)))
+    got, begun = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
+    most = dict.fromkeys(order, 10_000)
+    for room in rooms:
+        dealt = deal(order, most, room, dict(enumerate(weights)), begun)
+        assert sum(dealt.shares.values()) == sum(count for _, count in dealt.visits) == room
+        for key, count in dealt.shares.items():
+            got[key] += count
+        moved = [key for key in dealt.shares if key not in dealt.unfinished]
+        order = [key for key in order if key not in moved] + moved
+        begun = dict.fromkeys(order, 0) | dealt.unfinished
+        turns = [got[key] / weights[key] for key in order]
+        assert max(turns) - min(turns) <= 1
 
 
 def test_keys_take_turns(fair: MessageTable) -> None:
     _put(fair, *(f"a{number}" for number in range(5)), "b0", "c0", "b1")
     assert [one.payload for one in fair.receive()] == ["a0", "b0", "c0", "a1", "b1", "a2", "a3", "a4"]
+
+
+def test_a_key_gets_as_many_messages_in_a_turn_as_its_weight(make_table: MakeTable) -> None:
+    table = make_table(columns={"customer": "text"}, fair_by="customer", weights={"a": 3}, batch_size=100)
+    _put(table, *(f"a{number}" for number in range(8)), *(f"b{number}" for number in range(4)), "c0", "c1", "c2")
+    found = [one.payload for limit in (1, 4, 2, 5) for one in table.receive(limit)]
+    assert found == ["a0", "a1", "a2", "b0", "c0", "a3", "a4", "a5", "b1", "c1", "a6", "a7"]
+
+
+def test_weights_can_change(make_table: MakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
+    table = make_table(columns={"customer": "text"}, limit={"customer": 100}, weights={"a": 50})
+    _put(table, *(f"a{number}" for number in range(8)), "b0", "b1", "b2")
+    assert [one.payload for one in table.receive(2)] == ["a0", "a1"]
+    table.alter(weights={"b": 2})
+    assert [one.payload for one in table.receive(4)] == ["a2", "b0", "b1", "a3"]
+    table.alter(weights=None)
+    assert [one.payload for one in table.receive(2)] == ["b2", "a4"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"a": 0}, "weights: the weight of 'a' must be an integer from 1 to 1000, got 0"),
+        ({"a": 1.5}, "weights: the weight of 'a' must be an integer from 1 to 1000, got 1.5"),
+        ({7: 1}, "weights: each key must be a text of 1 to 255 characters, got 7"),
+        ({"": 1}, "weights: each key must be a text of 1 to 255 characters, got ''"),
+        ({}, "weights must be a dict of 1 to 1000 weights by key, got {}"),
+        (3, "weights must be a dict of 1 to 1000 weights by key, got 3"),
+    ],
+)
+def test_invalid_weights_are_refused_by_name(make_table: MakeTable, weights: object, message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        make_table(fair_by="group", weights=weights)
+    assert str(refused.value) == message
+    with pytest.raises(InvalidArgumentError, match="weights must be omitted without fair_by, limit and rate"):
+        make_table(weights={"a": 1})
 
 
 def test_turns_go_on_from_claim_to_claim_and_from_process_to_process(fair: MessageTable, database: Database) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -60,22 +60,32 @@ class ChangingOptions:
     rate: str | None = None
     """The maximum number of messages of one key that are handed out in a time, KEY=N/UNIT with the unit s, m, h or d,
     such as customer=10/s. The key is named as in limit."""
+    weights: Annotated[list[str] | None, Parameter(negative="")] = None
+    """The number of messages that a key gets in one turn, VALUE=N, such as vip=3; may be given several times. Others
+    get one."""
 
     def given(self) -> OptionChanges:
         """Return the given options."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.limit is not None:
-            found["limit"] = {key: _count(self.limit, most) for key, most in pairs("limit", [self.limit]).items()}
+            found["limit"] = _counts("limit", [self.limit])
         if self.rate is not None:
             found["rate"] = pairs("rate", [self.rate])
+        if self.weights is not None:
+            found["weights"] = _counts("weights", self.weights)
         return OptionChanges(**{name: value for name, value in found.items() if value is not None})
 
 
-def _count(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidArgumentError(f"limit must be KEY=N with an integer N, got {quoted(option)}") from None
+def _counts(option: str, given: list[str]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for key, text in pairs(option, given).items():
+        try:
+            counts[key] = int(text)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"{option} must be KEY=N with an integer N, got {quoted(f'{key}={text}')}"
+            ) from None
+    return counts
 
 
 def shown(options: TableOptions) -> dict[str, Any]:
@@ -83,6 +93,6 @@ def shown(options: TableOptions) -> dict[str, Any]:
     found = asdict(options)
     durations = {name: span(found[name]) for name in DURATIONS}
     columns = ", ".join(f"{name}={kind}" for name, kind in options.columns.items())
-    limit = ", ".join(f"{key}={most}" for key, most in (options.limit or {}).items())
-    rate = ", ".join(f"{key}={most}" for key, most in (options.rate or {}).items())
-    return {**found, **durations, "columns": columns or None, "limit": limit or None, "rate": rate or None}
+    of_keys = {name: found[name] or {} for name in ("limit", "rate", "weights")}
+    texts = {name: ", ".join(f"{key}={value}" for key, value in its.items()) or None for name, its in of_keys.items()}
+    return {**found, **durations, "columns": columns or None, **texts}

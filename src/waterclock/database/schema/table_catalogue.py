@@ -224,6 +224,13 @@ message_keys = sa.Table(
         server_default="0",
         doc="When the next message was due at a steady `rate`, ns; that of a key is the latest of its rows.",
     ),
+    sa.Column(
+        "had",
+        sa.SmallInteger,
+        nullable=False,
+        server_default="0",
+        doc="Messages that the key got in a turn that goes on, because its weight allows more.",
+    ),
     sa.Index("waterclock_message_keys_turn_idx", "table_id", "is_due", "level", "turn"),
     sa.Index("waterclock_message_keys_due_idx", "table_id", "is_due", "due_at"),
 )

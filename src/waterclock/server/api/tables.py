@@ -43,6 +43,7 @@ class OptionChangesBody(Body):
     rebalance: StrictStr = "manual"
     limit: dict[str, StrictInt] | None = Field(None, max_length=1)
     rate: dict[str, StrictStr | StrictFloat | StrictInt] | None = Field(None, max_length=1)
+    weights: dict[str, StrictInt] | None = Field(None, max_length=1_000)
 
 
 class TableOptionsBody(OptionChangesBody):

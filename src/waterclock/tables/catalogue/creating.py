@@ -114,6 +114,7 @@ def ensure_dead_letter_table(
         limit=None,
         rate=None,
         fair_by=None,
+        weights=None,
         purge_by="rows",
         columns={**options.columns, **DEAD_COLUMNS},
     )

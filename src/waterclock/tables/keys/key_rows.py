@@ -33,8 +33,10 @@ _IS_PACED = message_keys.c.is_due == sa.literal_column("2")
 
 def next_turns(
     context: TableContext, connection: SqlConnection, count: int, where: sa.ColumnElement[bool] | None
-) -> list[Place]:
+) -> dict[Place, int]:
     """Lock the next keys, of the highest priority first, that are not full; return them in the order of their turns.
+
+    With each of them, return how many messages it got in a turn that goes on.
 
     Parameters
     ----------
@@ -42,7 +44,7 @@ def next_turns(
         Only keys with a due message that meets this condition.
     """
     rows = connection.execute(_next_turns(context, where), {"count": count})
-    return [(row.message_key, row.level) for row in rows]
+    return {(row.message_key, row.level): row.had for row in rows}
 
 
 @built_once(maxsize=256)
@@ -53,7 +55,7 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
         its = rows.c[MESSAGE_KEY] == key, rows.c.priority == -message_keys.c.level, rows.c.time_acked.is_(None)
         chosen = sa.exists().where(*its, rows.c.time_next <= context.backend.now_sql(), where)
     return (
-        sa.select(key, message_keys.c.level)
+        sa.select(key, message_keys.c.level, message_keys.c.had)
         .where(_of_table(context), _HAS_TURN, has_claimable(context, key, message_keys.c.level), chosen)
         .order_by(message_keys.c.level, message_keys.c.turn)
         .limit(sa.bindparam("count", type_=sa.Integer))
@@ -162,6 +164,12 @@ def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Pla
     execute_later(connection, *putting_off)
 
 
+def keep_turns(context: TableContext, connection: SqlConnection, had: Mapping[Place, int]) -> None:
+    """Leave rows in their turns, and record how many messages they got in them."""
+    keeping = [(_keeping_turn(context), {**_named(place), "count": count}) for place, count in had.items()]
+    execute_later(connection, *keeping)
+
+
 def pace(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
     """Put rows off until a time, ns, at which the rate of their keys lets a message go."""
     pacing = [(_pacing(context), {**_named(place), "until": at}) for place, at in until.items()]
@@ -201,7 +209,7 @@ def _adding(context: TableContext) -> sa.Insert:
         sa.bindparam("to", type_=sa.BigInteger),
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
-    written = [name for name in message_keys.columns.keys() if name != "rate_next"]  # noqa: SIM118  # no dict
+    written = [name for name in message_keys.columns.keys() if name not in ("rate_next", "had")]  # noqa: SIM118  # no dict
     return sa.insert(message_keys).from_select(written, its, include_defaults=False)
 
 
@@ -229,13 +237,19 @@ def _level() -> sa.BindParameter[int]:
 
 @built_once(maxsize=256)
 def _giving(context: TableContext) -> sa.Update:
-    values = {"is_due": 1, "turn": sa.bindparam("to", type_=sa.BigInteger)}
+    values = {"is_due": 1, "turn": sa.bindparam("to", type_=sa.BigInteger), "had": 0}
     return sa.update(message_keys).where(*_this(context)).values(values)
 
 
 @built_once(maxsize=256)
 def _putting_off(context: TableContext) -> sa.Update:
     values = {"is_due": 0, "due_at": sa.bindparam("until", type_=sa.BigInteger)}
+    return sa.update(message_keys).where(*_this(context)).values(values)
+
+
+@built_once(maxsize=256)
+def _keeping_turn(context: TableContext) -> sa.Update:
+    values = {"had": sa.bindparam("count", type_=sa.SmallInteger)}
     return sa.update(message_keys).where(*_this(context)).values(values)
 
 

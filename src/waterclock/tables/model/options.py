@@ -14,7 +14,7 @@ from waterclock.tables.model.attempts import MOST_KEPT
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
 from waterclock.tables.model.timing.backoff import LONGEST_GIVEN, Backoff
 from waterclock.tables.model.timing.rate import Rate
-from waterclock.tables.model.values.key_names import check_key_name
+from waterclock.tables.model.values.key_names import LONGEST_KEY, check_key_name
 from waterclock.time import Duration, to_duration
 
 Groups = Literal["exclusive", "sequenced"]
@@ -46,6 +46,8 @@ Rebalance = Literal["manual", "join"]
 
 _LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
+_MOST_WEIGHTS, _GREATEST_WEIGHT = 1_000, 1_000
+
 MOST = 2**31 - 1
 """Maximum count: the databases store epochs and limits as 32-bit integers."""
 
@@ -75,6 +77,7 @@ class OptionChanges(TypedDict, total=False):
     rebalance: Rebalance
     limit: Mapping[str, int] | None
     rate: Mapping[str, str | float] | None
+    weights: Mapping[str, int] | None
 
 
 def check_count(value: object, name: str = "limit") -> int:
@@ -133,6 +136,22 @@ def _rate(value: object, name: str) -> dict[str, str]:
             f" per second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g} per second, got {quoted(rate)}"
         )
     return {check_key_name(key, name): cast("str", text)}
+
+
+def _weights(value: object, name: str) -> dict[str, int]:
+    if not isinstance(value, Mapping) or not 1 <= len(given := cast("Mapping[object, object]", value)) <= _MOST_WEIGHTS:
+        raise InvalidArgumentError(f"{name} must be a dict of 1 to {_MOST_WEIGHTS} weights by key, got {quoted(value)}")
+    for key, weight in given.items():
+        if not isinstance(key, str) or not 1 <= len(key) <= LONGEST_KEY:
+            raise InvalidArgumentError(
+                f"{name}: each key must be a text of 1 to {LONGEST_KEY} characters, got {quoted(key)}"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, int) or not 1 <= weight <= _GREATEST_WEIGHT:
+            raise InvalidArgumentError(
+                f"{name}: the weight of {quoted(key)} must be an integer from 1 to {_GREATEST_WEIGHT}, got"
+                f" {quoted(weight)}"
+            )
+    return cast("dict[str, int]", dict(given))
 
 
 def _column_types(value: object, name: str) -> dict[str, str]:
@@ -215,6 +234,8 @@ class TableOptions:
     rate: dict[str, str] | None = _option(None, _rate, none=True)
     """How many messages of one key are sent at most in a time; the key is named as in ``fair_by``."""
     fair_by: str | None = _optional(check_key_name)
+    weights: dict[str, int] | None = _option(None, _weights, none=True)
+    """How many messages a key gets in one turn; others get one."""
 
     @property
     def turns_by(self) -> str | None:
@@ -239,6 +260,10 @@ class TableOptions:
 
     def _check_key(self) -> None:
         """Check that a table whose messages have keys can have its other options."""
+        if self.weights is not None and self.turns_by is None:
+            raise InvalidArgumentError(
+                f"weights must be omitted without fair_by, limit and rate, got {quoted(self.weights)}"
+            )
         for option, key in self.keys_named.items():
             value = getattr(self, option)
             if self.groups is not None:

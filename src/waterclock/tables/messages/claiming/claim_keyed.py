@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +22,7 @@ from waterclock.tables.keys.key_rows import (
     Place,
     give_turns,
     is_unrouted,
+    keep_turns,
     next_turns,
     of_any_key,
     of_place,
@@ -34,7 +35,7 @@ from waterclock.tables.keys.key_rows import (
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
-from waterclock.tables.model.claims.turns import deal
+from waterclock.tables.model.claims.turns import Dealt, deal
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
@@ -81,7 +82,8 @@ class _KeyedClaim:
     def _take_turns(self) -> bool:
         """Serve the next keys; return whether others may follow."""
         context, connection, wanted = self._context, self._connection, self._wanted
-        places = next_turns(context, connection, min(self._room, _KEYS_AT_ONCE), wanted.where)
+        begun = next_turns(context, connection, min(self._room, _KEYS_AT_ONCE), wanted.where)
+        places = list(begun)
         if all(place in self._passed for place in places):
             return False
         ours: dict[str, list[Any]] = {}
@@ -94,11 +96,11 @@ class _KeyedClaim:
         places = [place for place in places if place not in paused]
         flying = in_flight(context, connection, {key for key, _ in places}, self._room)
         self._passed.update(place for place in places if not flying.free[place[0]])
-        shares, lapsed = _share(places, flying, rates, self._room)
+        dealt, lapsed = self._share(begun, places, flying, rates)
+        shares = dealt.shares
         found = self._lock(shares, lapsed)
-        by_level = groupby((place for place in places if place in found), key=itemgetter(1))
-        in_turns = [zip_longest(*(found[place] for place in level)) for _, level in by_level]
-        self._hand_out([row for level in in_turns for its in level for row in its if row is not None])
+        left = {place: iter(its) for place, its in found.items()}
+        self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         short = [place for place, its in found.items() if len(its) < shares[place]]
         full = [place for place, its in found.items() if len(its) == shares[place]]
         for (key, _), its in found.items():
@@ -109,11 +111,43 @@ class _KeyedClaim:
         served = full if wanted.where is None else list(found)
         paused |= rates.paused(served)
         pace(context, connection, paused)
-        give_turns(context, connection, [place for place in served if place not in paused])
+        unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
+        keep_turns(context, connection, unfinished)
+        give_turns(context, connection, [one for one in served if one not in paused and one not in unfinished])
         if wanted.where is None:
             place_all(context, connection, {place: rates.used_until(place[0]) for place in short}, self._now)
         self._passed.update(short)
         return True
+
+    def _share(
+        self, begun: Mapping[Place, int], places: Sequence[Place], flying: InFlight, rates: KeyRates
+    ) -> tuple[Dealt[Place], dict[Place, int]]:
+        """Divide the room: a higher priority first, then the keys in turn. It changes the free places.
+
+        Returns
+        -------
+        Dealt
+            How many messages each key gets.
+        dict
+            How many of these are messages whose lease has ended.
+        """
+        room, free, weights = self._room, flying.free, self._context.options.weights or {}
+        allowed = {key: rates.allowed(key, room) for key in free}
+        all_dealt: Dealt[Place] = Dealt()
+        lapsed: dict[Place, int] = {}
+        for _, level in groupby(places, key=itemgetter(1)):
+            its = list(level)
+            most = {place: min(allowed[place[0]], flying.lapsed.get(place, 0) + free[place[0]]) for place in its}
+            dealt = deal(its, most, room, {place: weights.get(place[0], 1) for place in its}, begun)
+            for place, count in dealt.shares.items():
+                again = min(count, flying.lapsed.get(place, 0))
+                if again:
+                    lapsed[place] = again
+                free[place[0]] -= count - again
+                allowed[place[0]] -= count
+                room -= count
+            all_dealt.add(dealt)
+        return all_dealt, lapsed
 
     def _lock(self, shares: Mapping[Place, int], lapsed: Mapping[Place, int]) -> dict[Place, list[Any]]:
         """Lock the next messages of each key that no other transaction has locked."""
@@ -147,37 +181,6 @@ class _KeyedClaim:
 
 def _has_expired(row: Any) -> bool:
     return row.expires_at is not None and row.expires_at <= row[-1]
-
-
-def _share(
-    places: Sequence[Place], flying: InFlight, rates: KeyRates, room: int
-) -> tuple[dict[Place, int], dict[Place, int]]:
-    """Divide the room: a higher priority first, then the keys in turn. It changes the free places.
-
-    Returns
-    -------
-    dict
-        How many messages each key gets, in the order of their next turns.
-    dict
-        How many of these are messages whose lease has ended.
-    """
-    free = flying.free
-    allowed = {key: rates.allowed(key, room) for key in free}
-    shares: dict[Place, int] = {}
-    lapsed: dict[Place, int] = {}
-    for _, level in groupby(places, key=itemgetter(1)):
-        its = list(level)
-        most = {place: min(allowed[place[0]], flying.lapsed.get(place, 0) + free[place[0]]) for place in its}
-        dealt = deal(its, most, room)
-        for place, count in dealt.items():
-            again = min(count, flying.lapsed.get(place, 0))
-            if again:
-                lapsed[place] = again
-            free[place[0]] -= count - again
-            allowed[place[0]] -= count
-            room -= count
-        shares |= dealt
-    return shares, lapsed
 
 
 @built_once(maxsize=256)

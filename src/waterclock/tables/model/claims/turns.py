@@ -1,11 +1,11 @@
-"""Divides the free places of a claim among keys: they take turns, one message each. Pure."""
+"""Divides the free places of a claim among keys: they take turns, each with as many messages as its weight. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -23,32 +23,63 @@ class KeyTurns:
     routed: tuple[str, int] | None = None
 
 
-def deal(keys: Sequence[_K], most: Mapping[_K, int], room: int) -> dict[_K, int]:
-    """Return how many messages each key gets.
+@dataclass(slots=True)
+class Dealt(Generic[_K]):
+    """The places that keys get.
+
+    Attributes
+    ----------
+    visits
+        The keys in turn, with the number of places of each turn.
+    shares
+        How many places each key gets, in the order of the keys' next turns.
+    unfinished
+        The key whose turn goes on in the next claim, because the places were used up, with the number of places that
+        it had in that turn.
+    """
+
+    visits: list[tuple[_K, int]] = field(default_factory=list[tuple[_K, int]])
+    shares: dict[_K, int] = field(default_factory=dict[_K, int])
+    unfinished: dict[_K, int] = field(default_factory=dict[_K, int])
+
+    def add(self, other: Dealt[_K]) -> None:
+        """Add the places of other keys, which come after these."""
+        self.visits += other.visits
+        self.shares |= other.shares
+        self.unfinished |= other.unfinished
+
+
+def deal(
+    keys: Sequence[_K], most: Mapping[_K, int], room: int, weights: Mapping[_K, int], begun: Mapping[_K, int]
+) -> Dealt[_K]:
+    """Divide ``room`` places among keys: deficit round robin (Shreedhar and Varghese, 1995), of single messages.
 
     Parameters
     ----------
     keys
         Keys in the order of their turns.
     most
-        The number of messages that each key may get.
+        The number of places that each key may get.
     room
-        The number of messages that all keys together may get.
-
-    Returns
-    -------
-    dict
-        The keys that had a turn, in the order of their next turn: the one that got its last message first is first.
+        The number of places.
+    weights
+        The number of places of one turn, at least 1.
+    begun
+        How many places a key has already had in its turn.
     """
     ring = deque(key for key in keys if most[key] > 0)
-    dealt: dict[_K, int] = {}
+    dealt: Dealt[_K] = Dealt()
+    shares, left = dealt.shares, {key: max(1, weights[key] - begun[key]) for key in ring}
     while ring and room:
-        fewest = min(most[key] - dealt.get(key, 0) for key in ring)
-        rounds = min(room // len(ring), fewest) or 1
-        for _ in range(min(room, len(ring))):
-            key = ring.popleft()
-            dealt[key] = dealt.pop(key, 0) + rounds
-            room -= rounds
-            if dealt[key] < most[key]:
-                ring.append(key)
+        key = ring.popleft()
+        had = shares.pop(key, 0)
+        count = min(left[key], most[key] - had, room)
+        dealt.visits.append((key, count))
+        shares[key] = had + count
+        room -= count
+        if count < left[key] and not room:
+            dealt.unfinished[key] = weights[key] - left[key] + count
+        elif shares[key] < most[key]:
+            left[key] = weights[key]
+            ring.append(key)
     return dealt
