@@ -1,7 +1,9 @@
 """Weighs `waterclock ingest` against paho alone, which acks and keeps nothing: what each takes at QoS 1 at some rates.
 
-Eight publishers send at a given rate; what they saw acked and the consumer did not get is lost, since Mosquitto as
-installed queues 1,000 messages for a client and drops the others. Topics are on SQLite on the disk.
+Eight publishers send at a given rate to one consumer, or to several that share a subscription. What the publishers saw
+acked and no consumer got is lost, since Mosquitto as installed queues 1,000 messages for a client and drops the others.
+With a broker that queues all of them, the time until the last message is stored is what counts. Topics are on SQLite on
+the disk.
 """
 
 from __future__ import annotations
@@ -15,35 +17,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from tests.services import running_service
+from tests.services import Service, running_service
 
 import waterclock as wc
 from benchmarks.measure import TICKS_PER_S, write_results
 
 RATES = (5_000, 20_000)
+CONSUMERS = (1, 3)
 SECONDS = 5
 PUBLISHERS = 8
 SENT_EVERY = 0.01  # s
-SETTLED = 1.0
+SETTLED = 3.0
 """Seconds without another message after which none comes."""
 
 PAHO = """
 import sys, threading
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
-host, port, user, password, prefix = sys.argv[1:]
-client = paho.Client(CallbackAPIVersion.VERSION2, prefix, protocol=paho.MQTTv5, manual_ack=True)
+host, port, user, password, name, filter_text = sys.argv[1:]
+client = paho.Client(CallbackAPIVersion.VERSION2, name, protocol=paho.MQTTv5, manual_ack=True)
 count = 0
 def take(client, data, message):
     global count
     count += 1
     client.ack(message.mid, 1)
-client.on_connect = lambda *_: client.subscribe(f"{prefix}/#", 1)
+client.on_connect = lambda *_: client.subscribe(filter_text, 1)
 client.on_subscribe = lambda *_: print("subscribed", flush=True)
 client.on_message = take
 client.username_pw_set(user, password)
@@ -63,7 +68,7 @@ with wc.connect(sys.argv[1]) as opened:
     topic = opened.topic("telemetry")
     delays, place = [], topic.head
     print("subscribed", flush=True)
-    while not delays or time.monotonic() - read_at < 3:
+    while not delays or time.monotonic() - read_at < 4:
         head = topic.head
         if head == place:
             time.sleep(0.01)
@@ -120,8 +125,8 @@ class Publisher:
             self._acked_bytes += len(self._socket.recv(1 << 16))
 
 
-def publish(url: str, prefix: str, rate: int) -> tuple[int, float]:
-    """Publish at a rate; return how many messages were acked, and the seconds that it took."""
+def publish(url: str, prefix: str, rate: int) -> int:
+    """Publish at a rate, and return how many messages were acked."""
     publishers = [Publisher(url, f"{prefix}/host-{number}") for number in range(PUBLISHERS)]
     began, sent = time.monotonic(), 0
     while sent < rate * SECONDS or not all(each.is_done for each in publishers):
@@ -133,7 +138,7 @@ def publish(url: str, prefix: str, rate: int) -> tuple[int, float]:
             each.go_on()
         sent = due
         time.sleep(SENT_EVERY)
-    return sum(each.acked for each in publishers), time.monotonic() - began
+    return sum(each.acked for each in publishers)
 
 
 def used(pid: int) -> tuple[float, float]:
@@ -154,71 +159,112 @@ def consumer(words: list[str], environment: dict[str, str] | None = None) -> Gen
         os.kill(process.pid, signal.SIGTERM)
 
 
-def settled(count: Callable[[], int]) -> int:
-    """Return a count when it changes no more."""
-    before, seen = -1, count()
-    while before != seen:
-        time.sleep(SETTLED)
-        before, seen = seen, count()
-    return seen
+def settled(count: Callable[[], int]) -> tuple[int, float]:
+    """Return a count when it changes no more, and when it changed last."""
+    seen, changed = count(), time.monotonic()
+    while time.monotonic() < changed + SETTLED:
+        time.sleep(0.05)
+        if (now := count()) != seen:
+            seen, changed = now, time.monotonic()
+    return seen, changed
 
 
 def figures(
-    process: subprocess.Popen[str], url: str, prefix: str, rate: int, count: Callable[[], int]
-) -> dict[str, object]:
-    before, _ = used(process.pid)
-    acked, seconds = publish(url, prefix, rate)
-    got = settled(count)
-    after, memory = used(process.pid)
+    processes: Sequence[subprocess.Popen[str]], broker: Service, prefix: str, rate: int, count: Callable[[], int]
+) -> dict[str, Any]:
+    """Publish to some consumers, and return the throughput, what was lost, and the processor time of each part."""
+    server = process_of(broker)
+
+    def spent() -> tuple[float, float, float]:
+        return time.process_time(), used(server)[0], sum(used(each.pid)[0] for each in processes)
+
+    before, began = spent(), time.monotonic()
+    acked = publish(broker.url, prefix, rate)
+    published, publisher = time.monotonic() - began, time.process_time() - before[0]
+    got, stored_at = settled(count)
+    _, by_broker, by_consumers = (after - each for after, each in zip(spent(), before, strict=True))
     return {
-        "published_per_s": round(acked / seconds),
+        "published_per_s": round(acked / published),
+        "stored_per_s": round(got / (stored_at - began)),
         "lost": acked - got,
-        "cpu_us_per_message": round((after - before) / max(got, 1) * 1e6, 1),
-        "mib": round(memory),
+        "publisher_us_per_message": round(publisher / acked * 1e6, 1),
+        "broker_us_per_message": round(by_broker / acked * 1e6, 1),
+        "cpu_us_per_message": round(by_consumers / max(got, 1) * 1e6, 1),
+        "mib": round(max(used(each.pid)[1] for each in processes)),
     }
 
 
-def of_paho(url: str, rate: int) -> dict[str, object]:
-    parts, prefix = urlsplit(url), f"paho-{rate}"
-    words = ["-c", PAHO, str(parts.hostname), str(parts.port), str(parts.username), str(parts.password), prefix]
-    with consumer(words) as process:
+def process_of(broker: Service) -> int:
+    """Return the process of a broker that `running_service` started."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        words = file.read_bytes().split(b"\0")
+        if words[0].endswith(b"mosquitto") and any(word.startswith(bytes(broker.folder or "/")) for word in words):
+            return int(file.parent.name)
+    raise LookupError("benchmarks need a broker that they start: unset WATERCLOCK_TEST_MOSQUITTO_URL")
+
+
+def queue_all(broker: Service) -> None:
+    """Let a broker queue any number of messages for a client, instead of 1,000."""
+    [file] = (broker.folder or Path()).rglob("mosquitto.conf")
+    file.write_text(f"{file.read_text()}max_queued_messages 0\nmax_queued_bytes 0\n")
+    broker.restart()
+
+
+def filter_of(prefix: str, consumers: int) -> str:
+    return f"{prefix}/#" if consumers == 1 else f"$share/{prefix}/{prefix}/#"
+
+
+def of_paho(broker: Service, prefix: str, rate: int, consumers: int) -> dict[str, Any]:
+    parts = urlsplit(broker.url)
+    words = ["-c", PAHO, str(parts.hostname), str(parts.port), str(parts.username), str(parts.password)]
+    with ExitStack() as stack:
+        names = [f"{prefix}-{number}" for number in range(consumers)]
+        processes = [stack.enter_context(consumer([*words, each, filter_of(prefix, consumers)])) for each in names]
 
         def count() -> int:
-            process.stdin.write("\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-            return int(process.stdout.readline())  # type: ignore[union-attr]
+            for process in processes:
+                process.stdin.write("\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
+            return sum(int(process.stdout.readline()) for process in processes)  # type: ignore[union-attr]
 
-        return figures(process, url, prefix, rate, count)
+        return figures(processes, broker, prefix, rate, count)
 
 
-def of_ingest(url: str, rate: int) -> dict[str, object]:
-    prefix = f"ingest-{rate}"
-    with tempfile.TemporaryDirectory() as folder:
+def of_ingest(broker: Service, prefix: str, rate: int, consumers: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         database = f"sqlite:///{Path(folder) / 'factory.db'}"
-        with wc.connect(database) as opened:
-            topic = opened.create_topic("telemetry")
-            words = ["-m", "waterclock", "ingest", url, "--topic", "telemetry", "--filter", f"{prefix}/#"]
-            words += ["--template", f"{prefix}/{{source}}/{{stream...}}", "--client-id", prefix, "--json"]
-            with (
-                consumer(words, {**os.environ, "WATERCLOCK_URL": database}) as process,
-                consumer(["-c", READER, database]) as reader,
-            ):
-                found = figures(process, url, prefix, rate, lambda: topic.index(topic.head))
-                found["p99_ms_until_read"] = round(int(reader.stdout.readline()) / 1e6, 1)  # type: ignore[union-attr]
-            delays = sorted((m.receive_time or 0) - m.event_time for m in topic.read())
-            ledger = topic.ledgers()[0]
-            found["p99_ms_to_receive_time"] = round(delays[len(delays) * 99 // 100] / 1e6, 1)
-            found["messages_per_entry"] = round(len(delays) / ledger.entries)
+        topic = stack.enter_context(wc.connect(database)).create_topic("telemetry")
+        words = ["-m", "waterclock", "ingest", broker.url, "--topic", "telemetry", "--json"]
+        words += ["--filter", filter_of(prefix, consumers), "--template", f"{prefix}/{{source}}/{{stream...}}"]
+        environment = {**os.environ, "WATERCLOCK_URL": database}
+        processes = [
+            stack.enter_context(consumer([*words, "--client-id", f"{prefix}-{number}"], environment))
+            for number in range(consumers)
+        ]
+        reader = stack.enter_context(consumer(["-c", READER, database]))
+        found = figures(processes, broker, prefix, rate, lambda: topic.index(topic.head))
+        found["p99_ms_until_read"] = round(int(reader.stdout.readline()) / 1e6, 1)  # type: ignore[union-attr]
+        delays = sorted((message.receive_time or 0) - message.event_time for message in topic.read())
+        found["p99_ms_to_receive_time"] = round(delays[len(delays) * 99 // 100] / 1e6, 1)
+        found["messages_per_entry"] = round(len(delays) / topic.ledgers()[0].entries)
         return found
 
 
 def main() -> None:
-    results: dict[str, dict[str, object]] = {}
-    with running_service("mosquitto") as broker:
-        for rate in RATES:
+    results: dict[str, dict[str, Any]] = {}
+
+    def weigh(broker: Service, queued: str, rates: Sequence[int]) -> None:
+        for rate, consumers in product(rates, CONSUMERS):
             for name, run in {"paho alone": of_paho, "ingest": of_ingest}.items():
-                found = results[f"{name}, {rate} messages/s"] = run(broker.url, rate)
-                print(f"{name:<12} {rate:>6}/s  {found}", flush=True)
+                found = run(broker, f"consumer-{len(results)}", rate, consumers)
+                title = f"{consumers} x {name}, {rate} messages/s, the broker queues {queued}"
+                results[title] = found
+                print(f"{title}: {found}", flush=True)
+
+    with running_service("mosquitto") as broker:
+        weigh(broker, "1,000", RATES)
+        queue_all(broker)
+        weigh(broker, "all", RATES[-1:])
     print(f"wrote {write_results('ingest_mqtt', results, ('waterclock', 'paho-mqtt'))}")
 
 
