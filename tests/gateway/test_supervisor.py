@@ -108,6 +108,15 @@ def test_a_second_stop_kills() -> None:
             os.kill(int(line.split()[1]), 0)
 
 
+def test_output_that_cannot_be_told_stops_the_parts() -> None:
+    def fail(*_: str) -> None:
+        raise BrokenPipeError("no one reads the output")
+
+    loud = part("loud", "trap 'exit 0' TERM; while :; do echo started; done")
+    with pytest.raises(BrokenPipeError):
+        Supervisor([loud], ["sh", "-c"], os.environ, fail).run()
+
+
 def test_one_that_does_not_stop_is_killed_and_named() -> None:
     with watched(Part("ingest", (DEAF,), 0.0), part("work", WAITS)) as own:
         until(lambda: len(own.named("started")) == 2)

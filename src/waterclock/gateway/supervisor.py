@@ -65,6 +65,7 @@ class Supervisor:
         self._stops = 0
         self._wishes_reload = False
         self._failures: list[str] = []
+        self._untold: Exception | None = None
 
     def stop(self) -> None:
         """Stop the parts in order; a second call kills them. Safe in a signal handler."""
@@ -81,6 +82,8 @@ class Supervisor:
         ------
         PartFailedError
             If a part ended by itself, or had to be killed.
+        Exception
+            What ``tell`` raised, such as BrokenPipeError if no one reads the output any more.
         KeyboardInterrupt
             If it was stopped twice.
         """
@@ -97,6 +100,8 @@ class Supervisor:
                 self._kill(running)
         if self._is_killed():
             raise KeyboardInterrupt
+        if self._untold is not None:
+            raise self._untold
         if self._failures:
             raise PartFailedError("; ".join(self._failures))
 
@@ -126,10 +131,15 @@ class Supervisor:
 
     def _read(self, name: str, stream: IO[str]) -> None:
         for line in stream:
-            self._tell(name, line.rstrip("\n"))
+            if self._untold is not None:
+                continue  # a part whose output is not read could not end
+            try:
+                self._tell(name, line.rstrip("\n"))
+            except Exception as error:  # noqa: BLE001  # a thread has no caller to raise to: `run` raises it
+                self._untold = error
 
     def _watch(self) -> None:
-        while not self._stops:
+        while not self._stops and self._untold is None:
             ended = [running for running in self._running if not running.is_running()]
             self._failures += [f"{each.part.name} {_ending(each.process.returncode)}; all parts stop" for each in ended]
             if ended:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.forked import Forked
-from tests.ingest.mqtt.conftest import Publisher, payloads, until
+from tests.ingest.mqtt.conftest import PATIENCE, Publisher, payloads, until
 from tests.ingest.mqtt.places import Place
 
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
+from waterclock.cli.gateway import ingest_talk
+from waterclock.cli.terminal.output import Output
 from waterclock.connection import Database
 
 pytestmark = pytest.mark.one_database
@@ -57,6 +60,27 @@ def test_it_ingests_reloads_and_stops_on_signals(
         stopped = read_json(own.stdout.read())[-1]
     assert (stopped["event"], stopped["received"], stopped["appended"], stopped["dead"]) == ("stopped", 103, 101, 2)
     assert list(database.topic("telemetry").read())[-1].source == "b"
+
+
+def test_progress_that_no_one_reads_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pages:
+        def write(self, facts: object, *, ended: bool = False) -> None: ...
+
+        write_sometimes = write
+
+    def fail(_rate: float) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return "", {}
+        raise BrokenPipeError
+
+    monkeypatch.setattr(ingest_talk, "_SAY_EVERY", 0.01)
+    stopped = threading.Event()
+    with (
+        pytest.raises(BrokenPipeError),
+        ingest_talk.signals(stopped.set),
+        ingest_talk.saying(lambda: 0, fail, Output(), cast("Any", Pages())),
+    ):
+        assert stopped.wait(PATIENCE)
 
 
 def test_check_shows_messages_and_appends_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 from paho.mqtt.packettypes import PacketTypes
@@ -15,6 +16,7 @@ from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.ingest.ingest import Ingest
 from waterclock.ingest.mqtt.connection import Connection, RefusedByBrokerError
+from waterclock.ingest.mqtt.session import BrokerSession
 from waterclock.ingest.storing import session_rows
 from waterclock.ingest.storing.session_rows import SessionTakenError
 
@@ -181,6 +183,24 @@ def test_a_broker_that_is_away_is_tried_again_and_reported_once(
     assert next(attempts) > 3
     [text] = events[:-1]
     assert "Is the broker running?" in text
+
+
+def test_a_failure_on_the_thread_of_a_connection_ends_it(
+    database: Database, place: Place, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver = BrokerSession._deliver
+
+    def fail(*_: Any) -> bool:
+        raise BrokenPipeError("no one reads the events")
+
+    monkeypatch.setattr(BrokerSession, "_deliver", fail)
+    with running(database, place.plan()) as own:
+        publisher.publish(place.topic(), b"1", b"2")
+        with pytest.raises(BrokenPipeError):
+            own.end()
+    monkeypatch.setattr(BrokerSession, "_deliver", deliver)
+    with running(database, place.plan()):
+        until(lambda: payloads(database) == [b"1", b"2"])
 
 
 def test_a_missing_topic_is_named(database: Database, place: Place) -> None:

@@ -101,8 +101,17 @@ def saying(count: Callable[[], int], line: Line, output: Output, to_pages: Proce
     else:
         shown = nullcontext()
         given = (lambda text, facts: tell(Event("progress", text, facts))), _SAY_EVERY
+
+    def say_or_stop() -> None:
+        try:
+            say(*given)
+        except Exception as error:  # noqa: BLE001  # such as a reader that has gone; the main thread raises it
+            failures.append(error)
+            signal.raise_signal(signal.SIGTERM)
+
+    failures: list[Exception] = []
     with shown:
-        thread = threading.Thread(target=say, args=given, daemon=True)
+        thread = threading.Thread(target=say_or_stop, daemon=True)
         moments.start(thread)
         try:
             yield
@@ -110,3 +119,5 @@ def saying(count: Callable[[], int], line: Line, output: Output, to_pages: Proce
             ended.set()
             thread.join(_LAST_REPORT_WITHIN)
             to_pages.write(line(0)[1], ended=True)
+        if failures:
+            raise failures[0]

@@ -138,6 +138,7 @@ class Connection:
         self._changed = threading.Condition()
         self._connected: ReasonCode | None = None
         self._ended: ReasonCode | None = None
+        self._failure: Exception | None = None
         self._answers: dict[int, list[ReasonCode]] = {}
         self._is_v5 = broker.version == "5"
         self._is_clean = is_clean
@@ -234,8 +235,11 @@ class Connection:
             self._client.send_acks(packet_ids)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it ends, at most this long; return whether it has."""
-        return self._wait_for(lambda: self._ended, seconds)
+        """Wait until it ends, at most this long; return whether it has. Raise what failed on its thread."""
+        has_ended = self._wait_for(lambda: self._ended or self._failure, seconds)
+        if self._failure is not None:
+            raise self._failure
+        return has_ended
 
     def close(self) -> None:
         """Send outstanding packets and DISCONNECT, without UNSUBSCRIBE: the broker keeps the session's messages."""
@@ -248,7 +252,7 @@ class Connection:
     def _made(self, client_id: str) -> _MqttClient:
         options: dict[str, Any] = {} if self._is_v5 else {"clean_session": self._is_clean}
         client = _MqttClient(
-            self._on_publish,
+            self._take,
             CallbackAPIVersion.VERSION2,
             client_id,
             protocol=paho.MQTTv5 if self._is_v5 else paho.MQTTv311,
@@ -311,6 +315,16 @@ class Connection:
         with self._changed:
             self._answers[number] = reasons
             self._changed.notify_all()
+
+    def _take(self, packet: PublishPacket) -> None:
+        if self._failure is not None:
+            return
+        try:
+            self._on_publish(packet)
+        except Exception as error:  # noqa: BLE001  # paho's thread would end unnoticed: `wait` raises it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
 
     def _on_publish(self, packet: PublishPacket) -> None:
         try:
