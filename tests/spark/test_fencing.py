@@ -22,7 +22,7 @@ from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import remove_unfinished
-from waterclock.spark.pipeline.running import replay_pipeline
+from waterclock.spark.pipeline.running import OutcomeWriter, replay_pipeline
 
 OVERTAKEN = "'press': another run has taken over its checkpoint"
 ROWS = 12
@@ -164,13 +164,32 @@ def test_an_overtaken_run_deletes_nothing_of_the_later_one(
     assert later.exists()
 
 
-def test_an_overtaken_run_does_not_commit_the_micro_batch_that_the_later_one_repeats(
-    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> OutcomeWriter:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "metadata").write_text('{"id": "r"}', encoding="ascii")
-    writer = running.OutcomeWriter(pipeline, enter(spark, pipeline))
-    monkeypatch.setattr(running, "write_outcomes", lambda *_, **__: enter(spark, pipeline))
+    return OutcomeWriter(pipeline, enter(spark, pipeline))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_overtaken_run_does_not_commit_the_micro_batch_that_the_later_one_repeats(
+    spark: SparkSession, pipeline: Pipeline, writer: OutcomeWriter, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def overtake(*_: object, **__: object) -> None:
+        enter(spark, pipeline)
+        if fails:  # as if the later run had written what this one writes
+            raise PySparkException("micro-batch 0 already has other messages")
+
+    monkeypatch.setattr(running, "write_outcomes", overtake)
+    with pytest.raises(PipelineError, match=OVERTAKEN):
+        writer(spark.range(1), 0)
+
+
+def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_has_written(
+    spark: SparkSession, pipeline: Pipeline, writer: OutcomeWriter, tmp_path: Path
+) -> None:
+    enter(spark, pipeline)
+    spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
     with pytest.raises(PipelineError, match=OVERTAKEN):
         writer(spark.range(1), 0)
 

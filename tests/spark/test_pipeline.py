@@ -341,9 +341,9 @@ def test_a_replay_writes_the_batches_of_one_process_to_every_output_and_again_ch
     (refused,) = database.topic("rejected").read()
     assert (refused.payload, refused.headers[REASON_HEADER]) == (b"late", rejected[0].reason)
     run = f"replay-{START}-{START + 60 * SECOND}"
-    refuse_written(spark, file, run, 1)
+    refuse_written(spark, file, run, 1, lambda: None)
     with pytest.raises(wc.InvalidArgumentError, match="the checkpoint is older than the output"):
-        refuse_written(spark, file, run, 0)
+        refuse_written(spark, file, run, 0, lambda: None)
 
 
 def test_many_tasks_put_batches_that_were_written_where_the_files_are_read(

@@ -98,10 +98,17 @@ def write_outcomes(
             rows.write.format("waterclock").options(**options).mode("append").save()
 
 
-def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batch: int) -> None:
+def refuse_written(
+    spark: SparkSession, pipeline: Pipeline, run: str, micro_batch: int, check: Callable[[], None]
+) -> None:
     """Check that a micro-batch has written no Parquet yet: otherwise the checkpoint is older than the output.
 
     Its messages would come again in other micro-batches, and be stored twice.
+
+    Parameters
+    ----------
+    check
+        Raises if a later run has entered, which may have written that micro-batch.
     """
     for output in pipeline.outputs:
         if output.kind != "parquet":
@@ -112,6 +119,7 @@ def refuse_written(spark: SparkSession, pipeline: Pipeline, run: str, micro_batc
         except PySparkException as error:
             if error.getCondition() == "PATH_NOT_FOUND":
                 continue
+        check()
         raise InvalidArgumentError(
             f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
             " output, and messages would be written twice. Remove that folder and those of later micro-batches"

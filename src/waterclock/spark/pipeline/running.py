@@ -166,7 +166,7 @@ class OutcomeWriter:
         stream = self._stream
         if stream is None:
             stream = self._stream_id(spark)
-            refuse_written(spark, self._pipeline, stream, number + 1)
+            refuse_written(spark, self._pipeline, stream, number + 1, check)
             remove_unfinished(spark, self._pipeline, stream, check)
             self._stream = stream
         outcomes = outcomes.persist()
@@ -174,6 +174,8 @@ class OutcomeWriter:
             write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
             check()  # otherwise Spark would commit the micro-batch, and then end the later run, which is processing it
         except (PySparkException, Py4JError) as error:
+            with suppress(PySparkException, Py4JError):  # the first error counts, unless a later run caused it
+                check()
             # With its traces the text has thousands of characters, and Spark would match it against a pattern that
             # takes a stack frame for each.
             raise PipelineError(reason(str(error))) from None
