@@ -177,3 +177,19 @@ def test_a_batch_that_exceeds_memory_is_named_with_its_topic_position_and_size(
     named = r"source 'press', whose first message is at 0:0:0 of topic 'telemetry': its 1 messages .*size 9000 failed"
     with pytest.raises(wc.UnavailableError, match=named):
         list(looks(iter([a_batch_each(payloads)]), payloads))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"microBatch": "7"}, "'microBatch' needs the option 'producer'"),
+        ({"producer": "p", "microBatch": "-1"}, "must be an integer ≥ 0 of at most 9 digits, got '-1'"),
+        ({"producer": "p", "microBatch": "4000000000"}, "of at most 9 digits, got '4000000000'"),
+    ],
+)
+def test_the_number_of_a_write_that_no_producer_can_count_is_refused(
+    payloads: Payloads, options: dict[str, str], complaint: str
+) -> None:
+    topic = payloads.topic
+    with pytest.raises(wc.InvalidArgumentError, match=complaint):
+        WriteOptions.checked({"url": str(topic.storage.backend.url), "topic": topic.name, **options})

@@ -31,6 +31,9 @@ _KNOWN = (
 # Spark also passes a stream's own options to its sink.
 _SPARKS = ("checkpointLocation", "path", "queryName")
 
+_MOST_DIGITS = 9
+"""Of a micro-batch's number: with the number of the row, it has to fit into the 63 bits of a producer's sequence."""
+
 
 @dataclass(frozen=True, repr=False)
 class WriteOptions(Opening):
@@ -88,9 +91,11 @@ class WriteOptions(Opening):
         if producer is not None:
             check_name(producer)
         micro_batch = given.get("microbatch")
-        if micro_batch is not None and (producer is None or not micro_batch.isdecimal()):
+        if micro_batch is not None and producer is None:
+            raise InvalidArgumentError("option 'microBatch' needs the option 'producer'")
+        if micro_batch is not None and not (micro_batch.isdecimal() and len(micro_batch) <= _MOST_DIGITS):
             raise InvalidArgumentError(
-                f"microBatch must be a number, and needs the option 'producer', got {quoted(micro_batch)}"
+                f"microBatch must be an integer ≥ 0 of at most {_MOST_DIGITS} digits, got {quoted(micro_batch)}"
             )
         checked = cls(
             url=needed(given, "url"),
