@@ -148,6 +148,14 @@ def test_ids_between_closed_ones_are_missing() -> None:
     assert IdStream.restore(stream.state(), IdRule.checked("train", 0)).missing_ids == 4
 
 
+def test_missing_ids_between_the_least_and_the_largest_id_fit_int64() -> None:
+    stream = IdStream(IdRule.checked("train", 0))
+    sent = [Message("x", "a", 0, receive_time=n, headers={"train": str(n * MAX_NS)}) for n in (-1, 1)]
+    stream.take(many(in_entries(sent, 1)), END_MS)
+    stream.take(nothing(NUMBERED), END_MS)
+    assert stream.missing_ids == MAX_NS
+
+
 def test_columns_read_a_header_as_the_batcher_does() -> None:
     headers = [{"other": "1"}, {}, *({"train": text, "other": "1"} for text in WRITTEN)]
     column = to_arrow([Message("x", "a", 0, headers=each) for each in headers]).column("headers")

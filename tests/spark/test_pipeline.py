@@ -64,7 +64,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
     ("old", "new", "says"),
     [
         ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from boundaries, by, gap"),
-        ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be event_time or rate, got 'chance'"),
+        ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be one of event_time, rate, id, got 'chance'"),
         ('window = "500ms"', 'by = "rate"', "line 10: no key named batching.max_delay; choose from batch_length, by"),
         (
             'window = "500ms"',

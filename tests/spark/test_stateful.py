@@ -57,7 +57,7 @@ def starts(rows: list[Row]) -> list[int]:
 
 def test_messages_close_the_windows_of_their_own_source():
     spark = by_event_time()
-    assert spark.test(0, row(("a", 100, 100))) == [Row(bucket=0, open_batches=1, outcomes=None)]
+    assert spark.test(0, row(("a", 100, 100))) == [Row(bucket=0, open_batches=1, missing_ids=0, outcomes=None)]
     rows = spark.test(0, row(("a", 200, 200), entry=1))
     (found,) = given_out(rows)
     assert (found["source"], found["count"], found["rejection"]) == ("x", 1, None)

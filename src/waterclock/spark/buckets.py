@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from waterclock._support.quoting import quoted
 from waterclock.checksum import checksum
@@ -36,6 +36,7 @@ BUCKETED_SCHEMA = "bucket INT, rows BINARY, clock BIGINT"
 _LARGEST_CELL = 2**17
 _SEED = 42
 _METADATA = "waterclock.buckets"
+_ID_METADATA = "waterclock.id_of"
 
 
 def checked_buckets(buckets: int) -> int:
@@ -51,15 +52,34 @@ def checked_buckets(buckets: int) -> int:
     return buckets
 
 
-def bucketed_schema(buckets: int) -> StructType:
-    """Return `BUCKETED_SCHEMA` as Spark's types; the column's metadata holds the number of buckets."""
+def bucketed_schema(buckets: int, id_of: str | None = None) -> StructType:
+    """Return `BUCKETED_SCHEMA` as Spark's types; metadata hold the number of buckets, and the header of the ids."""
+    noted: dict[str, Any] = {_METADATA: buckets} | ({} if id_of is None else {_ID_METADATA: id_of})
     return StructType(
         [
-            StructField("bucket", IntegerType(), metadata={_METADATA: buckets}),
+            StructField("bucket", IntegerType(), metadata=noted),
             StructField("rows", BinaryType()),
             StructField("clock", LongType()),
         ]
     )
+
+
+def numbered_schema(id_of: str) -> StructType:
+    """Return `waterclock.columnar.packing.CLOCKED_SCHEMA` as Spark's types; metadata hold the header of the ids."""
+    return StructType(
+        [
+            StructField("source", StringType(), metadata={_ID_METADATA: id_of}),
+            StructField("streams", ArrayType(StringType())),
+            StructField("count", IntegerType()),
+            StructField("messages", BinaryType()),
+            StructField("clock", LongType()),
+        ]
+    )
+
+
+def id_header_of(schema: StructType) -> str | None:
+    """Return the header of the ids of packed messages; None if they have none."""
+    return schema.fields[0].metadata.get(_ID_METADATA)
 
 
 def buckets_of(schema: StructType) -> int | None:
@@ -77,7 +97,7 @@ def pack_to_buckets(batches: Iterable[pa.RecordBatch], record: np.dtype[Any], bu
     batches
         Messages, as `waterclock.columnar.packing.pack` takes them.
     record
-        `waterclock.columnar.records.PLAIN` or `POSITIONED`.
+        `waterclock.columnar.records.PLAIN`, `POSITIONED` or `NUMBERED`.
     buckets
         How many there are.
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from waterclock.columnar.packing import CLOCKED_SCHEMA
 from waterclock.errors import UnavailableError
-from waterclock.spark.buckets import bucketed_schema
+from waterclock.spark.buckets import bucketed_schema, numbered_schema
 from waterclock.spark.options import plainly
 from waterclock.spark.reading.columns import spark_schema
 from waterclock.spark.reading.source import TopicReader
@@ -53,7 +53,9 @@ class WaterclockSource(DataSource):
                 if options.fail_on_data_loss:
                     refuse_expired(topic, options.start)
             if options.buckets is not None:
-                return bucketed_schema(options.buckets)
+                return bucketed_schema(options.buckets, options.id_of)
+            if options.id_of is not None:
+                return numbered_schema(options.id_of)
             return CLOCKED_SCHEMA if options.packed else spark_schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # called by keyword

@@ -72,6 +72,8 @@ class EventTimeStream:
         "open_batches",
     )
 
+    missing_ids = 0
+
     def __init__(
         self,
         rule: EventTimeRule,

@@ -129,8 +129,8 @@ class IdStream:
 
     @property
     def missing_ids(self) -> int:
-        """How many ids lie between the closed ids of their source, and were in no batch."""
-        return sum(taken.missing for taken in self._taken)
+        """How many ids lie between the closed ids of their source, and were in no batch; at most 2⁶³-1."""
+        return min(sum(taken.missing for taken in self._taken), MAX_NS)
 
     @property
     def is_empty(self) -> bool:

@@ -42,8 +42,9 @@ _BATCH_FIELDS = [
 OUTCOMES = pa.schema([*ROWS, ("rejection", pa.string()), ("batches", pa.list_(pa.struct(_BATCH_FIELDS)))])
 """`OUTCOMES_SCHEMA` as Arrow writes it."""
 
-CELL_SCHEMA = "bucket INT, open_batches BIGINT, outcomes BINARY"
-"""The columns in which Spark's stateful step returns outcomes; one row per bucket has the number of open batches."""
+CELL_SCHEMA = "bucket INT, open_batches BIGINT, missing_ids BIGINT, outcomes BINARY"
+"""The columns in which Spark's stateful step returns outcomes; one row per bucket counts open batches and missing ids.
+"""
 
 # Spark passes 10,000 rows of any size to Python at once, and an Arrow column holds at most 2 GiB.
 _LARGEST_CELL = 2**17

@@ -67,6 +67,8 @@ class RateStream:
 
     __slots__ = ("_clocks", "_entries", "_kept", "_offsets", "_options", "_rule", "_rules", "_span", "open_batches")
 
+    missing_ids = 0
+
     def __init__(self, options: RateOptions, span: ReplayRange | None = None) -> None:
         self._options = options
         self._span = span

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from waterclock.topics.catalogue.damage_policy import OnDamage
 
-By = Literal["event_time", "rate"]
+By = Literal["event_time", "rate", "id"]
 What = Literal["batches", "rejected"]
 Kind = Literal["table", "topic", "parquet"]
 
@@ -82,8 +82,8 @@ class Pipeline:
     source, outputs
         The topic that is read, and the outputs.
     by, rule
-        The way of batching, and the arguments of `waterclock.spark.event_time_batches` or
-        `waterclock.spark.rate_aware_batches`.
+        The way of batching, and the arguments of `waterclock.spark.event_time_batches`,
+        `waterclock.spark.rate_aware_batches` or `waterclock.spark.id_batches`.
     checkpoint
         Folder or URL of the stream's progress.
     trigger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -240,9 +240,9 @@ def _start(table: TomlTable) -> dict[str, str]:
 
 def _rule(table: TomlTable) -> tuple[By, Mapping[str, Any]]:
     by = table.optional("by") or "event_time"
-    if by not in ("event_time", "rate"):
-        raise table.wrong("by", f"batching.by must be event_time or rate, got {quoted(by)}")
-    rule = _event_time_rule(table) if by == "event_time" else _rate_rule(table)
+    if by not in _RULES:
+        raise table.wrong("by", f"batching.by must be one of {', '.join(_RULES)}, got {quoted(by)}")
+    rule = _RULES[by](table)
     table.end()
     return by, rule
 
@@ -266,6 +266,13 @@ def _event_time_rule(table: TomlTable) -> dict[str, Any]:
     return rule
 
 
+def _id_rule(table: TomlTable) -> dict[str, Any]:
+    rule = {"id_of": table.text("id_of"), **_lengths(table, ("max_delay", "max_skew"))}
+    if streams := table.texts("streams"):
+        rule["streams"] = frozenset(streams)
+    return rule
+
+
 def _rate_rule(table: TomlTable) -> dict[str, Any]:
     rule = _lengths(table, ("batch_length", "forget_after", "max_skew", "max_disorder"))
     timeout = table.take("timeout", (str, float), "a duration in quotes, or inf for no timeout")
@@ -285,6 +292,13 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
     if gated is not None:
         rule["gated"] = frozenset(cast("list[str]", gated)) if isinstance(gated, list) else gated
     return rule
+
+
+_RULES: dict[By, Callable[[TomlTable], dict[str, Any]]] = {
+    "event_time": _event_time_rule,
+    "rate": _rate_rule,
+    "id": _id_rule,
+}
 
 
 def _refuse_pattern(table: TomlTable, name: str, folder: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from pyspark import StatusTracker
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -13,10 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
 
+from waterclock.batching.batch import RejectReason
+from waterclock.batching.by_id.judging import REASONS as OF_IDS
 from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
 from waterclock.message import Position
-from waterclock.spark.pipeline.definition import PipelineSource
+from waterclock.spark.pipeline.definition import Pipeline, PipelineSource
 from waterclock.spark.streaming.stateful import OPEN_BATCHES
 
 OUTCOMES = "outcomes"
@@ -27,7 +29,8 @@ MESSAGES = "messages"
 
 _BATCHES = "batches"
 _OUTSIDE = "outside"
-_REASONS = [*REJECTIONS.values()]
+_INCOMPLETE = "incomplete"
+_REASONS = get_args(RejectReason)
 _NS_PER_S = 1_000_000_000
 _PHASES = {
     "latestOffset": "look",
@@ -65,6 +68,10 @@ class Progress:
         Messages outside the window of their batch, since the start.
     rejections
         Messages that are in no batch, by the reason, since the start.
+    incomplete
+        Batches by id that closed without all declared streams, since the start; None if none are declared.
+    missing_ids
+        By id, the ids between batches that are in no batch; None by time and in a replay.
     state_rows
         Rows of the state; None in a replay.
     state_bytes
@@ -82,8 +89,8 @@ class Progress:
         Number of the newest counted micro-batch; -1 before the first.
     reported
         Spark's time of its newest report; None before the first.
-    open_by_bucket
-        ``open_batches`` of each bucket of the state, as of the last micro-batch that changed it.
+    by_bucket
+        ``open_batches`` and ``missing_ids`` of each bucket of the state, as of the last micro-batch that changed it.
     """
 
     pipeline: str = ""
@@ -95,7 +102,9 @@ class Progress:
     position: str | None = None
     open_batches: int | None = None
     outside: int = 0
-    rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
+    rejections: dict[RejectReason, int] = field(default_factory=lambda: dict.fromkeys(REJECTIONS.values(), 0))
+    incomplete: int | None = None
+    missing_ids: int | None = None
     state_rows: int | None = None
     state_bytes: int | None = None
     state_partitions: int | None = None
@@ -104,7 +113,17 @@ class Progress:
     tasks: tuple[int, int] | None = None
     newest: int = -1
     reported: str | None = None
-    open_by_bucket: dict[int, int] = field(default_factory=dict[int, int])
+    by_bucket: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    @classmethod
+    def of(cls, pipeline: Pipeline) -> Progress:
+        """Begin to count for a pipeline."""
+        progress = cls(pipeline.name)
+        if pipeline.by == "id":
+            progress.rejections = dict.fromkeys(OF_IDS, 0)
+            progress.incomplete = 0 if "streams" in pipeline.rule else None
+            progress.missing_ids = 0
+        return progress
 
     @property
     def rejected(self) -> int:
@@ -115,6 +134,8 @@ class Progress:
         """Add the observed outcomes of a micro-batch."""
         self.batches += observed[_BATCHES] or 0
         self.outside += observed[_OUTSIDE] or 0
+        if self.incomplete is not None:
+            self.incomplete += observed[_INCOMPLETE] or 0
         for reason in self.rejections:
             self.rejections[reason] += observed[reason] or 0
 
@@ -141,8 +162,10 @@ class Progress:
             if OUTCOMES in one.observedMetrics:
                 self.count(_observed(one.observedMetrics[OUTCOMES]))
             if OPEN_BATCHES in one.observedMetrics:
-                self.open_by_bucket |= dict(_observed(one.observedMetrics[OPEN_BATCHES])["buckets"])
-                self.open_batches = sum(self.open_by_bucket.values())
+                for bucket, *counted in _observed(one.observedMetrics[OPEN_BATCHES])["buckets"]:
+                    self.by_bucket[bucket] = tuple(counted)
+                self.open_batches, missing = map(sum, zip(*self.by_bucket.values(), strict=True))
+                self.missing_ids = None if self.missing_ids is None else missing
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
             self.lag, self.position = latest["ordinal"] - end["ordinal"], end["position"]
@@ -179,7 +202,9 @@ def counts() -> list[Column]:
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
     # As text: a lambda of Python's gets new names each time, and Spark would compile the code of each replay again.
     outside = F.sum(F.expr("aggregate(batches, 0L, (total, batch) -> total + batch.outside)"))
-    return [F.sum("count").alias(MESSAGES), batches.alias(_BATCHES), outside.alias(_OUTSIDE), *by_reason]
+    incomplete = F.sum(F.expr("size(filter(batches, batch -> batch.reason = 'timeout'))"))
+    totals = {MESSAGES: F.sum("count"), _BATCHES: batches, _OUTSIDE: outside, _INCOMPLETE: incomplete}
+    return [*(column.alias(name) for name, column in totals.items()), *by_reason]
 
 
 def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:

@@ -13,9 +13,9 @@ from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.connection import connect
 from waterclock.message import Position
 from waterclock.spark.pipeline.definition import Pipeline, PipelineSource, place_options
-from waterclock.spark.pipeline.rules import named_rule
+from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
-from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes, unsynchronised_sources
+from waterclock.spark.streaming.batching import event_time_outcomes, unsynchronised_sources
 from waterclock.time import MIN_NS, format_time, to_duration
 from waterclock.topics.finding.finding import find_start
 from waterclock.topics.finding.positions import beginning
@@ -36,7 +36,7 @@ class _Begin(NamedTuple):
 
 
 def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> DataFrame:
-    """Find the outcomes of a range, as `event_time_outcomes` and `rate_aware_outcomes` do.
+    """Find the outcomes of a range, as the functions of `OUTCOMES_BY` do.
 
     Parameters
     ----------
@@ -49,10 +49,12 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
         topic = database.topic(source.topic)
         begin = _begin(topic, source)
         ended = not topic.find(database.backend.now() - _SILENT_NS).found
-        if pipeline.by == "rate":
-            # The open window, and the start of the next one, may depend on the first message.
-            packed = _packed(spark, source, begin.position, None)
-            return rate_aware_outcomes(packed, **pipeline.rule, ended=ended, span=ReplayRange(since, until))
+        if pipeline.by != "event_time":
+            # By rate, the open window and the start of the next one may depend on the first message. By id, an id may
+            # have closed at any time.
+            packed = _packed(spark, source, begin.position, None, pipeline.rule.get("id_of"))
+            find = OUTCOMES_BY[pipeline.by]
+            return find(packed, **pipeline.rule, ended=ended, span=ReplayRange(since, until))
         rule = _event_time_rule(pipeline)
         promised = _promised(topic, pipeline)
         start, span = _start(spark, topic, pipeline, rule, ReplayRange(since, until, promised=promised), begin)
@@ -134,8 +136,12 @@ def _event_time_rule(pipeline: Pipeline) -> EventTimeRule:
     return EventTimeRule.checked(**{name: named[name] for name in EventTimeRule._fields})
 
 
-def _packed(spark: SparkSession, source: PipelineSource, start: Position, stop: Position | None) -> DataFrame:
+def _packed(
+    spark: SparkSession, source: PipelineSource, start: Position, stop: Position | None, id_of: str | None = None
+) -> DataFrame:
     options = {"topic": source.topic, "onDamage": source.on_damage, "packed": "true", "startingPosition": str(start)}
+    if id_of is not None:
+        options["idOf"] = id_of
     if stop is not None:
         options["endingPosition"] = str(stop)
     return spark.read.format("waterclock").options(**place_options(source.url, source.ledgers), **options).load()

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from waterclock._support import moments
 from waterclock._support.log_events import event
-from waterclock._support.quoting import in_a_line
+from waterclock._support.quoting import counted, in_a_line
 from waterclock.connection import connect
 from waterclock.errors import WaterclockError
 from waterclock.monitoring.families import Family, label
@@ -160,6 +160,7 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "batches": progress.batches,
         "open_batches": progress.open_batches,
         "outside": progress.outside,
+        **{name: value for name, value in _of_ids(progress).items() if value is not None},
         "rejected": progress.rejections,
         "state_rows": progress.state_rows,
         "state_bytes": progress.state_bytes,
@@ -167,6 +168,10 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "state_buckets": progress.state_buckets,
         "micro_batch_ms": progress.phases,
     }
+
+
+def _of_ids(progress: Progress) -> dict[str, int | None]:
+    return {"missing_ids": progress.missing_ids, "incomplete_batches": progress.incomplete}
 
 
 def _in_first(progress: Progress) -> bool:
@@ -194,6 +199,10 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
     ]
     if progress.outside:
         said.append(f"{progress.outside:,} outside their windows")
+    if progress.missing_ids is not None:
+        said.append(counted(progress.missing_ids, "missing id"))
+    if progress.incomplete is not None:
+        said.append(f"{counted(progress.incomplete, 'batch', 'batches')} without all streams")
     if progress.state_bytes is not None:
         said.append(f"state {_shown(progress.state_rows)} rows, {progress.state_bytes:,} bytes")
     if progress.phases:
@@ -207,6 +216,7 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
         ("messages", "Messages read since the start.", lambda one: one.messages),
         ("batches", "Batches given since the start.", lambda one: one.batches),
         ("outside", "Messages in batches whose window they lie outside of.", lambda one: one.outside),
+        ("incomplete_batches", "Batches by id without all declared streams.", lambda one: one.incomplete),
         ("micro_batches", "Micro-batches since the start.", lambda one: one.micro_batches),
     ]
     gauges: list[tuple[str, str, Callable[[Progress], float | None]]] = [
@@ -217,6 +227,7 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
             lambda one: lag_seconds.get(one.pipeline),
         ),
         ("open_batches", "Batches that are not closed yet.", lambda one: one.open_batches),
+        ("missing_ids", "Ids between batches by id that are in no batch.", lambda one: one.missing_ids),
         ("state_rows", "Rows of the state.", lambda one: one.state_rows),
         ("state_bytes", "The state's share of the executors' memory.", lambda one: one.state_bytes),
     ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from waterclock.errors import InvalidArgumentError
-from waterclock.spark.pipeline.definition import Pipeline
+from waterclock.spark.pipeline.definition import By, Pipeline
 from waterclock.spark.runtime.partitions import rule_in
-from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
+from waterclock.spark.streaming.batching import event_time_outcomes, id_outcomes, rate_aware_outcomes
 from waterclock.time import format_duration, to_duration
 
 _LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "forget_after", "max_disorder")
@@ -18,9 +19,17 @@ _MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
 """Options outside the rule: they decide when batches are emitted, but do not change them."""
 
 
+OUTCOMES_BY: dict[By, Callable[..., DataFrame]] = {
+    "event_time": event_time_outcomes,
+    "rate": rate_aware_outcomes,
+    "id": id_outcomes,
+}
+"""The function that batches, by the name of the rule."""
+
+
 def named_rule(pipeline: Pipeline) -> dict[str, Any]:
     """Return the rule by the names of the file, defaults included, in one spelling for each value."""
-    find = event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes
+    find = OUTCOMES_BY[pipeline.by]
     rule: dict[str, Any] = {"by": pipeline.by}
     for name, parameter in inspect.signature(find).parameters.items():
         if name in _MAY_CHANGE:
@@ -30,7 +39,7 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
             value = format_duration(to_duration(value, name))
         if name == "on_conflict" and value is None:
             value = "split" if pipeline.rule.get("gap") is None else "keep"
-        if name == "boundaries" and value is not None:
+        if name in ("boundaries", "streams") and value is not None:
             value = frozenset(value)
         rule[name] = sorted(value) if isinstance(value, frozenset) else str(value) if name == "timeout" else value
     return rule

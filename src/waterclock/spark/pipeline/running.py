@@ -24,10 +24,9 @@ from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
 from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
-from waterclock.spark.pipeline.rules import named_rule, refuse_changed_rule
+from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule, refuse_changed_rule
 from waterclock.spark.registering import register
 from waterclock.spark.runtime.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
-from waterclock.spark.streaming.batching import event_time_outcomes, rate_aware_outcomes
 from waterclock.time import to_duration
 
 _LOOK_EVERY = 0.5
@@ -77,7 +76,7 @@ def run_pipelines(
         If a checkpoint has its state in another number of partitions or buckets than the file asks for.
     """
     register(spark)
-    all_progress = [Progress(pipeline.name) for pipeline in pipelines]
+    all_progress = [Progress.of(pipeline) for pipeline in pipelines]
     with _halting() as halt, in_a_line():
         with _stopped([]) as queries:
             for pipeline, progress in zip(pipelines, all_progress, strict=True):
@@ -127,7 +126,8 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
         received then; ns.
     """
     register(spark)
-    progress = Progress(pipeline.name, micro_batches=1)
+    progress = Progress.of(pipeline)
+    progress.micro_batches, progress.missing_ids = 1, None
     run = f"replay-{since}-{until}"
     with in_a_line():
         outcomes = replayed(spark, pipeline, since, until).persist()
@@ -242,13 +242,13 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
 
 
 def _outcomes(pipeline: Pipeline, source: DataStreamReader) -> DataFrame:
-    find = event_time_outcomes if pipeline.by == "event_time" else rate_aware_outcomes
-    return find(source.load(), **pipeline.rule)
+    return OUTCOMES_BY[pipeline.by](source.load(), **pipeline.rule)
 
 
 def _read_options(pipeline: Pipeline) -> dict[str, str]:
     place = place_options(pipeline.source.url, pipeline.source.ledgers)
-    return place | {"topic": pipeline.source.topic, "onDamage": pipeline.source.on_damage}
+    ids = {"idOf": pipeline.rule["id_of"]} if pipeline.by == "id" else {}
+    return place | {"topic": pipeline.source.topic, "onDamage": pipeline.source.on_damage} | ids
 
 
 def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress]) -> bool:

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import IntegralType, StringType, StructField, TimestampType
 
+from waterclock.batching.by_id.rule import NO_ID
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.reading.column_types import is_text, time_problem
 from waterclock.time import MAX_NS, MIN_NS
@@ -20,10 +21,18 @@ POSITION = {"ledger": "BIGINT", "entry": "BIGINT", "index": "INT"}
 
 _LARGEST = {"BIGINT": 2**63 - 1, "INT": 2**31 - 1}
 _NS_PER_US = 1_000
+_WRITTEN_ID = r"\A-?[0-9]{1,19}\z"
 
 
-def message_columns(df: DataFrame) -> DataFrame:
+def message_columns(df: DataFrame, *further: Column) -> DataFrame:
     """Take the columns that batching needs: source, stream, event_time, receive_time, and the position if it is whole.
+
+    Parameters
+    ----------
+    df
+        The messages.
+    further
+        Columns to take with these.
 
     Raises
     ------
@@ -49,12 +58,38 @@ def message_columns(df: DataFrame) -> DataFrame:
                 f" {kind.simpleString()}. Rename it if it means something else"
             )
     names = (*TEXTS, *TIMES, *POSITION) if positioned else (*TEXTS, *TIMES)
-    return df.select(*(_column(found[name], name, _place(found, positioned=positioned)).alias(name) for name in names))
+    place = _place(found, positioned=positioned)
+    return df.select(*(_column(found[name], name, place).alias(name) for name in names), *further)
 
 
 def missing_position(df: DataFrame) -> list[str]:
     """Name the columns of the position that a DataFrame lacks."""
     return [name for name in POSITION if _field(df, name) is None]
+
+
+def number_column(df: DataFrame, id_of: str | Column) -> Column:
+    """Return the expression for the id of each message; `waterclock.batching.by_id.rule.NO_ID` if it has none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If ``id_of`` names a header and there is no column of headers, or is a column that does not hold integers.
+    """
+    if isinstance(id_of, Column):
+        kind = df.select(id_of.alias("number")).schema["number"].dataType
+        if not isinstance(kind, IntegralType):
+            raise InvalidArgumentError(
+                f"id_of must be the name of a header, or an integer column, got {kind.simpleString()}"
+            )
+        return F.coalesce(id_of.cast("bigint"), F.lit(NO_ID))
+    field = _field(df, "headers")
+    if field is None or field.dataType.simpleString() != "map<string,string>":
+        raise InvalidArgumentError(
+            "df must have a column 'headers' of type map<string,string>, which holds the ids, got columns"
+            f" {', '.join(df.columns)}"
+        )
+    written = F.element_at(_named(field), F.lit(id_of))
+    return F.coalesce(F.when(written.rlike(_WRITTEN_ID), written.try_cast("bigint")), F.lit(NO_ID))
 
 
 def _field(df: DataFrame, name: str) -> StructField | None:

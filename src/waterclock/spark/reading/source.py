@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from waterclock.columnar.message_ids import with_numbers
 from waterclock.columnar.packing import pack
-from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.records import NUMBERED, POSITIONED
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.buckets import pack_to_buckets
@@ -132,10 +134,13 @@ def read_part(
     planned = cast("tuple[Slice, ...] | SliceRun", partition.value)
     parts = planned.slices() if isinstance(planned, SliceRun) else planned
     messages = (passing(batch, tests) for part in parts for batch in _read_whole(part, options))
+    record = POSITIONED
+    if options.id_of is not None:
+        record, messages = NUMBERED, map(partial(with_numbers, header=options.id_of), messages)
     if options.buckets is not None:
-        yield from pack_to_buckets(messages, POSITIONED, options.buckets)
+        yield from pack_to_buckets(messages, record, options.buckets)
     else:
-        yield from pack(messages, POSITIONED) if options.packed else messages
+        yield from pack(messages, record) if options.packed else messages
 
 
 def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBatch]:

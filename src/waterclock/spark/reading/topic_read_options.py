@@ -26,6 +26,7 @@ _KNOWN = (
     "columns",
     "packed",
     "buckets",
+    "idOf",
     "startingTimestamp",
     "endingTimestamp",
     "by",
@@ -55,6 +56,8 @@ class TopicReadOptions(Opening):
     buckets
         Number of buckets into which a stream's messages are gathered by the read, which implies packed; None: by
         source.
+    id_of
+        The header that holds the ids of packed messages, for batching by id; None: messages without ids.
     since, until
         Times to begin at and to stop before, ns, or how long ago as a text; None: not given.
     by
@@ -79,6 +82,7 @@ class TopicReadOptions(Opening):
     columns: tuple[str, ...]
     packed: bool
     buckets: int | None
+    id_of: str | None
     since: int | str | None
     until: int | str | None
     by: By
@@ -111,14 +115,18 @@ class TopicReadOptions(Opening):
             raise InvalidArgumentError(f"{name} and columns must not both be given")
         if buckets is not None and not packed:
             raise InvalidArgumentError("buckets needs packed messages. Leave out packed, or set it to true")
+        id_of = given.get("idof")
+        if id_of is not None and (not packed or not id_of):
+            raise InvalidArgumentError(f"idOf must be the name of a header, and needs packed, got {quoted(id_of)}")
         position = given.get("startingposition", "earliest")
         return cls(
             url=needed(given, "url"),
             ledgers=given.get("ledgers"),
             topic=needed(given, "topic"),
-            columns=METADATA_COLUMNS if packed else check_columns(given.get("columns")),
+            columns=_packed_columns(id_of) if packed else check_columns(given.get("columns")),
             packed=packed,
             buckets=None if buckets is None else checked_buckets(buckets),
+            id_of=id_of,
             since=_time(given, "startingTimestamp"),
             until=_time(given, "endingTimestamp"),
             by=check_by(given.get("by", "publish_time")),
@@ -130,6 +138,10 @@ class TopicReadOptions(Opening):
             halt_file=given.get("haltfile"),
             rule=given.get("rule"),
         )
+
+
+def _packed_columns(id_of: str | None) -> tuple[str, ...]:
+    return METADATA_COLUMNS if id_of is None else (*METADATA_COLUMNS, "headers")
 
 
 def refuse_stream_options(options: Mapping[str, str]) -> None:

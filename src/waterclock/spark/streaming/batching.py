@@ -11,7 +11,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType
 
+from waterclock._support.quoting import quoted
 from waterclock.batching.batch import LONGEST_SOURCE, NUL, SOURCE_BEGINNING, SOURCE_DIGITS
+from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
 from waterclock.batching.rate.by_message.aligned import Clocks
@@ -22,7 +24,8 @@ from waterclock.columnar.packing import (
     pack,
     unpack,
 )
-from waterclock.columnar.records import PLAIN, POSITIONED
+from waterclock.columnar.records import NUMBERED, PLAIN, POSITIONED
+from waterclock.columnar.streams.id_stream import judge_by_id
 from waterclock.columnar.streams.judging import judge, unsynchronised
 from waterclock.columnar.streams.outcome_rows import OUTCOMES_SCHEMA
 from waterclock.columnar.streams.rate_options import RateOptions
@@ -33,12 +36,13 @@ from waterclock.spark.buckets import (
     BUCKETS,
     buckets_of,
     checked_buckets,
+    id_header_of,
     pack_to_buckets,
     to_buckets,
 )
-from waterclock.spark.reading.message_columns import message_columns, missing_position
+from waterclock.spark.reading.message_columns import message_columns, missing_position, number_column
 from waterclock.spark.runtime.workers import freezing_imports
-from waterclock.spark.streaming.stateful import event_time_stream, rate_stream
+from waterclock.spark.streaming.stateful import event_time_stream, id_stream, rate_stream
 from waterclock.time import Duration, to_duration
 
 _PACKED: dict[str, DataType] = {
@@ -48,6 +52,10 @@ _PACKED: dict[str, DataType] = {
     "messages": BinaryType(),
     "clock": LongType(),
 }
+_NEEDS_POSITION = (
+    "df must have a column {column!r}: batching by {rule} needs the position (ledger, entry, index) to know how"
+    ' messages arrived. Read the topic with format "waterclock" and option "packed"'
+)
 _REJECTED_SCHEMA = f"source STRING, reason STRING, {UNPACKED_COLUMNS}"
 
 
@@ -252,16 +260,94 @@ def rate_aware_outcomes(
     buckets = _buckets(df, buckets)
     messages, record = _messages(df)
     if record != POSITIONED:
-        raise InvalidArgumentError(
-            f"df must have a column {missing_position(df)[0]!r}: batching by rate needs the position (ledger,"
-            ' entry, index) to know which messages arrived together. Read the topic with format "waterclock"'
-            ' and option "packed"'
-        )
+        raise InvalidArgumentError(_NEEDS_POSITION.format(column=missing_position(df)[0], rule="rate"))
     if messages.isStreaming:
         return rate_stream(_bucketed(messages, record, buckets), options, skew, buckets)
     return _by_source(_packed(messages, record), record).mapInArrow(
         freezing_imports(judge_by_rate, options=options, ended=ended, span=span),
         OUTCOMES_SCHEMA,
+    )
+
+
+def id_batches(
+    df: DataFrame,
+    id_of: str | Column,
+    max_delay: Duration = "2s",
+    streams: Iterable[str] | None = None,
+    max_skew: Duration = "10s",
+    buckets: int | None = None,
+) -> DataFrame:
+    """Batch messages by an integer id that they carry, as `waterclock.IdBatcher` does for each source.
+
+    Parameters
+    ----------
+    df
+        Messages of a topic, batch or streaming: read with the options ``packed`` or ``buckets``, and ``idOf``, of the
+        format ``waterclock``; or with the columns that `rate_aware_batches` names and, if ``id_of`` names a header,
+        headers (MAP<STRING, STRING>).
+    id_of
+        The name of the header that holds the id; or an integer column, if the messages are rows.
+    max_delay, streams
+        As of `waterclock.IdBatcher`.
+    max_skew, buckets
+        As of `event_time_batches`.
+
+    Returns
+    -------
+    DataFrame
+        One row per batch, as `event_time_batches` says; ``number`` is the id. The reason is ``"complete"`` or
+        ``"timeout"``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        For a missing column, also of the position, or one of another type, an invalid option, packed messages read with
+        another ``idOf``, and a streaming DataFrame in a session whose streaming state is not in RocksDB.
+
+    Notes
+    -----
+    The Notes of `event_time_batches` on clocks and streams apply. A stream's state keeps every source that it has seen,
+    with its returned ids.
+    """
+    return batches_of(id_outcomes(df, id_of, max_delay, streams, max_skew, buckets))
+
+
+def id_outcomes(
+    df: DataFrame,
+    id_of: str | Column,
+    max_delay: Duration = "2s",
+    streams: Iterable[str] | None = None,
+    max_skew: Duration = "10s",
+    buckets: int | None = None,
+    *,
+    ended: bool = True,
+    span: ReplayRange | None = None,
+) -> DataFrame:
+    """Find the batch of every message, or why it is in none, as packed rows for `batches_of` and `rejected_of`.
+
+    Takes and raises what `id_batches` does.
+
+    Parameters
+    ----------
+    ended
+        Of a replay only: whether these messages are the last. False leaves out batches that are open at their source's
+        last receive time.
+    span
+        Of a replay only: return the batches that start in this range, and the messages rejected when received in it.
+
+    Returns
+    -------
+    DataFrame
+        Columns `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`.
+    """
+    rule = IdRule.checked("a column" if isinstance(id_of, Column) else id_of, max_delay, streams)
+    skew = to_duration(max_skew, "max_skew")
+    buckets = _buckets(df, buckets)
+    messages = _numbered(df, id_of)
+    if messages.isStreaming:
+        return id_stream(_bucketed(messages, NUMBERED, buckets), rule, skew, buckets)
+    return _by_source(_packed(messages, NUMBERED), NUMBERED).mapInArrow(
+        freezing_imports(judge_by_id, rule=rule, ended=ended, span=span), OUTCOMES_SCHEMA
     )
 
 
@@ -304,7 +390,7 @@ def _bucketed(df: DataFrame, record: np.dtype[Any], buckets: int) -> DataFrame:
 def _by_source(packed: DataFrame, record: np.dtype[Any]) -> DataFrame:
     """Bring the rows of each source together, one after another, those with positions in order of their first."""
     packed = packed.drop("clock")
-    if record != POSITIONED:
+    if record == PLAIN:
         return packed.repartition("source").sortWithinPartitions("source")
     # A column of its own, or the messages would be copied at every comparison.
     placed = packed.withColumn("first", first_place()).repartition("source")
@@ -359,7 +445,7 @@ def rejected_of(outcomes: DataFrame) -> DataFrame:
     Returns
     -------
     DataFrame
-        One row per message: source, reason (``"late"``, ``"future"``, ``"duplicate"`` or ``"replaced"``), stream,
+        One row per message: source, reason (as of `waterclock.batching.batch.Rejection`), stream,
         event_time, receive_time (BIGINT ns), ledger, entry, index (null if the messages came without position).
     """
     return outcomes.where("rejection IS NOT NULL").mapInArrow(freezing_imports(_rejected), _REJECTED_SCHEMA)
@@ -371,6 +457,21 @@ def _rejected(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         of_rows = [batch.column(name).take(pa.array(rows)) for name in ("source", "rejection")]
         names = ["source", "reason", *columns]
         yield pa.record_batch([*of_rows, *columns.values()], names)
+
+
+def _numbered(df: DataFrame, id_of: str | Column) -> DataFrame:
+    """Check the columns, and take those that batching by id reads."""
+    if _is_packed(df) or buckets_of(df.schema) is not None:
+        read_with = id_header_of(df.schema)
+        if isinstance(id_of, Column) or read_with != id_of:
+            raise InvalidArgumentError(
+                f"id_of must be the option idOf with which df was read, got {quoted(id_of)} here and"
+                f" {quoted(read_with)} in df"
+            )
+        return df
+    if missing := missing_position(df):
+        raise InvalidArgumentError(_NEEDS_POSITION.format(column=missing[0], rule="id"))
+    return message_columns(df, number_column(df, id_of).alias("number"))
 
 
 def _messages(df: DataFrame) -> tuple[DataFrame, np.dtype[Any]]:

@@ -18,10 +18,12 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
+from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
-from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.records import NUMBERED, POSITIONED
 from waterclock.columnar.streams.event_time_stream import EventTimeStream
+from waterclock.columnar.streams.id_stream import IdStream
 from waterclock.columnar.streams.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import RateStream
@@ -49,17 +51,23 @@ _STATE_SCHEMA = StructType().add("state", BinaryType()).add("buckets", IntegerTy
 _WAKING_STATE_SCHEMA = StructType([*_STATE_SCHEMA, StructField("timer", LongType())])
 
 OPEN_BATCHES = "waterclock_open_batches"
-"""The metric that a stream observes: ``buckets``, of those that a micro-batch changed numbers and open batches."""
+"""The metric that a stream observes: ``buckets``, of those that a micro-batch changed numbers, open batches and missing
+ids."""
 
 _Key = tuple[int]
 
 
 class Stream(Protocol):
-    """What batches the sources of a bucket: `EventTimeStream` or `RateStream`."""
+    """What batches the sources of a bucket: `EventTimeStream`, `RateStream` or `IdStream`."""
 
     @property
     def open_batches(self) -> int:
         """How many windows with messages the last `take` has left open."""
+        ...
+
+    @property
+    def missing_ids(self) -> int:
+        """How many ids are missing; 0 if messages have none."""
         ...
 
     @property
@@ -87,7 +95,7 @@ class _Processor(StatefulProcessor):
     Parameters
     ----------
     record
-        `waterclock.columnar.records.PLAIN` or `POSITIONED`.
+        `waterclock.columnar.records.PLAIN`, `POSITIONED` or `NUMBERED`.
     buckets
         How many there are.
     wakes
@@ -144,7 +152,7 @@ class _Processor(StatefulProcessor):
         watermark = timers.getCurrentWatermarkInMs() if self._wakes else 0
         outcomes = stream.take(arrived, watermark)
         self._remember(stream, None if timer == expired else timer, watermark)
-        yield from _rows(key, stream.open_batches, outcomes)
+        yield from _rows(key, stream, outcomes)
 
     def _remember(self, stream: Stream, timer: int | None, watermark: int) -> None:
         """Write the state, and keep one timer that comes no later than the next due time."""
@@ -211,6 +219,20 @@ class RateProcessor(_Processor):
         return RateStream.restore(state, self._options)
 
 
+class IdProcessor(_Processor):
+    """Batches the sources of buckets by id."""
+
+    def __init__(self, rule: IdRule, buckets: int) -> None:
+        super().__init__(NUMBERED, buckets, wakes=True)
+        self._rule = rule
+
+    def _new(self) -> Stream:
+        return IdStream(self._rule)
+
+    def _restored(self, state: bytes) -> Stream:
+        return IdStream.restore(state, self._rule)
+
+
 def event_time_stream(
     bucketed: DataFrame, rule: EventTimeRule, record: np.dtype[Any], max_skew: int, buckets: int
 ) -> DataFrame:
@@ -228,6 +250,12 @@ def rate_stream(bucketed: DataFrame, options: RateOptions, max_skew: int, bucket
     return _outcomes(_clocked(bucketed, max_skew), processor, "EventTime")
 
 
+def id_stream(bucketed: DataFrame, rule: IdRule, max_skew: int, buckets: int) -> DataFrame:
+    """Batch a stream of bucketed messages by id; see `waterclock.spark.id_outcomes`."""
+    _check_session(bucketed)
+    return _outcomes(_clocked(bucketed, max_skew), IdProcessor(rule, buckets), "EventTime")
+
+
 def _clocked(bucketed: DataFrame, max_skew: int) -> DataFrame:
     """Derive Spark's watermark from the progress of the receive clock."""
     clocked = bucketed.withColumn("clock", F.timestamp_micros("clock"))
@@ -238,7 +266,7 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
     cells = bucketed.groupBy("bucket").transformWithState(
         statefulProcessor=processor, outputStructType=CELL_SCHEMA, outputMode="Append", timeMode=time_mode
     )
-    ran = F.when(F.isnotnull("bucket"), F.array("bucket", "open_batches"))
+    ran = F.when(F.isnotnull("bucket"), F.array("bucket", "open_batches", "missing_ids"))
     return cells.observe(OPEN_BATCHES, F.collect_list(ran).alias("buckets")).mapInArrow(
         freezing_imports(expand), OUTCOMES_SCHEMA
     )
@@ -267,7 +295,7 @@ def _messages(rows: Iterator[Any], record: np.dtype[Any]) -> ManySources:
     return joined([many_from_cell(row["rows"], record) for row in rows], record)
 
 
-def _rows(key: _Key, open_batches: int, outcomes: pa.RecordBatch) -> Iterator[Row]:
-    yield Row(bucket=key[0], open_batches=open_batches, outcomes=None)
+def _rows(key: _Key, stream: Stream, outcomes: pa.RecordBatch) -> Iterator[Row]:
+    yield Row(bucket=key[0], open_batches=stream.open_batches, missing_ids=stream.missing_ids, outcomes=None)
     for cell in outcome_cells(outcomes):
-        yield Row(bucket=None, open_batches=None, outcomes=cell)
+        yield Row(bucket=None, open_batches=None, missing_ids=None, outcomes=cell)
