@@ -1,10 +1,12 @@
-"""Plans of statements, in a table of which few messages matter."""
+"""Plans of statements, in a table of which few messages matter, and the pages that they read."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 
 from waterclock.connection import Database
@@ -59,3 +61,20 @@ def complaints(database: Database, text: str, parameters: Any) -> list[str]:
         rows = [dict(row) for row in found.mappings()]
         bad = [row for row in rows if row["type"] in ("ALL", "index") or "filesort" in str(row["Extra"])]
         return [str(row) for row in bad if int(row["rows"] or 0) > MESSAGES // 50]
+
+
+def buffers(database: Database, text: str, values: Any) -> int:
+    """Count the pages that a statement looks at, with the plan that is kept for all values."""
+    places = {name: f"${place}" for place, name in enumerate(dict.fromkeys(re.findall(r"%\((\w+)\)[sbt]", text)), 1)}
+    numbered = re.sub(r"%\((\w+)\)[sbt]", lambda found: places[found[1]], text)
+    with database.backend._indexed_writer.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        given = psycopg.ClientCursor(driver).mogrify(",".join(["%s"] * len(places)), [values[name] for name in places])
+        connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+        connection.exec_driver_sql(f"PREPARE explained AS {numbered}")
+        execute = f"EXECUTE explained({given})" if places else "EXECUTE explained"
+        plan = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS) {execute}").scalars().all()
+        connection.exec_driver_sql("DEALLOCATE explained")
+        connection.rollback()
+    [first, *_] = [line for line in plan if "Buffers: shared" in line]
+    return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", first)))

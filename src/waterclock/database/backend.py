@@ -472,6 +472,11 @@ class Backend:
         with self._reading_translated(), self._reader.connect() as own:
             return own.execute(sa.select(self.now_sql())).scalar_one()
 
+    @property
+    def has_own_clock(self) -> bool:
+        """Whether the clock is the database's own."""
+        return self._clock is None
+
     def now_about(self) -> int:
         """Estimate the clock from a reading at most a second old, ns: never behind, ahead by at most a round trip."""
         if self._clock is not None:

@@ -25,8 +25,8 @@ message_tables = sa.Table(
     sa.Column(
         "bounds",
         LongText,
-        doc="Lower bounds of searches in a table with groups, as JSON: the seq from which messages may have to be"
-        " routed, and by priority the time from which groups may be due; NULL: at the first one.",
+        doc="Lower bounds of searches, as JSON: the seq from which messages may have to be routed, and by priority the"
+        " time from which groups, or messages of a table without groups, may be due; NULL: at the first one.",
     ),
     sqlite_autoincrement=True,  # by its id an open table notices that it was dropped and created again
 )

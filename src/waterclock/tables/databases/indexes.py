@@ -55,6 +55,13 @@ def index_unacked(
         _make(connection, rows, "free", due, some & rows.c.group_id.is_(None))
 
 
+def index_late(
+    connection: sa.Connection, rows: sa.Table, by: sa.ColumnElement[int], which: sa.ColumnElement[bool]
+) -> None:
+    """Create the index for late messages, by an expression of their priority."""
+    _make(connection, rows, "late", (by, rows.c.time_next), which)
+
+
 def _make(
     connection: sa.Connection,
     rows: sa.Table,

@@ -154,6 +154,14 @@ class TableDialect(ABC):
     is_bounded = False
     """Whether searches for new messages begin at a bound; otherwise at the first one."""
 
+    def is_late(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+        """Return the condition that a message was due in the past when it was put or changed."""
+        raise NotImplementedError
+
+    def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return the time of the first unacked late message of a priority."""
+        raise NotImplementedError
+
     def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
         """Return the oldest transaction in progress, and if ``marks`` the id of this one."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import Grouping
 
 from waterclock.database.per_database_cache import built_once
 from waterclock.tables.databases.claiming_rows import (
@@ -29,6 +30,23 @@ _BEFORE = (
     "epoch",
     "claim_id",
 )  # columns whose old values a delivery needs; RETURNING returns the new ones
+
+
+def by_priority(rows: sa.FromClause) -> sa.ColumnElement[int]:
+    """Return the key of late messages: an expression, which no other index has."""
+    return Grouping(rows.c.priority + sa.literal_column("0"))
+
+
+def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a message was due in the past when it was put or changed."""
+    return rows.c.routed == sa.literal_column("2")
+
+
+def first_late(rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    """Return the time of the first unacked late message of a priority."""
+    late = rows.alias("late")
+    found = sa.select(late.c.time_next).where(is_late(late), not_acked(late), by_priority(late) == priority)
+    return found.order_by(late.c.time_next).limit(sa.literal_column("1")).correlate(priority.table).scalar_subquery()
 
 
 def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
@@ -85,13 +103,14 @@ def _level_by_level(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object, limit: int
 ) -> sa.Select[*tuple[Any, ...]]:
     levels = _levels(rows, now)
+    low = sa.func.least(levels.c.low, first_late(rows, levels.c.priority), type_=sa.BigInteger)
     due = (
         sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch, rows.c.claim_id)
         .where(
             rows.c.time_acked.is_(None),
             rows.c.priority == levels.c.priority,
             rows.c.time_next <= now,
-            rows.c.time_next >= levels.c.low,
+            rows.c.time_next >= low,
             sa.true() if where is None else where,
         )
         .order_by(rows.c.time_next, rows.c.seq)

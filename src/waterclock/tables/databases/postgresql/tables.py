@@ -20,21 +20,22 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
-from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
+from waterclock.tables.databases.indexes import index_acked, index_expiring, index_late, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.message_keys import PARTIAL_INDEXES, add_keys, column_of
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
-from waterclock.tables.databases.postgresql.claiming import claim_statement, key_is
+from waterclock.tables.databases.postgresql.claiming import by_priority, claim_statement, first_late, is_late, key_is
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, TableDialect
+from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import PARTITIONED, IdItem
+from waterclock.tables.model.schema import PARTITIONED, IdItem, not_acked
 from waterclock.tables.model.values.key_names import KeySource
 
 _KEPT = "waterclock.kept"
@@ -63,6 +64,31 @@ _TRIGGERS = (
     FOR EACH ROW WHEN (NEW.time_scheduled IS NULL OR (NEW.time_next IS NULL AND NEW.time_acked IS NULL))
     EXECUTE FUNCTION %(due)s()""",
 )
+_CHANGED = 2
+# A transaction has an id before it draws the seq of a message, or the time: `PostgresqlTables.seen_by`.
+_NUMBERED = (
+    """
+    CREATE FUNCTION %(numbered)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM txid_current();
+        RETURN NULL;
+    END $$""",
+    """
+    CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
+)
+# The name sorts behind that of the trigger that sets the due time.
+_LATE_TRIGGERS = (
+    """
+    CREATE FUNCTION %(late)s() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.routed := %(changed)s;
+        RETURN NEW;
+    END $$""",
+    """
+    CREATE TRIGGER %(late)s BEFORE INSERT OR UPDATE OF time_next, time_acked, priority ON %(table)s
+    FOR EACH ROW WHEN (NEW.time_next < CAST(EXTRACT(epoch FROM clock_timestamp()) * 1000000000 AS BIGINT) - %(late_by)s)
+    EXECUTE FUNCTION %(late)s()""",
+)
 _GROUP_TRIGGERS = (
     """
     CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -81,20 +107,11 @@ _GROUP_TRIGGERS = (
         AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
     )
     EXECUTE FUNCTION %(moved)s()""",
-    # A transaction has an id before it draws the seq of a message: `PostgresqlTables.seen_by`.
-    """
-    CREATE FUNCTION %(numbered)s() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        PERFORM txid_current();
-        RETURN NULL;
-    END $$""",
-    """
-    CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
 )
-_CHANGED = 2
 _KEYS = [
     (
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'VARCHAR(255)')} STORED NOT NULL",
+        "DROP TRIGGER %(late)s ON %(table)s",
         *PARTIAL_INDEXES,
         """
         CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -217,7 +234,7 @@ class PostgresqlTables(TableDialect):
         """Drop the SQL table and the functions of its triggers."""
         super().drop(connection, rows)
         quote = connection.dialect.identifier_preparer.quote
-        for verb in ("due", "moved", "numbered", "wake", "once"):
+        for verb in ("due", "late", "moved", "numbered", "wake", "once"):
             context = {"function": quote(f"{rows.name}_{verb}")}
             connection.execute(DDL("DROP FUNCTION IF EXISTS %(function)s()", context=context))
 
@@ -252,6 +269,14 @@ class PostgresqlTables(TableDialect):
     def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the place of a message: changed ones are last, so that a search from a bound finds them."""
         return _routing_place(rows)
+
+    def is_late(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+        """Use the column that tells changed messages in a table with groups."""
+        return is_late(rows)
+
+    def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Look it up in the index of late messages."""
+        return first_late(rows, priority)
 
     def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
         """Return the oldest transaction that was in progress, and if ``marks`` the id of this transaction.
@@ -435,6 +460,10 @@ def _index_unacked(
     # With seq; otherwise messages that were put together, and so are due together, would be sorted at each claim.
     due = rows.c.priority.desc(), rows.c.time_next, rows.c.seq
     index_unacked(connection, rows, due, which, grouped=grouped, free=free, new=Grouping(_routing_place(rows)))
+    if not grouped:
+        # Not in the form of the other index, which a planner that believes few messages unacked would search instead.
+        unacked = not_acked(rows) if which is not None else rows.c.time_acked.is_(None)
+        index_late(connection, rows, by_priority(rows), is_late(rows) & unacked)
 
 
 def _routing_place(rows: sa.FromClause) -> sa.ColumnElement[int]:
@@ -453,11 +482,13 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
         "due": quote(f"{rows.name}_due"),
         "moved": quote(f"{rows.name}_moved"),
         "changed": str(_CHANGED),
+        "late": quote(f"{rows.name}_late"),
+        "late_by": str(LATE_BY),
         "numbered": quote(f"{rows.name}_numbered"),
         "wake": quote(f"{rows.name}_wake"),
         "wake_earlier": quote(f"{rows.name}_wake_earlier"),
         "name": f"'{rows.name}'",  # has only letters, digits and underscores
         "now": _NOW,
     }
-    for statement in (*_TRIGGERS, *TRIGGERS, *(_GROUP_TRIGGERS if grouped else ())):
+    for statement in (*_TRIGGERS, *TRIGGERS, *_NUMBERED, *(_GROUP_TRIGGERS if grouped else _LATE_TRIGGERS)):
         connection.execute(DDL(statement, context=context))

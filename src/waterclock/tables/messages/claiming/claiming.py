@@ -16,6 +16,7 @@ from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
 from waterclock.tables.keys.key_rows import keys_due
+from waterclock.tables.messages.claiming.bounded_rows import advance, bounds_of, due_from_bounds, note_claimed
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
 from waterclock.tables.messages.claiming.claim_keyed import claim_keyed
 from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
@@ -43,22 +44,26 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         return _claim_keyed(context, wanted)
     marks = context.marks
     chooses = wanted.where is not None or wanted.order
-    begin = _NO_MARKS if chooses else marks.now()
-    claimed = _claim_rows(context, wanted, begin)
+    advance(context)  # before a claim, which must not fail once it has messages
+    bounds = bounds_of(context)
+    cursor = _NO_MARKS if chooses else marks.now()
+    claimed = _claim_rows(context, wanted, {**bounds, **cursor})
+    if claimed:
+        note_claimed(context)
     if chooses:
         return claimed
     if len(claimed) == wanted.limit:
         marks.advance(claimed)
         return claimed
-    if begin:
+    if cursor:
         marks.look_back()
-    if begin and (claimed or not is_idle(context)):
+    if cursor and (claimed or not is_idle(context)):
         rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
-        found = _claim_rows(context, rest, _NO_MARKS)
+        found = _claim_rows(context, rest, bounds)
         # If this process was suspended between the two, the second claim may have taken the first one's messages again.
         again = {one.row.seq for one in found}
         claimed = [*(one for one in claimed if one.row.seq not in again), *found]
-    marks.looked_back(begin, claimed)
+    marks.looked_back(cursor, claimed)
     return claimed
 
 
@@ -128,7 +133,7 @@ def is_idle(context: TableContext) -> bool:
     """Return whether certainly nothing is due, if that is cheaper than a claim; False if it may be."""
     walks = context.marks.walks
     options = context.options
-    if options.groups is not None or options.turns_by is not None or not walks.should_ask():
+    if options.groups is not None or options.turns_by is not None or not walks.should_ask() or bounds_of(context):
         return False
     began = moments.monotonic()
     question = _any_due(context.rows, context.backend.now_sql())
@@ -153,12 +158,12 @@ def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
 
 
 def claim_within(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
-    """Claim from the first message on, as `claim`, in a transaction that does more than this."""
+    """Claim without a cursor, as `claim`, in a transaction that does more than this."""
     if context.options.groups is not None:
         return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]
     if context.options.turns_by is not None:
         return claim_keyed(context, connection, wanted)[0]
-    return context.sql.claim(connection, context.rows, wanted, _NO_MARKS, context.backend.now_sql())
+    return context.sql.claim(connection, context.rows, wanted, bounds_of(context), context.backend.now_sql())
 
 
 def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
@@ -195,7 +200,10 @@ def next_due(
         due, at = connection.execute(keys_due(context)).one()
         return due, at
     if not context.options.groups:
-        due, at = connection.execute(_next_due_row(context.rows, now)).one()
+        found = due_from_bounds(context, connection)
+        if found is None:
+            found = connection.execute(_next_due_row(context.rows, now)).one()
+        due, at = found
         return due, at
     return next_group_due(context, connection, consumer, max_groups)
 

@@ -23,7 +23,9 @@ from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
 from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
+from waterclock.tables.messages.claiming.bounded_rows import has_bounds
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
+from waterclock.tables.model.claims.bounds import SAVE_EVERY
 from waterclock.time import MAX_NS
 
 _LOOKED_AT_ONCE = 2000
@@ -47,7 +49,11 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     """
     sweeps, every = context.sweeps, context.options.poll_interval
     if context.options.groups is None:
-        sweeps.due_at = MAX_NS
+        if not has_bounds(context):
+            sweeps.due_at = MAX_NS
+        elif moments.monotonic_ns() >= sweeps.due_at and context.reached.saved.is_due():
+            _save_bounds(context)
+            sweeps.due_at = moments.monotonic_ns() + int(SAVE_EVERY * 1_000_000_000)
         return False
     if not sweeps.is_due(idle=idle) or not sweeps.begin():
         return False

@@ -33,6 +33,10 @@ MOST_PRIORITIES = 4
 CLOCK_STEP = 100_000_000
 """How far a bound of times stays behind the clock, ns: a corrected clock goes back by less."""
 
+LATE_BY = 250_000_000
+"""From how long before the current time on a trigger marks a message as late that is put or changed, ns. One statement
+that puts very many messages takes longer."""
+
 SAVE_EVERY = 10.0
 """Seconds between two writes of the bounds to the database, from which a new process reads them."""
 
@@ -198,10 +202,10 @@ class GroupBounds:
     def note(self, search: GroupSearch, found: Any) -> None:
         """Note the result of a search: the first time for each known priority, and the highest priority."""
         snapshot = Snapshot(found.now, found.oldest, found.mark)
-        for who, searches, firsts, level in (
-            (UNASSIGNED, search.unassigned, found.firsts or [], found.of_unassigned),
-            (search.consumer, search.own, found.own_firsts or [], found.of_mine),
-        ):
+        sides = [(UNASSIGNED, search.unassigned, found.firsts or [], found.of_unassigned)]
+        if search.consumer != UNASSIGNED:
+            sides.append((search.consumer, search.own, found.own_firsts or [], found.of_mine))
+        for who, searches, firsts, level in sides:
             if level is not None and (who, level) not in self._bounds:
                 self._add(who, level)
             for priority, one, first in zip(search.priorities, searches, firsts, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,10 +137,16 @@ class Reached:
         The bounds of when groups are due.
     saved
         The bounds as the database has them.
+    advanced_at
+        When the last search began that advances bounds of messages, in seconds of the monotonic clock.
+    searches_left
+        How many such searches are to follow soon.
     """
 
     def __init__(self, bounds: str | None = None, now: int = 0) -> None:
         self.per_group = 1
+        self.advanced_at = -math.inf
+        self.searches_left = 0
         self.saved = SavedBounds(bounds)
         routed, due, checked = self.saved.read(now)
         self.routed = ProvenBound(FIRST_SEQ, routed, checked)

@@ -1,0 +1,151 @@
+"""Bounds of the due times of messages in a table without groups, from which claims begin.
+
+For each priority, nothing before its bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule`` may
+set a due time in the past. A trigger marks those (`TableDialect.is_late`), and an index of their own has them. This is
+for databases that provide the ends of a snapshot (`TableDialect.seen_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+
+from waterclock._support import moments
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
+from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, GroupSearch
+from waterclock.tables.model.schema import is_waiting
+from waterclock.time import MAX_NS
+
+ADVANCE_EVERY = 0.1
+"""Seconds between two searches that advance the bounds while messages are claimed: each is a round trip."""
+
+_ADVANCE_IDLE_EVERY = 5.0
+"""The same while none is claimed, once so many searches have followed the last claim that the bounds are behind it."""
+
+_SEARCHES = 6
+
+
+def has_bounds(context: TableContext) -> bool:
+    """Return whether claims of a table begin at bounds."""
+    options = context.options
+    return (
+        context.sql.is_bounded
+        and options.groups is None
+        and options.turns_by is None
+        and context.backend.has_own_clock  # the trigger's
+    )
+
+
+def bounds_of(context: TableContext) -> Mapping[int, int]:
+    """Return the time by priority before which nothing is due except late messages, ns."""
+    if not has_bounds(context):
+        return {}
+    return {priority: bound.value for priority, bound in context.reached.groups.of_unassigned().items()}
+
+
+def advance(context: TableContext) -> None:
+    """Search for due messages from the bounds on, so that these advance, if the last search is long enough ago."""
+    reached = context.reached
+    if not has_bounds(context):
+        return
+    now = moments.monotonic()
+    if now - reached.advanced_at < (ADVANCE_EVERY if reached.searches_left else _ADVANCE_IDLE_EVERY):
+        return
+    reached.advanced_at = now
+    reached.searches_left = max(0, reached.searches_left - 1)
+    bounds = reached.groups
+    search = bounds.begin(UNASSIGNED)
+    values = {**_values_of(search), "marks": bounds.needs_mark(UNASSIGNED), "until": None}
+    found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
+    bounds.note(
+        search,
+        SimpleNamespace(
+            now=found.now - LATE_BY,
+            oldest=found.oldest,
+            mark=found.mark,
+            firsts=found.firsts,
+            of_unassigned=found.unknown,
+        ),
+    )
+
+
+def note_claimed(context: TableContext) -> None:
+    """Note that messages were claimed, beyond which the bounds can advance."""
+    context.reached.searches_left = _SEARCHES
+
+
+def due_from_bounds(context: TableContext, connection: SqlConnection) -> tuple[int | None, int] | None:
+    """Return when a message may be due, and the current time, ns; None if a priority without a bound has messages."""
+    if not bounds_of(context):
+        return None
+    search = context.reached.groups.begin(UNASSIGNED)
+    found = connection.execute(_looking(context), {**_values_of(search), "marks": False, "until": MAX_NS}).one()
+    if found.unknown is not None:
+        return None
+    due = [one for one in (*found.firsts, found.late) if one is not None]
+    return min(due, default=None), found.now
+
+
+def _values_of(search: GroupSearch) -> dict[str, Any]:
+    known = search.priorities
+    return {
+        "known": known,
+        "lows": [one.low for one in search.unassigned],
+        "aboves": [ABOVE_EVERY_PRIORITY, *known],
+        "beneaths": [*known, BELOW_EVERY_PRIORITY],
+    }
+
+
+def _pairs(name: str, one: str, another: str) -> sa.TableValuedAlias:
+    values = [sa.bindparam(each, type_=Bigints()) for each in (one, another)]
+    columns = sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger)
+    return sa.func.unnest(*values).table_valued(*columns).render_derived(name)
+
+
+@built_once(maxsize=256)
+def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Search for the first message of each priority up to ``until``, or to now, and for priorities without a bound."""
+    rows, sql, now = context.rows, context.sql, context.backend.now_sql()
+    known, ranges = _pairs("given", "known", "lows"), _pairs("ranges", "aboves", "beneaths")
+    first = (
+        sa.select(rows.c.time_next)
+        .where(
+            is_waiting(rows),
+            ~sql.is_late(rows),
+            rows.c.priority == known.c.priority,
+            rows.c.time_next >= known.c.low,
+            rows.c.time_next <= sa.func.coalesce(sa.bindparam("until", type_=sa.BigInteger), now),
+        )
+        .order_by(rows.c.time_next)
+        .limit(1)
+        .correlate(known)
+        .scalar_subquery()
+    )
+    firsts = sa.select(known.c.priority, first.label("first"), sql.first_late(rows, known.c.priority).label("late"))
+    each = firsts.cte("firsts")
+    in_order = sa.func.array_agg(aggregate_order_by(each.c.first, each.c.priority.desc()))
+    between = (
+        sa.select(rows.c.priority)
+        .where(is_waiting(rows), rows.c.priority < ranges.c.priority, rows.c.priority > ranges.c.low)
+        .order_by(rows.c.priority.desc())
+        .limit(1)
+        .lateral("between")
+    )
+    unknown = sa.select(sa.func.max(between.c.priority)).select_from(sa.join(ranges, between, sa.true()))
+    oldest, mark = sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+    return sa.select(
+        now.label("now"),
+        oldest.label("oldest"),
+        mark.label("mark"),
+        sa.select(sa.type_coerce(in_order, sa.ARRAY(sa.BigInteger))).scalar_subquery().label("firsts"),
+        sa.select(sa.func.min(each.c.late)).scalar_subquery().label("late"),
+        unknown.scalar_subquery().label("unknown"),
+    )
