@@ -161,6 +161,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
             f'{BATCH}on_conflict = "x"',
             r"line 7: batch.on_conflict must be one of split, replace, isolate, keep, got 'x'",
         ),
+        (f'{BATCH}since = "nan"', r"line 7: batch.since = 'nan': since must be ISO 8601"),
         (BATCH + BATCH, r"line 10: batch.into must be another table for each \[\[batch\]\]"),
         ('[batch]\ntopic = "x"', r"line 1: batch must be an array of tables. Write \[\[batch\]\]"),
         ('[work]\nhandlers = "a:b@c"', r"line 2: work.handlers must be an array of strings"),

@@ -8,6 +8,8 @@ import pytest
 
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.ingest.ingest_file import IngestFile
+from waterclock.ingest.local_files.file_ingest import FilePlan
+from waterclock.ingest.local_files.line_format import LineFormat
 
 COMPLETE = """\
 [broker]
@@ -43,6 +45,18 @@ dead_letters = "bad"
 """
 
 
+KAFKA = """
+[kafka]
+url = "kafka://one"
+[[subscribe]]
+kafka_topic = "plant"
+topic = "telemetry"
+format = "raw"
+[limits]
+dead_letters = "bad"
+"""
+
+
 def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "ingest.toml"
     path.write_text(text)
@@ -62,15 +76,16 @@ def test_a_complete_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "text"),
     [
+        ('keepalive = "1m"', 'keepalive = "0s"', 7, "broker.keepalive = '0s': keepalive must be at least 1s"),
         ("[limits]", "[limit]", 28, "no key named limit"),
         ('client_id = "lab"', 'clientid = "lab"', 3, "no key named broker.clientid"),
         ("mqtts://gateway", "http://gateway", 2, "url must be mqtt://HOST"),
         ("[broker]", "[database2]", 1, "no key named database2"),
         ('format = "collectd"', 'format = "collected"', 12, "format must be one of collectd"),
         ("plant/+/state", "plant/#/state", 15, "filter must have"),
-        ("qos = 0", "qos = 2", 15, "qos must be 0 or 1, got 2"),
+        ("qos = 0", "qos = 2", 22, "qos must be 0 or 1, got 2"),
         ('"ms"', '"hours"', 20, "subscribe.time_unit must be one of"),
-        ("{stream}", "{strm}", 15, "template"),
+        ("{stream}", "{strm}", 18, "template"),
         ('topic = "states"', 'topic = ""', 16, "subscribe.topic must be a non-empty string"),
         ("max_payload = 1000", "max_payload = 0", 29, "limits.max_payload must be an integer from 1"),
         ('time = "at"', 'time = "a..b"', 15, "path"),
@@ -88,6 +103,14 @@ def test_filters_must_differ(tmp_path: Path) -> None:
     text = COMPLETE.replace("plant/+/state", "collectd/#")
     with pytest.raises(InvalidArgumentError, match="filter 'collectd/#' occurs twice"):
         IngestFile.read(write(tmp_path, text))
+
+
+def test_dead_letters_need_a_topic_of_their_own(tmp_path: Path) -> None:
+    for text in (COMPLETE, KAFKA):
+        with pytest.raises(InvalidArgumentError, match=r"dead_letters must be another topic .*, got 'bad'"):
+            IngestFile.read(write(tmp_path, text.replace('topic = "telemetry"', 'topic = "bad"')))
+    with pytest.raises(InvalidArgumentError, match="dead_letters must be another topic"):
+        FilePlan(["a.jsonl"], "bad", LineFormat(), "bad", 1)
 
 
 def test_without_subscriptions_it_is_refused(tmp_path: Path) -> None:

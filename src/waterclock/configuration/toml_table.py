@@ -19,6 +19,9 @@ _MOST = 2**31 - 1
 _TELLING = 4
 """Minimum length of an environment value that errors replace by its variable."""
 
+_SECRET = ("password",)
+"""Keys whose values no error repeats."""
+
 _VARIABLE = re.compile(r"\$(\$|\{([^}]*)\}?)?")
 
 
@@ -111,10 +114,16 @@ class TomlTable:
         return self._taken[key]
 
     def check(self, key: str, check: Callable[[], Any]) -> Any:
-        """Check a value with a function of another part, and add the value's line to its error."""
+        """Check a value with a function of another part, and add the value's line to its error.
+
+        The function may check several values: the error is that of the key with which its text begins, if it was taken.
+        """
         try:
             return check()
         except WaterclockError as error:
+            first = re.match(r"\w*", str(error))
+            if first is not None and first[0] in self._taken and first[0] not in _SECRET:
+                key = first[0]
             raise self.wrong(key, f"{self._name}.{key} = {quoted(self._taken.get(key))}: {error}") from error
 
     def end(self) -> None:

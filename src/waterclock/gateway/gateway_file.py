@@ -18,7 +18,7 @@ from waterclock.configuration.toml_table import TomlTable
 from waterclock.errors import InvalidArgumentError
 from waterclock.gateway.part import Part
 from waterclock.ingest.ingest_file import IngestFile
-from waterclock.time import to_duration
+from waterclock.time import system_clock, to_duration, to_time
 from waterclock.topics.model.names import check_name
 
 _TABLES = ("broker", "kafka", "subscribe", "database", "limits", "batch", "work")
@@ -112,6 +112,8 @@ def _batching(table: TomlTable) -> Part:
     skew, since = table.optional("max_skew"), table.optional("since")
     if skew is not None:
         table.check("max_skew", lambda: to_duration(skew, "max_skew"))
+    if since is not None:
+        table.check("since", lambda: to_time(since, "since", now=system_clock()))
     options |= _given(max_skew=skew, since=since)
     sources = [f"--source={source}" for source in table.texts("source") or ()]
     table.end()

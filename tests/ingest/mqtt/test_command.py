@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from tests.forked import Forked
-from tests.ingest.mqtt.conftest import PATIENCE, Publisher, payloads, until
+from tests.ingest.mqtt.conftest import Publisher, payloads, until
 from tests.ingest.mqtt.places import Place
 
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
@@ -74,13 +74,13 @@ def test_progress_that_no_one_reads_stops_it(monkeypatch: pytest.MonkeyPatch) ->
         raise BrokenPipeError
 
     monkeypatch.setattr(ingest_talk, "_SAY_EVERY", 0.01)
-    stopped = threading.Event()
+    stops: list[bool] = []
     with (
         pytest.raises(BrokenPipeError),
-        ingest_talk.signals(stopped.set),
+        ingest_talk.signals(lambda: stops.append(True)),
         ingest_talk.saying(lambda: 0, fail, Output(), cast("Any", Pages())),
     ):
-        assert stopped.wait(PATIENCE)
+        until(lambda: stops)
 
 
 def test_check_shows_messages_and_appends_nothing(
@@ -129,7 +129,11 @@ def test_errors_name_the_fault_and_no_password(
     secret = place.url.partition("@")[0].rpartition(":")[2]
     for words, code, text in (
         (["ingest", place.url], WRONG_USAGE, "topic is missing; name one with --topic"),
-        (["ingest", f"http://x:{secret}@host", "--topic", "t"], WRONG_USAGE, "url must be mqtt://HOST"),
+        (
+            ["ingest", f"http://x:{secret}@host", "--topic", "t"],
+            WRONG_USAGE,
+            "url must be mqtt://HOST or mqtts://HOST, which",
+        ),
         (["ingest", str(file), "--qos", "0"], WRONG_USAGE, "Pass a URL as source"),
         (["ingest", "missing.toml"], FAILED, "missing.toml"),
     ):

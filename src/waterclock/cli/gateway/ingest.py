@@ -293,7 +293,7 @@ def _read(source: str, mapping: MappingOptions = _NO_MAPPING, kafka: KafkaOption
     if source.startswith("kafka:"):
         return IngestFile(_kafka_plan_of_url(source, mapping, kafka))
     if kafka != _NO_KAFKA:
-        raise InvalidArgumentError("options of Kafka need a Kafka URL as source, such as kafka://HOST[:PORT]")
+        raise InvalidArgumentError("options of Kafka need a Kafka URL as source, such as kafka://HOST")
     if _is_url(source):
         return IngestFile(_mqtt_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:

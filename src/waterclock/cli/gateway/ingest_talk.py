@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from waterclock.cli.terminal.log_format import LoggedOutput
 from waterclock.cli.terminal.output import Output
@@ -107,7 +107,7 @@ def saying(count: Callable[[], int], line: Line, output: Output, to_pages: Proce
             say(*given)
         except Exception as error:  # noqa: BLE001  # such as a reader that has gone; the main thread raises it
             failures.append(error)
-            signal.raise_signal(signal.SIGTERM)
+            signal.pthread_kill(cast("int", threading.main_thread().ident), signal.SIGTERM)
 
     failures: list[Exception] = []
     with shown:

@@ -12,6 +12,7 @@ from waterclock._support.urls import shown
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.kafka.record import KafkaRule
+from waterclock.ingest.storing.dead_letters import check_dead_letters
 from waterclock.time import format_time, to_time
 from waterclock.topics.topic import Topic
 
@@ -68,7 +69,9 @@ class KafkaCluster:
         found = _URL.fullmatch(url)
         servers = found[1].split(",") if found else []
         if not servers or not all(map(_is_server, servers)):
-            raise InvalidArgumentError(f"url must be kafka://HOST[:PORT][,HOST[:PORT]…], got {shown(url)!r}")
+            raise InvalidArgumentError(
+                f"url must be kafka://HOST or kafka://HOST,HOST, and each HOST may end in :PORT, got {shown(url)!r}"
+            )
         if group == "":
             raise InvalidArgumentError("group must not be empty; omit it to read all partitions")
         if ours := sorted(OURS & set(properties or {})):
@@ -111,6 +114,7 @@ class KafkaPlan:
         names = [rule.kafka_topic for rule in self.rules]
         if twice := next((each for each in names if names.count(each) > 1), None):
             raise InvalidArgumentError(f"kafka_topic {quoted(twice)} occurs twice")
+        check_dead_letters(self.dead_letters, [rule.rule.topic for rule in self.rules])
         if self.lost not in _LOST:
             raise InvalidArgumentError(f"lost must be stop or skip, got {quoted(self.lost)}")
         if self.until is not None and isinstance(self.start, int) and self.until <= self.start:

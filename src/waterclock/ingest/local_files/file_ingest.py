@@ -18,7 +18,7 @@ from waterclock.ingest.local_files.fingerprint import FileKey
 from waterclock.ingest.local_files.line_format import LineFormat
 from waterclock.ingest.local_files.opened_file import OpenedFile, Piece, open_file
 from waterclock.ingest.progress import Event, Tell
-from waterclock.ingest.storing.dead_letters import check_most_payload, dead_letter_of_line
+from waterclock.ingest.storing.dead_letters import check_dead_letters, check_most_payload, dead_letter_of_line
 from waterclock.ingest.storing.encoding import encode_in_pieces
 from waterclock.topics.writing.appending import JointAppend
 
@@ -70,6 +70,9 @@ class FilePlan:
     dead_letters: str
     most_payload: int
     complete: bool = False
+
+    def __post_init__(self) -> None:
+        check_dead_letters(self.dead_letters, [self.topic])
 
     def paths(self) -> Iterator[str]:
         """Find the files, oldest first, so that a rotated file comes before the one that follows it."""

@@ -187,7 +187,9 @@ def _parsed(url: str) -> tuple[str, int, bool, str | None, str | None]:
         or parts.query
         or parts.fragment
     ):
-        raise InvalidArgumentError(f"url must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT], got {shown(url)!r}")
+        raise InvalidArgumentError(
+            f"url must be mqtt://HOST or mqtts://HOST, which may end in :PORT, got {shown(url)!r}"
+        )
     user = unquote(parts.username) if parts.username else None
     word = unquote(parts.password) if parts.password else None
     return parts.hostname, port or _PORTS[parts.scheme], parts.scheme == "mqtts", user, word

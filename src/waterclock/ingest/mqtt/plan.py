@@ -10,7 +10,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.filters import split_share
 from waterclock.ingest.mapping.format_rule import FormatRule
 from waterclock.ingest.mqtt.broker import Broker
-from waterclock.ingest.storing.dead_letters import DEAD_LETTERS, MOST_PAYLOAD
+from waterclock.ingest.storing.dead_letters import DEAD_LETTERS, MOST_PAYLOAD, check_dead_letters
 from waterclock.topics.topic import Topic
 
 
@@ -45,6 +45,7 @@ class IngestPlan:
         filters = [rule.filter for rule in self.rules]
         if twice := next((each for each in filters if filters.count(each) > 1), None):
             raise InvalidArgumentError(f"filter {quoted(twice)} occurs twice")
+        check_dead_letters(self.dead_letters, [rule.topic for rule in self.rules])
 
     def open_topics(self, database: Database) -> dict[str, Topic]:
         """Open the topics that the rules name; NotFoundError if one is missing."""

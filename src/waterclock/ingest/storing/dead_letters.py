@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 
-from waterclock._support.quoting import cut
+from waterclock._support.quoting import cut, quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.ingest.mapping.format_rule import Published
 from waterclock.message import Message
@@ -46,6 +47,12 @@ def check_most_payload(most_payload: int, largest_value: int) -> None:
             f"max_payload must be at most {largest_value // 2}, half of the largest statement that the database"
             f" accepts, got {most_payload}"
         )
+
+
+def check_dead_letters(name: str, topics: Collection[str]) -> None:
+    """Raise InvalidArgumentError if the topic of dead letters is one of those of the messages."""
+    if name in topics:  # a replay would map the messages again
+        raise InvalidArgumentError(f"dead_letters must be another topic than that of the messages, got {quoted(name)}")
 
 
 def dead_letter(published: Published, reason: str, received: int) -> Message:
