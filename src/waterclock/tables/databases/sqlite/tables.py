@@ -120,11 +120,12 @@ def _taking(rows: sa.Table) -> sa.Update:
     )
 
 
-def _has_its_type(column: sa.Column[Any]) -> sa.ColumnElement[bool]:
-    is_number = isinstance(column.type, sa.Integer)
-    of_its_type = sa.func.typeof(column).in_(["integer" if is_number else "text", "null"])
-    most = _SMALL.get(column.name)
-    return of_its_type if most is None else of_its_type & column.between(-most, most - 1)
+def _has_its_type(column: sa.Column[Any]) -> str:
+    # As text, since building twenty expressions took a third of the time to create a table.
+    name = column.name
+    condition = f"typeof({name}) IN ('{'integer' if isinstance(column.type, sa.Integer) else 'text'}', 'null')"
+    most = _SMALL.get(name)
+    return condition if most is None else f"{condition} AND {name} BETWEEN {-most} AND {most - 1}"
 
 
 class SqliteTables(ClaimsInSteps, TableDialect):
@@ -148,7 +149,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
             if column.name in _CHECKED:
                 check = sa.CheckConstraint(_has_its_type(column), f"{rows.name}_{column.name}_type")
                 rows.append_constraint(check)
-        rows.append_constraint(sa.CheckConstraint(rows.c.seq.between(1, _LAST_SEQ), f"{rows.name}_seq_range"))
+        rows.append_constraint(sa.CheckConstraint(f"seq BETWEEN 1 AND {_LAST_SEQ}", f"{rows.name}_seq_range"))
         super().create_bare(connection, rows)
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
