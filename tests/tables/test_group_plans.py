@@ -96,8 +96,17 @@ def test_no_frequent_statement_of_groups_looks_at_more_than_it_needs(
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
-@pytest.mark.parametrize("analyzed", [("waterclock_groups",), ("orders",), ("orders", "waterclock_groups")])
-@pytest.mark.parametrize("purged", [False, True])
+@pytest.mark.parametrize(
+    ("analyzed", "purged"),
+    [
+        (("waterclock_groups",), False),
+        (("orders",), True),
+        (("orders", "waterclock_groups"), False),
+        pytest.param(("waterclock_groups",), True, marks=pytest.mark.slow),
+        pytest.param(("orders",), False, marks=pytest.mark.slow),
+        pytest.param(("orders", "waterclock_groups"), True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)  # MariaDB counts again by itself
 def test_statistics_of_a_time_when_all_was_acked_mislead_no_frequent_statement(
     make_table: Callable[..., MessageTable], database: Database, policy: str, analyzed: tuple[str, ...], purged: bool

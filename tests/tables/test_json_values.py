@@ -89,7 +89,7 @@ def test_json_comes_back_equal_whichever_way_it_goes(database: Database) -> None
     columns = {"extra": "json"}
     database.create_table("orders", payload="json", columns=columns, batch_size=100, dead_letter="orders_dead")
     check_ways(database, EDGES)
-    settings(max_examples=10)(
+    settings(max_examples=settings.default.max_examples // 8)(
         given(st.lists(values, min_size=1, max_size=15))(lambda found: check_ways(database, found))
     )()
 
