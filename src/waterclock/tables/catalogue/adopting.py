@@ -154,7 +154,7 @@ def _check(
                 f"cannot adopt {name!r}: it has a column {column!r}, and Waterclock adds one of that name. Rename"
                 " your column"
             )
-    ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires")}
+    ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires", "late")}
     for index in inspector.get_indexes(name):
         if not begun and index["name"] in ours:
             raise SchemaError(
