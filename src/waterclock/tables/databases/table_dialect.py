@@ -217,6 +217,27 @@ class TableDialect(ABC):
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
 
+    def rows_of_each(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select all rows whose key begins with ``value`` and an element of the list bound as ``name``.
+
+        They are looked up even if the database believes that few rows have ``value``.
+
+        Parameters
+        ----------
+        skip_locked
+            Whether to lock them, and skip those that another transaction has locked.
+        """
+        chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
+        return chosen.with_for_update(skip_locked=True) if skip_locked else chosen
+
     def delete_keys(
         self,
         table: sa.Table,

@@ -7,14 +7,16 @@ counts. So a limit is exact, whatever the clock does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.driver_fast_path import Asked, execute_all
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import is_out
 
@@ -39,17 +41,29 @@ class InFlight:
 
 
 def in_flight(context: TableContext, connection: SqlConnection, keys: Collection[str], most: int) -> InFlight:
-    """Count the messages of keys that the transaction owns; ``most`` bounds the results."""
+    """Count the messages of keys; ``most`` bounds the results."""
+    asked = counting(context, keys)
+    return free_places(context, keys, execute_all(connection, asked), most)
+
+
+def counting(context: TableContext, keys: Collection[str]) -> list[Asked]:
+    """Return the statement that counts the messages of keys in flight; none if there is no limit."""
+    limited = sorted(set(keys).difference([NO_KEY]))
+    return [(_counts(context), {"keys": limited})] if limited and context.options.limit is not None else []
+
+
+def free_places(context: TableContext, keys: Collection[str], counted: Sequence[SqlRows], most: int) -> InFlight:
+    """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it."""
     free = dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
     limit = context.options.most_of_a_key
     if limit is None:
         return InFlight(free, lapsed)
-    limited = sorted(set(keys).difference([NO_KEY]))
-    leased = dict.fromkeys(limited, 0)
-    for row in connection.execute(_counts(context), {"keys": limited}) if limited else ():
-        leased[row.key] += row.leased
-        lapsed[row.key, -row.priority] = min(int(row.lapsed), most)
+    leased = dict.fromkeys(set(keys).difference([NO_KEY]), 0)
+    for row in chain.from_iterable(counted):
+        if row.key in leased:
+            leased[row.key] += row.leased
+            lapsed[row.key, -row.priority] = min(int(row.lapsed), most)
     return InFlight(free | {key: max(0, min(most, limit - count)) for key, count in leased.items()}, lapsed)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
@@ -28,9 +29,9 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int) -> No
     if not try_turn(context, connection):
         return
     after = context.turns.routed
-    for _ in range(_WINDOWS):
+    for number in range(_WINDOWS):
         window = _read(context, connection, after)
-        _route(context, connection, window, now)
+        _route(context, connection, window, now, marks_all=not number)
         has_begun = after is None
         after = (window[-1].key, window[-1].priority) if len(window) == _ROUTED_AT_ONCE else None
         is_of_one = after is not None and (window[0].key, window[0].priority) == after
@@ -51,7 +52,7 @@ def _read(context: TableContext, connection: SqlConnection, after: tuple[str, in
     return found
 
 
-def _route(context: TableContext, connection: SqlConnection, window: Any, now: int) -> None:
+def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks_all: bool) -> None:
     new: dict[Place, int] = {}
     seqs: dict[Place, list[int]] = {}
     for row in window:
@@ -70,11 +71,11 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
     }
     give_turns(context, connection, [place for place, due in earlier.items() if due <= now])
     put_off(context, connection, {place: due for place, due in earlier.items() if due > now})
-    if len(new) == 1 and len(window) == _ROUTED_AT_ONCE and context.options.rate is None:
-        return  # the row stands for them, too, and claims mark them, which at a low rate comes late
+    if len(new) == 1 and len(window) == _ROUTED_AT_ONCE and not marks_all:
+        return  # the row stands for them, too, and later claims mark them
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
-        connection.execute(_marking(context), {"seqs": sorted(routed)})
+        execute_later(connection, (_marking(context), {"seqs": sorted(routed)}))
 
 
 @built_once(maxsize=256)

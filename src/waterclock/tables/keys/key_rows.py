@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from waterclock.database.driver_fast_path import Asked, execute_all, execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
-from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys.in_flight import has_claimable
 from waterclock.tables.model.schema import MESSAGE_KEY
@@ -63,38 +63,55 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
     )
 
 
-def owned(context: TableContext, connection: SqlConnection, keys: Collection[str]) -> dict[str, list[Any]]:
-    """Lock all rows of these keys; return the keys of which no other transaction has locked one, with their rows.
+def owned(
+    context: TableContext, connection: SqlConnection, keys: Collection[str], asked: Sequence[Asked]
+) -> tuple[dict[str, list[Any]], list[SqlRows]]:
+    """Lock all rows of these keys, and then run statements, in one round trip if possible.
 
     If two transactions owned a key at the same time, each would have locked a row that the other one did not see. So
     each row would have been committed after the other transaction looked, and before its own one did, which is
-    impossible. The statements that follow see all messages that earlier owners claimed.
+    impossible. The statements see all messages that earlier owners claimed.
+
+    Returns
+    -------
+    dict
+        The keys of which no other transaction has locked a row, with their rows.
+    list
+        The results of the statements.
     """
-    seen, locked = known(context, connection, keys)
+    seen, locked, found = _known(context, connection, keys, asked)
     foreign = {key for key, _ in seen - locked.keys()}
     ours: dict[str, list[Any]] = {}
     for (key, _), row in locked.items():
         if key not in foreign:
             ours.setdefault(key, []).append(row)
-    return ours
+    return ours, found
 
 
 def known(
     context: TableContext, connection: SqlConnection, keys: Collection[str]
 ) -> tuple[set[Place], dict[Place, Any]]:
     """Return which rows of these keys exist, and those of them that were locked, with their values."""
+    return _known(context, connection, keys, ())[:2]
+
+
+def _known(
+    context: TableContext, connection: SqlConnection, keys: Collection[str], asked: Sequence[Asked]
+) -> tuple[set[Place], dict[Place, Any], list[SqlRows]]:
     names = {"keys": sorted(set(keys))}
-    locked = {(row.message_key, row.level): row for row in connection.execute(_rows_of(context, locking=True), names)}
-    if context.sql.one_writer:
-        return set(locked), locked
-    seen = {(row.message_key, row.level) for row in connection.execute(_rows_of(context, locking=False), names)}
-    return seen | locked.keys(), locked
+    reading = [] if context.sql.one_writer else [(_rows_of(context, locking=False), names)]
+    rows, *found = execute_all(connection, [(_rows_of(context, locking=True), names), *reading, *asked])
+    locked = {(row.message_key, row.level): row for row in rows}
+    seen = set(locked)
+    if reading:
+        seen.update((row.message_key, row.level) for row in found.pop(0))
+    return seen, locked, found
 
 
 @built_once(maxsize=256)
 def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, ...]]:
-    chosen = sa.select(message_keys).where(_of_table(context), context.sql.any_of(message_keys.c.message_key, "keys"))
-    return chosen.with_for_update(skip_locked=True) if locking else chosen
+    key = message_keys.c.table_id, message_keys.c.message_key
+    return context.sql.rows_of_each(message_keys, context.table_id, key, "keys", skip_locked=locking)
 
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
@@ -182,10 +199,13 @@ def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[
     execute_later(connection, *setting)
 
 
-def give_turns(context: TableContext, connection: SqlConnection, places: Sequence[Place]) -> None:
-    """Assign turns to rows, after all others, in this order."""
+def give_turns(
+    context: TableContext, connection: SqlConnection, places: Sequence[Place], last: int | None = None
+) -> None:
+    """Assign turns to rows, after all others, in this order; ``last`` is the last turn of their levels, if known."""
     if places:
-        last = max(_last_turns(context, connection, {level for _, level in places}))
+        if last is None:
+            last = max(_last_turns(context, connection, {level for _, level in places}))
         turns = [{**_named(place), "to": last + nth} for nth, place in enumerate(places, 1)]
         execute_later(connection, *[(_giving(context), values) for values in turns])
 
@@ -194,7 +214,7 @@ def add(context: TableContext, connection: SqlConnection, seqs: Sequence[int], l
     """Insert the missing rows of these messages; those that are due are last in turn."""
     if seqs:
         to = 1 + max(_last_turns(context, connection, levels))
-        connection.execute(_adding(context), {"seqs": seqs, "to": to})
+        execute_later(connection, (_adding(context), {"seqs": seqs, "to": to}))
 
 
 @built_once(maxsize=256)
@@ -214,8 +234,12 @@ def _adding(context: TableContext) -> sa.Insert:
 
 
 def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterable[int]) -> list[int]:
-    asked: list[Asked] = [(_last_turn(context), {"of": level}) for level in levels]
-    return [found.scalar() or 0 for found in execute_all(connection, asked)]
+    return [found.scalar() or 0 for found in execute_all(connection, last_turns(context, levels))]
+
+
+def last_turns(context: TableContext, levels: Iterable[int]) -> list[Asked]:
+    """Return the statements that select the last turn of each level; none if no key is due."""
+    return [(_last_turn(context), {"of": level}) for level in levels]
 
 
 def _named(place: Place) -> dict[str, Any]:

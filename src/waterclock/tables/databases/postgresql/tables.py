@@ -350,6 +350,23 @@ class PostgresqlTables(TableDialect):
         one = newest.with_for_update(skip_locked=skip_locked).lateral("one")
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
 
+    def rows_of_each(
+        self,
+        table: sa.Table,
+        value: int,
+        columns: tuple[sa.Column[Any], sa.Column[Any]],
+        name: str,
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select the rows element by element: a cached plan may compare all rows that have ``value`` with the list."""
+        wanted = _listed(columns[1], name)
+        its = sa.select(table).where(columns[0] == value, columns[1] == wanted.c.value).correlate(wanted)
+        if skip_locked:
+            its = its.with_for_update(skip_locked=True)
+        each = its.offset(sa.literal_column("0")).lateral("each")  # prevents a join
+        return sa.select(*each.c).select_from(sa.join(wanted, each, sa.true()))
+
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """Keep names in a setting of the transaction."""
         listed = sa.func.array_agg(aggregate_order_by(names.c.name, names.c.nth)).filter(which)

@@ -10,12 +10,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock.database.driver_fast_path import execute_all
+from waterclock.database.driver_fast_path import execute_all, execute_later
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.sql_connection import SqlConnection
+from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
-from waterclock.tables.keys.in_flight import NO_KEY, InFlight, in_flight
+from waterclock.tables.keys.in_flight import NO_KEY, InFlight, counting, free_places
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
@@ -23,6 +23,7 @@ from waterclock.tables.keys.key_rows import (
     give_turns,
     is_unrouted,
     keep_turns,
+    last_turns,
     next_turns,
     of_any_key,
     of_place,
@@ -87,18 +88,20 @@ class _KeyedClaim:
         if all(place in self._passed for place in places):
             return False
         ours: dict[str, list[Any]] = {}
+        counted: Sequence[SqlRows] = ()
         if context.options.limit is not None or context.options.rate is not None:
-            ours = owned(context, connection, {key for key, _ in places})
+            keys = {key for key, _ in places}
+            ours, counted = owned(context, connection, keys, counting(context, keys))
             self._passed.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
-        flying = in_flight(context, connection, {key for key, _ in places}, self._room)
+        flying = free_places(context, {key for key, _ in places}, counted, self._room)
         self._passed.update(place for place in places if not flying.free[place[0]])
         dealt, lapsed = self._share(begun, places, flying, rates)
         shares = dealt.shares
-        found = self._lock(shares, lapsed)
+        found, last = self._lock(shares, lapsed)
         left = {place: iter(its) for place, its in found.items()}
         self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         short = [place for place, its in found.items() if len(its) < shares[place]]
@@ -113,7 +116,7 @@ class _KeyedClaim:
         pace(context, connection, paused)
         unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
         keep_turns(context, connection, unfinished)
-        give_turns(context, connection, [one for one in served if one not in paused and one not in unfinished])
+        give_turns(context, connection, [one for one in served if one not in paused and one not in unfinished], last)
         if wanted.where is None:
             place_all(context, connection, {place: rates.used_until(place[0]) for place in short}, self._now)
         self._passed.update(short)
@@ -149,10 +152,12 @@ class _KeyedClaim:
             all_dealt.add(dealt)
         return all_dealt, lapsed
 
-    def _lock(self, shares: Mapping[Place, int], lapsed: Mapping[Place, int]) -> dict[Place, list[Any]]:
-        """Lock the next messages of each key that no other transaction has locked."""
+    def _lock(
+        self, shares: Mapping[Place, int], lapsed: Mapping[Place, int]
+    ) -> tuple[dict[Place, list[Any]], int | None]:
+        """Lock the next messages of each key that no other transaction has locked; return the last turn, too."""
         if not shares:
-            return {}
+            return {}, None
         asked: list[tuple[sa.Select[Any], dict[str, Any]]] = []
         for of_lapsed in (True, False) if lapsed else (False,):
             statement = _next_messages(self._context, self._wanted.where, of_lapsed=of_lapsed)
@@ -161,9 +166,11 @@ class _KeyedClaim:
                 if count:
                     asked.append((statement, {"key": place[0], "priority": -place[1], "count": count}))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
-        for (_, values), its in zip(asked, execute_all(self._connection, asked), strict=True):
+        turns = last_turns(self._context, {level for _, level in shares})
+        rows = execute_all(self._connection, [*asked, *turns])
+        for (_, values), its in zip(asked, rows, strict=False):
             found[values["key"], -values["priority"]] += its.all()
-        return found
+        return found, max(turn.scalar() or 0 for turn in rows[len(asked) :])
 
     def _hand_out(self, rows: Sequence[Any]) -> None:
         if not rows:
@@ -176,7 +183,7 @@ class _KeyedClaim:
             self.claimed.append(Claimed(row, until, _has_expired(row)))
             ends.append((row.seq, until))
         values = {"pairs": ends, "by": wanted.claim_id, "who": wanted.consumer}
-        self._connection.execute(_taking(self._context), values)
+        execute_later(self._connection, (_taking(self._context), values))
 
 
 def _has_expired(row: Any) -> bool:
