@@ -157,7 +157,7 @@ def _age(seconds: float | None) -> str | None:
     left = int(seconds)
     for unit, size in (*_SIZES, ("s", 1)):
         if left >= size or parts:
-            parts.append(f"{left // size}\N{NO-BREAK SPACE}{unit}")
+            parts.append(f"{left // size} {unit}")
             left %= size
     return " ".join(parts[:2])
 
