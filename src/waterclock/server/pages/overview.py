@@ -108,7 +108,7 @@ def _of_tables(facts: Facts, tables: Sequence[TableRecord]) -> Iterator[Problem]
         if counts is None:
             yield Problem("warn", f"The messages of table {one.name} could not be counted.", url)
             continue
-        if one.name not in dead_letters:  # which nobody is to work off, and which their own table's line counts
+        if one.name not in dead_letters:  # no consumer takes dead letters; their own table's line counts them
             yield from _of_counts(one, counts, url)
         dead = facts.counts.get(counts.dead_letter or "")
         if counts.dead_letter in names and dead is not None and dead.messages.depth:
