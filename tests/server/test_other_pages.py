@@ -20,6 +20,7 @@ from waterclock.database.schema.process_catalogue import process_reports
 from waterclock.monitoring.process_reports import ProcessReport, read_reports
 from waterclock.server.pages import ingest
 from waterclock.server.pages.cron_words import in_words
+from waterclock.server.pages.pipelines import timeline_query
 from waterclock.server.pages.tables import groups
 from waterclock.tables.messages.rows.process_heartbeat import RunningHandler, process_heartbeat
 
@@ -261,7 +262,7 @@ def test_pipelines_show_rate_lag_open_batches_rejected_messages_and_restarts(
         for _ in range(2 - start):
             counts = {"messages": 100 * (2 - start), "rejected": {"late": 3}, "open_batches": 7, "lag_messages": 812}
             report.write({**counts, "batches": 5, "outside": 0})
-    report.write({**counts, "messages": 300, "batches": 6, "outside": 2})
+    report.write({**counts, "messages": 300, "batches": 6, "outside": 2, "missing_ids": 4, "incomplete_batches": 1})
     monkeypatch.undo()
     ProcessReport(database.backend, "pipeline", "not shown", other).write({"messages": 0}, ended=True)
     found = {one["topic"]: one for one in client.get("/pipelines?format=json").json()["pipelines"]}
@@ -272,6 +273,9 @@ def test_pipelines_show_rate_lag_open_batches_rejected_messages_and_restarts(
     assert found["secret"]["state"] == "ended"
     page = client.get("/pipelines", headers=BROWSER).text
     assert "3 late" in page
+    assert "4 missing ids" in page
+    assert "1 without all streams" in page
+    assert timeline_query("id_of = 'pulse', max_delay = 2s") == ""
     assert "<script>alert" not in page
     assert client.get(f"/topics/telemetry/batches?{shown['timeline']}").status_code == 200
     hidden = serve(require_token=True).get("/pipelines", headers=bearer("read topic:telemetry"))

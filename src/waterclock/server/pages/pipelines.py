@@ -40,7 +40,18 @@ _RULE = (
 
 _FACTS = (
     *("table", "rule", "messages", "messages_per_second", "lag_messages", "lag_seconds", "batches", "open_batches"),
-    *("outside", "appended", "waiting", "dead", "rejected", "lost", "skipped", "lags"),
+    *(
+        "outside",
+        "missing_ids",
+        "incomplete_batches",
+        "appended",
+        "waiting",
+        "dead",
+        "rejected",
+        "lost",
+        "skipped",
+        "lags",
+    ),
 )
 """What the pages show of a report; an ingest and a pipeline report some of these each."""
 
@@ -93,5 +104,7 @@ def timeline_query(rule: str) -> str:
     given = dict(part.split(" = ", 1) for part in rule.split(", ") if " = " in part)
     if given.get("batch_length", "").startswith("adaptive"):
         return ""  # the lengths depended on how long the work took, so no rule repeats them
+    if "id_of" in given:
+        return ""  # the timeline does not batch by id
     query = {name: given[name].strip('"') for name in _RULE if name in given}
     return urlencode({"by": "rate", **query} if "batch_length" in query else query)

@@ -202,7 +202,8 @@ def counts() -> list[Column]:
     by_reason = [F.sum(F.when(F.col("rejection") == reason, F.col("count"))).alias(reason) for reason in _REASONS]
     # As text: a lambda of Python's gets new names each time, and Spark would compile the code of each replay again.
     outside = F.sum(F.expr("aggregate(batches, 0L, (total, batch) -> total + batch.outside)"))
-    incomplete = F.sum(F.expr("size(filter(batches, batch -> batch.reason = 'timeout'))"))
+    timed_out = F.expr("size(filter(batches, batch -> batch.reason = 'timeout'))")
+    incomplete = F.sum(F.when(F.col("rejection").isNull(), timed_out))
     totals = {MESSAGES: F.sum("count"), _BATCHES: batches, _OUTSIDE: outside, _INCOMPLETE: incomplete}
     return [*(column.alias(name) for name, column in totals.items()), *by_reason]
 
