@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, received, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
+from tests.kernel_forms import in_form
 
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
@@ -110,12 +111,18 @@ def test_streams_may_be_admitted_when_they_first_come(arrivals: list[list[Messag
     st.lists(
         st.lists(st.tuples(st.sampled_from(["a", "log"]), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=5),
         max_size=12,
-    )
+    ),
+    st.sampled_from([0, 3 * SECOND]),
+    st.booleans(),
 )
-def test_times_from_all_over_int64_do_no_harm(drawn: list[list[tuple[str, int]]]) -> None:
+@example([[("a", 0)], *[[("a", -(2**62) + k * SECOND)] for k in range(9)]], 0, False)
+def test_times_from_all_over_int64_do_no_harm(
+    drawn: list[list[tuple[str, int]]], disorder: int, compiled: bool
+) -> None:
     arrivals = [[message(stream, event_time) for stream, event_time in call] for call in drawn]
-    chosen = {"gated": ("a",)}
-    found = RateAwareColumns(NAMES, gated=("a",)).add(*laid_out(arrivals, NAMES), flush=True)
+    chosen: dict[str, Any] = {"gated": ("a",), "max_disorder": disorder}
+    with in_form(compiled=compiled):
+        found = RateAwareColumns(NAMES, **chosen).add(*laid_out(arrivals, NAMES), flush=True)
     assert described_columns(found) == run_class(arrivals, chosen)
     assert len(found.messages) == sum(map(len, arrivals))
 

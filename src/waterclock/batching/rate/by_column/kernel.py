@@ -417,7 +417,8 @@ def _begin_track(row: int, known: Known) -> None:
 @njit(error_model="numpy")
 def _apart(earlier: int, later: int) -> np.uint64:
     """Return the distance of two times; unsigned, since it may exceed the largest signed number."""
-    return np.uint64(later) - np.uint64(earlier)
+    # From int64 first: NumPy refuses to convert Python's negative integers, which the interpreted form passes.
+    return np.uint64(np.int64(later)) - np.uint64(np.int64(earlier))
 
 
 @njit(error_model="numpy")
