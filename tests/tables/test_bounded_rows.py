@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -117,6 +118,23 @@ def test_a_wait_ends_at_a_message_due_below_the_bound(make_table: Callable[..., 
     table.put("late", at=past)
     due, now = table.context.backend.look(lambda own: bounded_rows.due_from_bounds(table.context, own) or (None, 0))
     assert due == past < now
+
+
+def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
+    make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    let_bounds_advance(table, table.context.backend.now())
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE orders DISABLE TRIGGER orders_late")
+        connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled) VALUES ('hidden', 0)")
+    assert table.receive() == []
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0)
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.moments", later)
+    table.context.backend.look(lambda own: bounded_rows.due_from_bounds(table.context, own))
+    assert [one.payload for one in table.receive()] == ["hidden"]
 
 
 def test_a_message_that_is_committed_late_holds_the_bound_up(

@@ -10,12 +10,14 @@ import pytest
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES
 from waterclock.tables.messages.claiming.group_levels import note_look
 from waterclock.tables.model.claims.bounds import (
+    CLOCK_STEP,
     DISTRUST_FOR,
     LOOK_BACK_AT_LEAST,
     LOOK_BACK_SHARE,
     MOST_OWNERS,
     SAVE_EVERY,
     SAVED_FOR,
+    UNASSIGNED,
     GroupBounds,
     GroupSearch,
     ProvenBound,
@@ -23,6 +25,7 @@ from waterclock.tables.model.claims.bounds import (
     Snapshot,
 )
 from waterclock.tables.model.claims.claim import FIRST_SEQ, Reached
+from waterclock.time import MIN_NS
 
 
 @pytest.fixture
@@ -127,6 +130,25 @@ def test_a_bound_below_which_something_was_found_is_not_used_for_a_while(time: l
     assert look(bound, 40, 1) == 0
     time[0] += DISTRUST_FOR
     prove(bound, 50)
+
+
+@pytest.mark.parametrize(("now", "first", "is_distrusted"), [(4 * CLOCK_STEP, 5, True), (2 * CLOCK_STEP, None, False)])
+def test_a_bound_of_times_is_not_used_for_a_while_unless_only_the_clock_was_set_back(
+    time: list[float], now: int, first: int | None, is_distrusted: bool
+) -> None:
+    bounds = GroupBounds()
+    bounds.start({0: 3 * CLOCK_STEP}, 0)
+
+    def search(now: int, first: int | None = None, mark: int | None = None) -> int:
+        found = SimpleNamespace(now=now, oldest=1, mark=mark, firsts=[first], of_unassigned=None)
+        bounds.note(bounds.begin(UNASSIGNED), found)
+        return bounds.of_unassigned()[0].value
+
+    time[0] += LOOK_BACK_AT_LEAST
+    assert search(now, first) == MIN_NS
+    for mark in (None, 1, None):
+        search(9 * CLOCK_STEP, mark=mark)
+    assert (bounds.of_unassigned()[0].value == MIN_NS) == is_distrusted
 
 
 def test_bounds_are_written_only_if_they_changed(time: list[float]) -> None:

@@ -20,7 +20,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
 from waterclock.tables.databases.postgresql.bigints import Bigints
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, GroupSearch
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED
 from waterclock.tables.model.schema import is_waiting
 from waterclock.time import MAX_NS
 
@@ -63,7 +63,8 @@ def advance(context: TableContext) -> None:
     reached.searches_left = max(0, reached.searches_left - 1)
     bounds = reached.groups
     search = bounds.begin(UNASSIGNED)
-    values = {**_values_of(search), "marks": bounds.needs_mark(UNASSIGNED), "until": None}
+    lows = dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
+    values = {**_values_of(lows), "marks": bounds.needs_mark(UNASSIGNED), "until": None}
     found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
     bounds.note(
         search,
@@ -84,21 +85,21 @@ def note_claimed(context: TableContext) -> None:
 
 def due_from_bounds(context: TableContext, connection: SqlConnection) -> tuple[int | None, int] | None:
     """Return when a message may be due, and the current time, ns; None if a priority without a bound has messages."""
-    if not bounds_of(context):
+    lows = bounds_of(context)  # the search from the first message is left to `advance`, which notes its result
+    if not lows:
         return None
-    search = context.reached.groups.begin(UNASSIGNED)
-    found = connection.execute(_looking(context), {**_values_of(search), "marks": False, "until": MAX_NS}).one()
+    found = connection.execute(_looking(context), {**_values_of(lows), "marks": False, "until": MAX_NS}).one()
     if found.unknown is not None:
         return None
     due = [one for one in (*found.firsts, found.late) if one is not None]
     return min(due, default=None), found.now
 
 
-def _values_of(search: GroupSearch) -> dict[str, Any]:
-    known = search.priorities
+def _values_of(lows: Mapping[int, int]) -> dict[str, Any]:
+    known = sorted(lows, reverse=True)
     return {
         "known": known,
-        "lows": [one.low for one in search.unassigned],
+        "lows": [lows[priority] for priority in known],
         "aboves": [ABOVE_EVERY_PRIORITY, *known],
         "beneaths": [*known, BELOW_EVERY_PRIORITY],
     }

@@ -232,7 +232,7 @@ class GroupBounds:
         bound = self._bounds.get(key)
         if bound is None:
             return
-        if end + CLOCK_STEP < search.known:  # the server's clock was set back
+        if snapshot.now < search.known:  # the server's clock was set back
             bound.reset()
         else:
             bound.found_nothing(search, end, snapshot)
