@@ -39,7 +39,7 @@ def test_waterclock_as_py_files_is_refused_in_a_process_of_its_own(tmp_path: Pat
     ran = subprocess.run([sys.executable, "-c", REGISTER, zipped], capture_output=True, text=True, check=False)
     *_, said = ran.stderr.strip().splitlines()
     assert said.startswith(
-        f"waterclock.errors.UnavailableError: cannot stream: waterclock was imported from '{zipped}', as --py-files"
+        f"waterclock.errors.UnavailableError: cannot stream: waterclock was imported from '{zipped}', where --py-files"
     )
 
 

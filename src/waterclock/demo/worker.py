@@ -28,15 +28,16 @@ def check_batch(batch: Batch, group: str | None) -> None:
     """
     if batch.source != group or not batch.messages:
         raise SchemaError(
-            f"batch {batch.id} must have messages and the source {group!r}, as its group, got {len(batch.messages)}"
-            f" messages and the source {batch.source!r}"
+            f"batch {batch.id} must have messages and the source {group!r}, which is its group, got"
+            f" {len(batch.messages)} messages and the source {batch.source!r}"
         )
     # A cut window ends just before the message that cut it.
     last = batch.end - 1 if batch.reason in ("conflict", "boundary") else batch.end
     for message in batch.messages:
         if message.source != batch.source or not batch.start <= message.event_time <= last:
             raise SchemaError(
-                f"messages of batch {batch.id} must be of its source, from {batch.start} to {last}, got {message}"
+                f"messages of batch {batch.id} must have its source and a time from {batch.start} to {last},"
+                f" got {message}"
             )
 
 

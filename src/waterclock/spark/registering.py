@@ -148,7 +148,7 @@ def _refuse_zip() -> None:
     """
     if not Path(__file__).is_file():
         raise UnavailableError(
-            f"cannot stream: waterclock was imported from {str(Path(__file__).parents[2])!r}, as --py-files"
-            " places it. Install waterclock in the Python of the driver and of all executors, or pack an"
+            f"cannot stream: waterclock was imported from {str(Path(__file__).parents[2])!r}, where --py-files"
+            " placed it. Install waterclock in the Python of the driver and of all executors, or pack an"
             " environment for --archives; see the page 'Run on a cluster'"
         )

@@ -120,7 +120,9 @@ def by_position(batches: DataFrame) -> DataFrame:
 def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _PayloadLocation | None:
     if payloads is None:
         if url is not None or ledgers is not None:
-            raise InvalidArgumentError("payloads must be given with url or ledgers: the topic that has the payloads")
+            raise InvalidArgumentError(
+                "payloads must be given with url or ledgers: the name of the topic that holds the payloads"
+            )
         return None
     if url is None:
         raise InvalidArgumentError(

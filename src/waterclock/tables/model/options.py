@@ -268,8 +268,8 @@ class TableOptions:
             value = getattr(self, option)
             if self.groups is not None:
                 raise InvalidArgumentError(
-                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. One consumer at"
-                    " a time has the messages of a group"
+                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. Only one"
+                    " consumer at a time has the messages of a group"
                 )
             if self.purge_by != "rows":
                 raise InvalidArgumentError(

@@ -182,7 +182,7 @@ class Numbering:
         if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
             raise ProducerFencedError(
                 f"producer {append.name!r} of topic {topic!r}: producer epoch {self.producer_epoch} has"
-                f" replaced producer epoch {append.producer_epoch} of this instance. Stop this instance"
+                f" replaced this instance, which has producer epoch {append.producer_epoch}. Stop this instance"
             )
         if self.last is None or append.first > self.last:
             return None

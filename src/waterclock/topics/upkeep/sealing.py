@@ -4,7 +4,7 @@
 2. `_begin` records a pending file of a new name, with an owner and a lease.
 3. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
 4. `_commit` assigns the file to the ledger in one transaction, if the file is still pending and still ours.
-5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this may happen any time later.
+5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this can happen later.
 
 Every step can be repeated. Files of a killed owner are removed by `sweeping.sweep` once its lease has ended.
 """

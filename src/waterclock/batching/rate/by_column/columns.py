@@ -1,4 +1,4 @@
-"""The batcher by rate over columns: the same rules as `RateAwareBatcher`, for many calls at once."""
+"""Batches by rate over columns: the same rules as `RateAwareBatcher`, for many calls at once."""
 
 from __future__ import annotations
 

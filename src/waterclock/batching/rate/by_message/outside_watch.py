@@ -1,4 +1,4 @@
-"""Counts messages outside their windows, and warns of streams for which that continues."""
+"""Counts messages outside their windows, and warns of streams that keep sending them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exit of a consumer from a table: its last writes, and how long it waits for locks."""
+"""How a consumer leaves a table: its last writes, and how long it waits for locks."""
 
 from __future__ import annotations
 
