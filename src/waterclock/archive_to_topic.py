@@ -2,8 +2,9 @@
 
 A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
 between leaves messages in both. The next process takes over the producer, which fences the killed process. It reads the
-producer's last append back from the topic, and deletes these messages from the table before it continues. Therefore it
-may find other rows due than the killed process did, and table and topic may be in different databases.
+producer's last append back from the topic, and deletes these messages from the table before it continues. So nothing is
+archived twice, even if the next process finds different rows due, or the table and the topic are in different
+databases.
 """
 
 from __future__ import annotations

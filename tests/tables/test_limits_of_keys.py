@@ -245,8 +245,8 @@ def _count(delivery: Delivery, held: Counter[str], lock: threading.Lock, too_man
     ("options", "message"),
     [
         ({"limit": {"customer": 0}}, "limit: the limit of 'customer' must be an integer from 1"),
-        ({"limit": {}}, "limit must be a dict of one key with its limit, got {}"),
-        ({"limit": 3}, "limit must be a dict of one key with its limit, got 3"),
+        ({"limit": {}}, "limit must be a dict with one key and its limit, got {}"),
+        ({"limit": 3}, "limit must be a dict with one key and its limit, got 3"),
         ({"limit": {"a b": 1}}, "limit must be 'group' or the name of a column or header"),
         ({"fair_by": ""}, "fair_by must be 'group' or the name of a column or header"),
         ({"limit": {"a": 1}, "fair_by": "b"}, "fair_by must name the key of limit, 'a', got 'b'"),

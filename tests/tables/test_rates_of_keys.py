@@ -215,7 +215,7 @@ def test_concurrent_consumers_send_exactly_the_rate(
         ({"rate": {"customer": True}}, "rate: the rate of 'customer' must be a text"),
         ({"rate": {"customer": float("nan")}}, "rate: the rate of 'customer' must be a text"),
         ({"rate": {"customer": 10**400}}, "rate: the rate of 'customer' must be a text"),
-        ({"rate": "10/s"}, "rate must be a dict of one key with its rate, got '10/s'"),
+        ({"rate": "10/s"}, "rate must be a dict with one key and its rate, got '10/s'"),
         ({"rate": {"a b": 1}}, "rate must be 'group' or the name of a column or header"),
         ({"rate": {"a": 1}, "limit": {"b": 1}}, "rate must name the key of limit, 'b', got 'a'"),
         ({"rate": {"a": 1}, "fair_by": "b"}, "fair_by must name the key of rate, 'a', got 'b'"),

@@ -112,7 +112,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     files = LedgerFiles(root)
     if not files.is_empty():
         raise InvalidArgumentError(
-            f"ledgers must be a new or empty folder, got {root}. Remove it if an interrupted restore left it"
+            f"ledgers must be a new or empty folder, got {root}. Remove it if an interrupted restore left it behind"
         )
     folder = Path(source).absolute()
     manifest = check_backup(folder, report)

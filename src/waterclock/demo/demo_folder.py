@@ -1,4 +1,4 @@
-"""The folder of a demo, and the batches in its database. It does not use Spark, which the live demo does not need."""
+"""The folder of a demo, and the batches in its database. Works without Spark, as the live demo does."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def check_batch(batch: Batch, group: str | None) -> None:
     """
     if batch.source != group or not batch.messages:
         raise SchemaError(
-            f"batch {batch.id} must have messages and the source {group!r}, which is its group, got"
+            f"batch {batch.id} must have messages and its group {group!r} as the source, got"
             f" {len(batch.messages)} messages and the source {batch.source!r}"
         )
     # A cut window ends just before the message that cut it.

@@ -55,7 +55,7 @@ def name_list(lanes: Iterable[str]) -> list[str]:
     """Return the names of sources as a list."""
     names = [] if isinstance(lanes, str) else _items("lanes", lanes, "names of sources")
     if isinstance(lanes, str) or not all(isinstance(name, str) for name in names):
-        raise InvalidArgumentError(f"lanes must be a list of names of sources, got {quoted(lanes)}")
+        raise InvalidArgumentError(f"lanes must be a list of source names, got {quoted(lanes)}")
     return names
 
 

@@ -1,7 +1,7 @@
 """Cuts packed rows into slices that are judged at once: several sources, or a part of a source with many messages.
 
 Spark brings the rows of a task sorted by source, so rows after a source with very many messages would wait until it is
-judged. The slices of such a source go to a file of the task, and come last.
+judged. The slices of such a source are kept in a temporary file of the task, and come last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Appends records: mapped ones, dead letters and offsets in one transaction."""
+"""Appends mapped records and dead letters, and stores the offsets, in one transaction."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ class FileIngest:
 
     def _next(self, file: _Followed, opened: OpenedFile, *, complete: bool) -> Piece | None:
         if not opened.still_holds(file.position):
-            self._tell(Event("truncated", f"{file.path}: has another content and is read from its beginning"))
+            self._tell(Event("truncated", f"{file.path}: its content was replaced, and is read from the beginning"))
             self.progress.bytes -= file.position.offset
             file.position = FilePosition()
         piece = opened.read(file.position, complete=complete)
@@ -314,7 +314,7 @@ class FileIngest:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if FileKey.of(os.fstat(descriptor)) != file.key:
             os.close(descriptor)
-            raise InvalidArgumentError("was replaced while it was opened")
+            raise InvalidArgumentError("was replaced while being opened")
         file.descriptor = descriptor
         file.opened = open_file(descriptor, file.path, self._plan.line_format, self._plan.most_payload)
         return file.opened

@@ -32,7 +32,7 @@ class PlaceBody(Body):
         """Return the one that was given."""
         given = [one for one in (self.time, self.position) if one is not None]
         if len(given) != 1 and (given or default is None):
-            raise InvalidArgumentError(f"one of time and position must be given, got {len(given)}")
+            raise InvalidArgumentError(f"exactly one of time and position must be given, got {len(given)}")
         if self.position is not None:
             return Position.parse(self.position)
         return default or "" if self.time is None else self.time

@@ -1,9 +1,9 @@
 """The rows of keys in the catalogue: which keys are due, and whose turn it is.
 
-A row stands for the messages of one key and one priority. It waits for its turn, or sleeps: until the time before which
-none of its routed, unacked messages is due, or until the rate of its key lets one go. Claims keep this rule: they
-postpone a row to the due time of its first message, and delete it once it has none and its rate is not in use. No
-statement waits for the lock of a row.
+A row stands for the messages of one key and one priority. It waits for its turn, or sleeps. It sleeps until its first
+routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain this: they
+postpone a row to the due time of its first message, and delete a row that has no messages and whose rate is not in use.
+No statement waits for a row's lock.
 """
 
 from __future__ import annotations

@@ -117,14 +117,14 @@ def _text(value: object, name: str) -> str:
 
 def _limit(value: object, name: str) -> dict[str, int]:
     if not isinstance(value, Mapping) or len(given := cast("Mapping[object, object]", value)) != 1:
-        raise InvalidArgumentError(f"{name} must be a dict of one key with its limit, got {quoted(value)}")
+        raise InvalidArgumentError(f"{name} must be a dict with one key and its limit, got {quoted(value)}")
     [(key, most)] = given.items()
     return {check_key_name(key, name): check_count(most, f"{name}: the limit of {quoted(key)}")}
 
 
 def _rate(value: object, name: str) -> dict[str, str]:
     if not isinstance(value, Mapping) or len(given := cast("Mapping[object, object]", value)) != 1:
-        raise InvalidArgumentError(f"{name} must be a dict of one key with its rate, got {quoted(value)}")
+        raise InvalidArgumentError(f"{name} must be a dict with one key and its rate, got {quoted(value)}")
     [(key, rate)] = given.items()
     text = rate
     if isinstance(rate, int | float) and not isinstance(rate, bool) and _LEAST_RATE <= rate <= _GREATEST_RATE:

@@ -1,4 +1,4 @@
-"""Packed entries: the form of an entry of few messages, a tenth of the size of an Arrow entry.
+"""Packed entries: the form of an entry with few messages, a tenth the size of an Arrow entry.
 
 After the frame (`waterclock.checksum`), all little-endian:
 

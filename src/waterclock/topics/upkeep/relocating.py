@@ -134,8 +134,8 @@ def _refuse_copy_of_store(storage: Storage, there: LedgerFiles) -> None:
         return  # the former place cannot be reached, as expected
     if not same_place:
         raise InvalidArgumentError(
-            f"root must not hold a copy of the store at {here.place} with the same marker, got {there.place}."
-            " Rename the old store and relocate again, or remove the marker of the copy to have its files"
+            f"root must not hold a copy of the store at {here.place}, got {there.place}, which has the same"
+            " marker. Rename the old store and relocate again, or remove the copy's marker so that its files are"
             " compared and adopted"
         )
 

@@ -1,4 +1,4 @@
-"""The batching producer: sends one message at a time, and appends entries of many."""
+"""The batching producer: accepts one message at a time, and appends many as one entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervises running handlers past their time limit or with a lost lease, and messages that wait."""
+"""Supervises handlers that exceed their time limit or lose their lease, and messages that wait."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The rules of batching by rate over arrays, compiled with Numba. All compiled code is in this file.
 
 The functions have the names of those in `period`, `pile`, `stream`, `starts`, `stall`, `window` and `batcher` whose
-rules they follow, and are in that order. Numba keeps machine code per file and looks for changes only in that file.
-Only numbers come from other files. After a change of one, save this file, too: otherwise the machine code keeps the old
-number, and its batches differ from those of `RateAwareBatcher`.
+rules they follow, and are in that order. Numba caches machine code per file and looks for changes only in that file.
+Only constants come from other files. After you change one there, save this file, too: otherwise the machine code keeps
+the old value, and its batches differ from those of `RateAwareBatcher`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds groups that are never due by themselves on MariaDB, which cannot index only those groups.
+"""Finds, on MariaDB, the groups that never become due by themselves: MariaDB has no partial indexes.
 
 The index of due groups begins with their owner and priority. So the values of both are looked up first, each with a
 seek: a query that lists them would read the whole index.
