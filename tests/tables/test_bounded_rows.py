@@ -128,13 +128,37 @@ def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
     table.ack(table.receive())
     let_bounds_advance(table, table.context.backend.now())
     with database.backend.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE orders DISABLE TRIGGER orders_late")
+        connection.exec_driver_sql('ALTER TABLE orders DISABLE TRIGGER "~late"')
         connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled) VALUES ('hidden', 0)")
     assert table.receive() == []
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0)
     monkeypatch.setattr("waterclock.tables.model.claims.bounds.moments", later)
     table.context.backend.look(lambda own: bounded_rows.due_from_bounds(table.context, own))
     assert [one.payload for one in table.receive()] == ["hidden"]
+
+
+def test_a_message_that_a_trigger_of_the_user_makes_due_below_the_bound_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("changed", delay="1h")
+    past = table.context.backend.now()
+    let_bounds_advance(table, past)
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION set_due() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.time_next := {past};"
+            " RETURN NEW; END'"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER set_due BEFORE INSERT OR UPDATE OF message ON orders"
+            " FOR EACH ROW EXECUTE FUNCTION set_due()"
+        )
+        connection.exec_driver_sql("UPDATE orders SET message = 'changed again'")
+    [changed] = table.receive()
+    changed.ack()
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO orders (message) VALUES ('put')")
+    assert [changed.payload, *(one.payload for one in table.receive())] == ["changed again", "put"]
 
 
 def test_a_message_that_is_committed_late_holds_the_bound_up(

@@ -41,7 +41,6 @@ def add_keys(connection: sa.Connection, rows: sa.Table, source: KeySource, state
         "header": source.header or "",
         "is_moved": _IS_MOVED % {"source": quote(source.column)},
         "moved": quote(f"{rows.name}_moved"),
-        "late": quote(f"{rows.name}_late"),
         **{name: quote(f"{rows.name}_{name}_idx") for name in names},
     }
     for statement in statements:

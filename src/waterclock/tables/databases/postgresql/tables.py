@@ -76,7 +76,8 @@ _NUMBERED = (
     """
     CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
 )
-# The name sorts behind that of the trigger that sets the due time.
+# It fires behind the triggers that set the due time, because its name sorts behind theirs. The user's triggers may set
+# it in any UPDATE.
 _LATE_TRIGGERS = (
     """
     CREATE FUNCTION %(late)s() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -85,7 +86,7 @@ _LATE_TRIGGERS = (
         RETURN NEW;
     END $$""",
     """
-    CREATE TRIGGER %(late)s BEFORE INSERT OR UPDATE OF time_next, time_acked, priority ON %(table)s
+    CREATE TRIGGER "~late" BEFORE INSERT OR UPDATE ON %(table)s
     FOR EACH ROW WHEN (NEW.time_next < CAST(EXTRACT(epoch FROM clock_timestamp()) * 1000000000 AS BIGINT) - %(late_by)s)
     EXECUTE FUNCTION %(late)s()""",
 )
@@ -111,7 +112,7 @@ _GROUP_TRIGGERS = (
 _KEYS = [
     (
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'VARCHAR(255)')} STORED NOT NULL",
-        "DROP TRIGGER %(late)s ON %(table)s",
+        'DROP TRIGGER "~late" ON %(table)s',
         *PARTIAL_INDEXES,
         """
         CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
