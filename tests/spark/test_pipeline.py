@@ -18,12 +18,14 @@ from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed
 import waterclock as wc
 from waterclock.batching.event_time import replay
 from waterclock.cli.app import run
+from waterclock.spark import batches_of, register
 from waterclock.spark.pipeline import outputs, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.file import PipelineFile
 from waterclock.spark.pipeline.outputs import refuse_written
 from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress
+from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline, run_pipelines
 from waterclock.spark.runtime.filesystem import move_into_place
 from waterclock.spark.runtime.partitions import PARTITIONS, chosen_partitions, parts_in
@@ -401,6 +403,20 @@ def test_adjoining_replays_give_each_batch_of_the_topic_once_and_overlapping_one
     assert again
     assert {row.id: bytes(row.payload) for row in again}.items() <= whole.items()
     assert caplog.text.count("depend on messages more than 4 windows") == (by == "event_time")
+
+
+def test_a_replay_reads_back_to_the_run_of_a_source_that_was_silent_before_its_range(
+    spark: SparkSession, database: wc.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "WINDOWS_BACK", (2,))
+    monkeypatch.setattr(replay, "_RUNS_BACK", 4)
+    begun, later = START + 10 * SECOND, START + 25 * SECOND
+    sent = [("run", begun), ("s0", later), ("s0", START + 40 * SECOND)]
+    database.topic("telemetry").append(wc.Message("a", stream, at, receive_time=at) for stream, at in sent)
+    file = read(write(tmp_path, PIPELINE.replace('max_delay = "400ms"', 'max_delay = "400ms"\nboundaries = ["run"]')))
+    register(spark)
+    found = batches_of(replayed(spark, file, START + 20 * SECOND, START + 30 * SECOND)).collect()
+    assert [(batch["start"], batch["run"]) for batch in found] == [(later, begun)]
 
 
 def test_a_folder_takes_the_place_of_another_and_lies_never_within_it(spark: SparkSession, tmp_path: Path) -> None:

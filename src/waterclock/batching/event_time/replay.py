@@ -107,7 +107,7 @@ def synchronised(
     stream_names
         The streams by number, for a rule with boundaries.
     with_runs
-        Whether the runs of these windows must be known, too.
+        Whether the run of the first of these windows must be known, too, if it opens by ``since`` + window.
     """
     count = int(sources.max()) + 1 if len(sources) else 0
     begin = MIN_NS if span.begin is None else span.begin

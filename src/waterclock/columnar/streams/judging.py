@@ -96,6 +96,30 @@ def unsynchronised(
         yield pa.record_batch({"source": many.source_names.take(pa.array(np.flatnonzero(~known)))})
 
 
+def without_run(batches: Iterable[pa.RecordBatch], rule: EventTimeRule, span: ReplayRange) -> Iterator[pa.RecordBatch]:
+    """Find the sources that have a batch in a range whose run is unknown, for a rule with boundaries.
+
+    `unsynchronised` finds most of them, from the messages before the range. It does not find a source whose first batch
+    of the range follows a silence, nor one whose first batch is an isolated event time.
+
+    Parameters
+    ----------
+    batches
+        Packed rows with positions, as `judge` takes them, of the whole range.
+    rule, span
+        As of `unsynchronised`.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        As `unsynchronised`.
+    """
+    for outcomes in judge(batches, POSITIONED, rule, span=span):
+        found = outcomes.column("batches")
+        places = found.value_parent_indices().filter(found.flatten().field("run").is_null())
+        yield pa.record_batch({"source": outcomes.column("source").take(places.unique())})
+
+
 def _judge(packed: pa.Table, record: np.dtype[Any], rule: EventTimeRule) -> pa.RecordBatch:
     many = from_packed(packed, record)
     sources = many.sources.astype(np.uint32)

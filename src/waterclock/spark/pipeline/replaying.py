@@ -15,7 +15,7 @@ from waterclock.message import Position
 from waterclock.spark.pipeline.definition import Pipeline, PipelineSource, place_options
 from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
-from waterclock.spark.streaming.batching import event_time_outcomes, unsynchronised_sources
+from waterclock.spark.streaming.batching import event_time_outcomes, sources_without_run, unsynchronised_sources
 from waterclock.time import MIN_NS, format_time, to_duration
 from waterclock.topics.finding.finding import find_start
 from waterclock.topics.finding.positions import beginning
@@ -85,6 +85,9 @@ def _start(
             return begin.position, whole
         stop = _stop(topic, source, start, span._replace(until=span.since).received_until(rule))
         first = unsynchronised_sources(_packed(spark, source, start, stop), rule, span).head()
+        if first is None and rule.boundaries:
+            stop = _stop(topic, source, start, span.received_until(rule))
+            first = sources_without_run(_packed(spark, source, start, stop), rule, span).head()
         if first is None:
             return start, span
         unknown = first[0]

@@ -26,7 +26,7 @@ from waterclock.columnar.packing import (
 )
 from waterclock.columnar.records import NUMBERED, PLAIN, POSITIONED
 from waterclock.columnar.streams.id_stream import judge_by_id
-from waterclock.columnar.streams.judging import judge, unsynchronised
+from waterclock.columnar.streams.judging import judge, unsynchronised, without_run
 from waterclock.columnar.streams.outcome_rows import OUTCOMES_SCHEMA
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import judge_by_rate
@@ -354,6 +354,12 @@ def id_outcomes(
 def unsynchronised_sources(packed: DataFrame, rule: EventTimeRule, span: ReplayRange) -> DataFrame:
     """Find the sources, a row each, whose windows in a range depend on messages before those of ``packed``."""
     find = freezing_imports(unsynchronised, rule=rule, span=span)
+    return _by_source(packed, POSITIONED).mapInArrow(find, "source STRING")
+
+
+def sources_without_run(packed: DataFrame, rule: EventTimeRule, span: ReplayRange) -> DataFrame:
+    """Find the sources, a row each, that have a batch in a range whose run began before the messages of ``packed``."""
+    find = freezing_imports(without_run, rule=rule, span=span)
     return _by_source(packed, POSITIONED).mapInArrow(find, "source STRING")
 
 
