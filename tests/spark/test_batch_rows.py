@@ -1,7 +1,8 @@
-"""What a task looks up at once is bounded by bytes; what is too large is named."""
+"""What a task looks up or gathers at once is bounded by bytes; what is too large is named."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
+from tests.spark.pipeline_files import read, write
 
 import waterclock as wc
 from waterclock.batching.batch import Batch
 from waterclock.columnar.packing import ROWS, unpack
 from waterclock.columnar.records import POSITIONED, cells_of_records
 from waterclock.spark import pace
+from waterclock.spark.pipeline import outputs
 from waterclock.spark.streaming import batch_rows
 from waterclock.spark.streaming.batch_rows import Payloads, encoded, looks
 from waterclock.spark.writing import message_writer
@@ -76,6 +80,21 @@ def test_batches_have_the_same_bytes_however_they_are_looked_up(
         monkeypatch.setattr(batch_rows, "MOST_BYTES", most)
         written = [each for _, some in encoded(iter([a_batch_each(payloads)]), payloads) for each in some.to_pylist()]
         assert written == expected
+
+
+def test_a_row_group_of_a_parquet_output_is_bounded_by_bytes_however_few_rows_it_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(outputs.PARQUET_OPTIONS, "parquet.block.size", str(64 << 10))
+    rows = spark.createDataFrame([(os.urandom(20_000),) for _ in range(20)], "payload BINARY").coalesce(1)
+    outputs.write_parquet(
+        rows, read(write(tmp_path)).source, f"{tmp_path}/batches/run=1", what="rejected", check=lambda: None
+    )
+    (file,) = (pq.ParquetFile(path).metadata for path in tmp_path.glob("batches/run=1/*.parquet"))
+    groups = [file.row_group(number) for number in range(file.num_row_groups)]
+    assert sum(group.num_rows for group in groups) == 20
+    assert all(group.total_byte_size <= (64 << 10) + 21_000 for group in groups)
+    assert not any(group.column(0).is_stats_set for group in groups)
 
 
 @pytest.fixture(params=["own files", "a shared file"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,7 +21,7 @@ from tests.spark.pipeline_files import SECOND, START, read, write
 import waterclock as wc
 from waterclock._support import moments
 from waterclock.monitoring.process_reports import read_reports
-from waterclock.spark.pipeline import progress, rules
+from waterclock.spark.pipeline import failures, progress, rules
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, tasks_of
@@ -151,6 +153,10 @@ Caused by: java.lang.IllegalStateException: more
             "[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST",
             "one of Spark's processes ended",
         ),
+        (
+            "[TASK_WRITE_FAILED] Task failed\n\tat x\nCaused by: java.lang.OutOfMemoryError: Java heap space\n\tat x",
+            "(OutOfMemoryError: Java heap space); raise spark.driver.memory",
+        ),
         ("jdbc:postgresql://user:secret@host/db\n\tat x", "jdbc:postgresql://user:***@host/db"),
         (
             "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.",
@@ -174,6 +180,27 @@ def test_a_java_process_that_has_ended_is_named(error: Exception) -> None:
         raise error
     with pytest.raises(PipelineError, match=r"^broken$"), in_a_line():
         raise PySparkException("broken\n\tat x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[STREAM_FAILED] Query terminated\nCaused by: Job 3 cancelled because SparkContext was shut down",
+        '[STREAM_FAILED] Cannot invoke "org.apache.spark.scheduler.DAGScheduler.cleanupQueryJobs(String)": it is null',
+    ],
+)
+def test_an_error_of_a_context_that_java_stopped_as_it_ended_names_the_memory(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as java:
+        monkeypatch.setattr(failures.SparkContext, "_gateway", SimpleNamespace(proc=java))
+        with pytest.raises(PipelineError, match=r"ran out of memory\. Raise spark\.driver\.memory"), in_a_line():
+            raise PySparkException(text)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as java:
+        monkeypatch.setattr(failures.SparkContext, "_gateway", SimpleNamespace(proc=java))
+        monkeypatch.setattr(failures, "_JAVA_ENDS_WITHIN_S", 0)
+        with pytest.raises(PipelineError, match="STREAM_FAILED"), in_a_line():
+            raise PySparkException(text)
 
 
 def test_lag_counts_from_when_a_message_was_appended_also_of_an_import(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer, AccumulatorUnixServer
 from pyspark.errors import PySparkException
 
@@ -20,7 +23,11 @@ from waterclock.errors import WaterclockError
 _OURS = re.compile(r"\bwaterclock(?:\.\w+)+Error: (.*)")
 _FORMAT_MISSING = re.compile(r"cannot use the format waterclock: .*")
 _NO_MODULE = re.compile(r"No module named '?waterclock\b")
+_CONTEXT_STOPPED = re.compile(r"stopped SparkContext|SparkContext was shut down|DAGScheduler\.cleanupQueryJobs")
+_JAVA_ENDS_WITHIN_S = 10
+_MORE_MEMORY = "raise spark.driver.memory (on a cluster also spark.executor.memory), and start the pipeline again"
 _REMEDIES = (
+    (re.compile(r"OutOfMemoryError"), f"{_MORE_MEMORY}: it continues from its checkpoint"),
     (
         re.compile(r"No space left on device|Disk quota exceeded"),
         "free some space, and start the pipeline again: it continues from its checkpoint",
@@ -54,7 +61,8 @@ _JAVA_NAME = re.compile(r"\b(?:[a-z][a-z0-9_]*\.){2,}(?=[A-Z]\w*(?:Exception|Err
 _CONNECT_GONE = "UNAVAILABLE"
 
 _JVM_DIED = (
-    "Spark's Java process ended, perhaps for lack of memory. Start the pipeline again: it continues from its checkpoint"
+    "Spark's Java process ended, most likely because it ran out of memory."
+    f" {_MORE_MEMORY.capitalize()}: it continues from its checkpoint"
 )
 _SESSION_ENDED = "Spark's session ended: its master was unreachable or ended it. See Spark's log"
 _WORKER_LACKS_US = (
@@ -73,10 +81,10 @@ def in_a_line() -> Generator[None]:
     try:
         yield
     except PySparkException as error:
-        raise PipelineError(reason(str(error))) from error
+        raise PipelineError(_reason_or_end(str(error))) from error
     except (Py4JError, ConnectionError, EOFError) as error:
         text = str(error)
-        raise PipelineError(reason(text) if "Exception" in text and "\tat " in text else _JVM_DIED) from error
+        raise PipelineError(_reason_or_end(text) if "Exception" in text and "\tat " in text else _JVM_DIED) from error
 
 
 def leave_traces_out() -> None:
@@ -111,6 +119,22 @@ def reason(text: str) -> str:
     said = cut(redacted(_JAVA_NAME.sub("", said)))
     remedies = (remedy for pattern, remedy in _REMEDIES if pattern.search(text))
     return "; ".join([said, *islice(remedies, 1)])
+
+
+def _reason_or_end(text: str) -> str:
+    """Explain an error. If Java runs out of memory, it stops Spark before it ends, and other errors arrive first."""
+    return _JVM_DIED if _CONTEXT_STOPPED.search(text) and _java_ends() else reason(text)
+
+
+def _java_ends() -> bool:
+    java: Any = SparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # none else knows its end
+    if java is None:
+        return False
+    try:
+        java.proc.wait(_JAVA_ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _say_nothing(self: object, request: object, client_address: object) -> None: ...

@@ -32,6 +32,17 @@ _ENCODED_SCHEMA = (
 _FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count", "outside")
 _BATCHES_AT_ONCE = 500
 
+PARQUET_OPTIONS = {
+    # Parquet gathers a row group in Java's heap, and by default measures it for the first time after 100 rows. 100
+    # batches of 12 MB take 1.2 GB, and the heap has 1 GB by default.
+    "parquet.page.size.row.check.min": "1",
+    "parquet.page.size.row.check.max": "1",
+    "parquet.block.size": str(32 << 20),
+    # The statistics of a column copy its least and its greatest value, once for the page and once for the row group.
+    "parquet.column.statistics.enabled#payload": "false",
+}
+"""Options of the Parquet files of outputs, for which a task gathers this size of a row group and one row more."""
+
 MOST_READING_ALL = 8
 """Up to this many tasks, each reads the payloads of its own sources, which are in all files of a topic: 0.4 µs per
 message of the topic. With more tasks, that costs more than moving encoded batches to the tasks that put them.
@@ -150,12 +161,13 @@ def write_parquet(
     if is_remote():
         # Spark writes to a hidden folder and moves that, but only if it replaces a part of a table.
         run = F.lit(name.partition("=")[2])
-        dynamic = rows.withColumn("run", run).write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        writer = rows.withColumn("run", run).write.options(**PARQUET_OPTIONS)
+        dynamic = writer.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         dynamic.partitionBy("run").parquet(target)
         return
     hidden = f"{target}/.{name}-{uuid.uuid4().hex}"
     try:
-        rows.write.parquet(hidden)
+        rows.write.options(**PARQUET_OPTIONS).parquet(hidden)
         check()
         move_into_place(spark, hidden, folder)
     except BaseException:
