@@ -1,4 +1,4 @@
-"""Live consumers of exclusive groups: one row for each, with a lease that claims and heartbeats renew."""
+"""Live consumers of exclusive groups: one row for each, whose lease is renewed by claims and heartbeats."""
 
 from __future__ import annotations
 

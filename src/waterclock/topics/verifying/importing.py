@@ -5,9 +5,9 @@ written: its footer and pages are compared with their checksums, its messages wi
 catalogue lacks are imported: those in a gap, those recorded as lost, and all of them if the topic is empty. Ledgers
 that were deleted on purpose stay deleted.
 
-Databases may share a store, so a topic takes only files of its own origin. A topic that has never held a message has
-lost its catalogue with its origin: it takes the files of its name, if they all have the same origin, and adopts that
-origin. It cannot know whether another database still uses these files, so it never deletes an imported file.
+Databases may share a store, so a topic takes only files of its own origin. If a topic has never held a message, its
+catalogue and origin may have been lost. So it takes the files of its name, if they all have the same origin, and adopts
+that origin. It cannot know whether another database still uses these files, so it never deletes an imported file.
 """
 
 from __future__ import annotations

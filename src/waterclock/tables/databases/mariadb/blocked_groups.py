@@ -1,4 +1,4 @@
-"""Finds, on MariaDB, the groups that never become due by themselves: MariaDB has no partial indexes.
+"""Finds the groups that never become due by themselves, on MariaDB, which cannot have a partial index of them.
 
 The index of due groups begins with their owner and priority. So the values of both are looked up first, each with a
 seek: a query that lists them would read the whole index.

@@ -13,7 +13,7 @@ A consumer first LISTENs. Then it takes *waiting*, and tries to take *writing* e
 If it got both, it checks once more for messages, and sleeps. Otherwise it tries again after some milliseconds. Nothing
 is missed:
 
-- A writer that tries *waiting* after the consumer took it, notifies. The consumer already listens, so it is woken when
+- A writer notifies if it tries *waiting* after the consumer took it. The consumer already listens, so it is woken when
   the writer commits.
 - A writer that tried *waiting* before the consumer took it already held *writing*, and keeps it until it ends. The
   consumer gets *writing* only then; and a commit is visible before its locks are released. So the consumer's check,
@@ -22,7 +22,7 @@ is missed:
   Two that try the same lock at the same moment may both fail; then a writer notifies once too often, and a consumer
   tries again.
 - A savepoint that is rolled back releases *writing*, and its rows are gone as well.
-- Notifications of one transaction with the same text are one.
+- PostgreSQL merges notifications of one transaction that have the same text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims in a table whose keys take turns. The leased messages of a key may be limited, and its rate."""
+"""Claims in a table whose keys take turns. A key may have a limit of leased messages, and a rate."""
 
 from __future__ import annotations
 

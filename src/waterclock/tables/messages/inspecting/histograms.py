@@ -1,4 +1,4 @@
-"""Histograms: for how long messages have been due, and how soon later ones are sent."""
+"""Histograms: for how long messages have been due, and how long others must still wait."""
 
 from __future__ import annotations
 

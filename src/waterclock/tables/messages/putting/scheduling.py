@@ -1,7 +1,7 @@
 """Schedules: messages that are put repeatedly, at the times of a cron expression.
 
 A schedule is a row of the catalogue with its last processed tick, in the database's clock. The process that puts the
-message of a tick advances it in the same transaction, with the row locked. So each tick is put once, by the first
+message of a tick updates the row in the same transaction, and holds its lock. So each tick is put once, by the first
 process, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next tick.
 """
 
