@@ -331,7 +331,8 @@ def test_messages_judged_alone_are_judged_alike_before_the_others_come(messages:
 
 
 def test_every_word_of_the_rule_has_a_number() -> None:
-    assert tuple(REJECTIONS.values()) == get_args(RejectReason)
+    by_id = ("no_id", "undeclared")
+    assert (*REJECTIONS.values(), *by_id) == get_args(RejectReason)
     assert sorted([ACCEPTED, *REJECTIONS, UNDECIDED]) == list(range(6))
     assert tuple(CONFLICTS) == get_args(OnConflict)
     assert len(set(CONFLICTS.values())) == len(CONFLICTS)

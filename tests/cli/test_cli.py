@@ -338,7 +338,7 @@ def test_a_file_of_messages_is_cut_into_batches_and_drawn(shell: Shell) -> None:
     assert "<svg" in (shell.folder / "out.svg").read_text()
 
 
-def test_by_id_a_file_is_batched_and_a_table_is_refused(shell: Shell) -> None:
+def test_by_id_a_file_is_batched_and_needs_the_header_of_the_id(shell: Shell) -> None:
     file = write_messages(
         shell.folder,
         *({"stream": s, "headers": {"train": str(n)}} for s, n in [("a", 1), ("b", 1), ("a", 2), ("a", 5)]),
@@ -351,8 +351,6 @@ def test_by_id_a_file_is_batched_and_a_table_is_refused(shell: Shell) -> None:
         ("press-01@5", 1, "timeout"),
     ]
     assert "missing: 2 ids; 2 batches without all streams" in shell.said
-    shell(*command, "--into", "work", expect=WRONG_USAGE)
-    assert "by must be event_time or rate with --into, got 'id'" in shell.said
     shell("batch", file, "--by", "id", "--max-delay", "1s", expect=WRONG_USAGE)
     assert "id_of is missing: batching by id needs it, for example pulse_id" in shell.said
 

@@ -220,7 +220,7 @@ def test_a_group_whose_head_used_up_its_attempts_blocks_and_says_so(
         next(one for one in table.receive() if one.payload == "a1").nack(0)
     clock.move("1h")
     assert names(table.receive()) == ["b1"]
-    assert "sent 2 times" in (table.groups.info("a").blocked_by or "")
+    assert "used up its attempts (2)" in (table.groups.info("a").blocked_by or "")
     assert table.explain(1).state == "exhausted"
     assert table.explain(2).blocking_id == 1
     table.groups.skip_head("a")

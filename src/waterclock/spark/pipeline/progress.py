@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -162,9 +162,9 @@ class Progress:
             if OUTCOMES in one.observedMetrics:
                 self.count(_observed(one.observedMetrics[OUTCOMES]))
             if OPEN_BATCHES in one.observedMetrics:
-                for bucket, *counted in _observed(one.observedMetrics[OPEN_BATCHES])["buckets"]:
-                    self.by_bucket[bucket] = tuple(counted)
-                self.open_batches, missing = map(sum, zip(*self.by_bucket.values(), strict=True))
+                for bucket, open_batches, missing_ids in _observed(one.observedMetrics[OPEN_BATCHES])["buckets"]:
+                    self.by_bucket[bucket] = open_batches, missing_ids
+                self.open_batches, missing = _sums(self.by_bucket.values())
                 self.missing_ids = None if self.missing_ids is None else missing
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
@@ -221,6 +221,12 @@ def tasks_of(tracker: StatusTracker, run: str) -> tuple[int, int] | None:
         if info is not None and (runs or info.numCompletedTasks):  # an ended job may have skipped stages
             done, known = done + info.numCompletedTasks, known + info.numTasks
     return (done, known) if known else None
+
+
+def _sums(counted: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Add up pairs of counts, of which there may be none."""
+    pairs = list(counted)
+    return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
 
 
 def _observed(row: Row) -> dict[str, Any]:

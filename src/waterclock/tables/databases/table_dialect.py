@@ -147,6 +147,11 @@ class TableDialect(ABC):
         # index's.
         return rows.c.routed != sa.literal_column("1")
 
+    def by_unrouted_index(self, found: sa.Select[*tuple[Any, ...]], rows: sa.Table) -> sa.Select[*tuple[Any, ...]]:
+        """Return a search in a table with keys in a form that the index of unrouted messages answers."""
+        del rows
+        return found
+
     def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the order of the index of messages that must be routed: by seq."""
         return rows.c.seq

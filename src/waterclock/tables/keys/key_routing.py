@@ -89,8 +89,9 @@ def _window(context: TableContext, keys: Literal["first", "same", "later"]) -> s
         "same": (key == last, rows.c.priority > sa.bindparam("priority", type_=sa.BigInteger)),
         "later": (key > last,),
     }
+    found = sa.select(rows.c.seq, key.label("key"), rows.c.priority, rows.c.time_next)
     return (
-        sa.select(rows.c.seq, key.label("key"), rows.c.priority, rows.c.time_next)
+        context.sql.by_unrouted_index(found, rows)
         .where(is_unrouted(rows), *chosen[keys])
         .order_by(*(() if keys == "same" else (key,)), rows.c.priority, rows.c.time_next)
         .limit(sa.bindparam("count", type_=sa.Integer))

@@ -323,16 +323,22 @@ def keys_due(context: TableContext) -> sa.Select[Any, Any]:
     now = context.backend.now_sql()
     its = _of_table(context)
     waiting = sa.exists().where(its, _HAS_TURN)
-    unrouted = sa.exists().where(is_unrouted(context.rows), of_any_key(context))
     first = sa.func.min(message_keys.c.due_at).label("due_at")
     firsts = sa.union_all(*(sa.select(first).where(its, sleeps) for sleeps in (_SLEEPS, _IS_PACED))).subquery()
     sleeping = sa.select(sa.func.min(firsts.c.due_at)).scalar_subquery()
-    return sa.select(sa.case((waiting | unrouted | some_slept(context), now), else_=sleeping), now)
+    return sa.select(sa.case((waiting | some_unrouted(context) | some_slept(context), now), else_=sleeping), now)
 
 
 def is_unrouted(rows: sa.Table) -> sa.ColumnElement[bool]:
     """Return the condition that a message may be due before the row of its key, or its key has no row."""
     return rows.c.time_acked.is_(None) & (rows.c.routed == sa.literal_column("0"))
+
+
+def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return whether a message may be due before the row of its key, or its key has no row."""
+    rows = context.rows
+    found = sa.select(rows.c.seq).where(is_unrouted(rows), of_any_key(context))
+    return context.sql.by_unrouted_index(found, rows).exists()
 
 
 def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:

@@ -125,6 +125,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Return it in a form that the index of all messages answers in order of seq."""
         return rows.c.routed == sa.literal_column("0")
 
+    def by_unrouted_index(self, found: sa.Select[*tuple[Any, ...]], rows: sa.Table) -> sa.Select[*tuple[Any, ...]]:
+        """Name the index: with statistics from before messages were routed, the server reads all unacked ones."""
+        return found.with_hint(rows, f"FORCE INDEX (`{rows.name}_unrouted_idx`)")
+
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
         del id_type  # shown by the columns

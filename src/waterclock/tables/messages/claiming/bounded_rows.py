@@ -52,10 +52,8 @@ def bounds_of(context: TableContext) -> Mapping[int, int]:
 
 
 def advance(context: TableContext) -> None:
-    """Search for due messages from the bounds on, so that these advance, if the last search is long enough ago."""
+    """Search for due messages from a table's bounds on, so that these advance, if the last search is old enough."""
     reached = context.reached
-    if not has_bounds(context):
-        return
     now = moments.monotonic()
     if now - reached.advanced_at < (ADVANCE_EVERY if reached.searches_left else _ADVANCE_IDLE_EVERY):
         return

@@ -21,16 +21,15 @@ from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
     Place,
     give_turns,
-    is_unrouted,
     keep_turns,
     last_turns,
     next_turns,
-    of_any_key,
     of_place,
     owned,
     pace,
     place_all,
     some_slept,
+    some_unrouted,
     wake,
 )
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
@@ -193,8 +192,7 @@ def _has_expired(row: Any) -> bool:
 @built_once(maxsize=256)
 def _look(context: TableContext) -> sa.Select[Any, Any, Any]:
     """Select the current time, whether messages are new, and whether keys need not sleep any longer."""
-    unrouted = sa.exists().where(is_unrouted(context.rows), of_any_key(context))
-    return sa.select(context.backend.now_sql(), unrouted, some_slept(context))
+    return sa.select(context.backend.now_sql(), some_unrouted(context), some_slept(context))
 
 
 @built_once(maxsize=256)

@@ -16,7 +16,13 @@ from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
 from waterclock.tables.keys.key_rows import keys_due
-from waterclock.tables.messages.claiming.bounded_rows import advance, bounds_of, due_from_bounds, note_claimed
+from waterclock.tables.messages.claiming.bounded_rows import (
+    advance,
+    bounds_of,
+    due_from_bounds,
+    has_bounds,
+    note_claimed,
+)
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
 from waterclock.tables.messages.claiming.claim_keyed import claim_keyed
 from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
@@ -44,11 +50,13 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         return _claim_keyed(context, wanted)
     marks = context.marks
     chooses = wanted.where is not None or wanted.order
-    advance(context)  # before a claim, which must not fail once it has messages
-    bounds = bounds_of(context)
+    is_bounded = context.sql.is_bounded and has_bounds(context)
+    if is_bounded:
+        advance(context)  # before a claim, which must not fail once it has messages
+    bounds = bounds_of(context) if is_bounded else _NO_MARKS
     cursor = _NO_MARKS if chooses else marks.now()
     claimed = _claim_rows(context, wanted, {**bounds, **cursor})
-    if claimed:
+    if claimed and is_bounded:
         note_claimed(context)
     if chooses:
         return claimed
