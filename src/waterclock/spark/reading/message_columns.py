@@ -73,7 +73,8 @@ def number_column(df: DataFrame, id_of: str | Column) -> Column:
     Raises
     ------
     InvalidArgumentError
-        If ``id_of`` names a header and there is no column of headers, or is a column that does not hold integers.
+        If ``id_of`` names a header but the DataFrame lacks a column of headers, or if it is a column of another type
+        than integers.
     """
     if isinstance(id_of, Column):
         kind = df.select(id_of.alias("number")).schema["number"].dataType

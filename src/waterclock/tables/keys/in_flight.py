@@ -47,7 +47,7 @@ def in_flight(context: TableContext, connection: SqlConnection, keys: Collection
 
 
 def counting(context: TableContext, keys: Collection[str]) -> list[Asked]:
-    """Return the statement that counts the messages of keys in flight; none if there is no limit."""
+    """Return the statement that counts the messages of keys in flight; without a limit, none."""
     limited = sorted(set(keys).difference([NO_KEY]))
     return [(_counts(context), {"keys": limited})] if limited and context.options.limit is not None else []
 
