@@ -156,6 +156,17 @@ def test_memory_for_returned_ids_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert bool(batcher.take_rejected()) == late, number
 
 
+def test_an_id_that_was_open_while_runs_around_it_merged_reopens_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taken_ids, "MOST_RUNS", 2)
+    batcher = IdBatcher("train", max_delay=5)
+    for number, received in ((10, 0), (20, 0), (30, 1), (15, 2)):
+        batcher.add(message(number, received=received))
+    assert len(batcher.advance(9)) == 4
+    batcher = IdBatcher.restore(batcher.state())
+    batcher.add(message(20, "b", received=10))
+    assert [reason for _, reason in batcher.take_rejected()] == ["late"]
+
+
 @pytest.mark.parametrize(
     "written", ["", "one", "1.0", "٣", "9223372036854775808", "99999999999999999999", "--1", "1_0"]
 )

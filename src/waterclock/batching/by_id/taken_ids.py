@@ -33,7 +33,9 @@ class TakenIds:
         return sum(first - last - 1 for first, last in zip(self.firsts[1:], self.lasts, strict=False))
 
     def add(self, number: int) -> None:
-        """Record the id of a batch; it must not be recorded yet."""
+        """Record the id of a batch."""
+        if number in self:  # runs around it were merged while it was open
+            return
         firsts, lasts = self.firsts, self.lasts
         place = bisect_right(firsts, number)
         follows = place > 0 and lasts[place - 1] == number - 1
