@@ -223,7 +223,7 @@ def test_a_subscriber_learns_that_the_table_is_gone_wherever_it_is(
     groups: str | None,
 ) -> None:
     monkeypatch.setattr(table_row, "LOOK_EVERY", 3600)
-    monkeypatch.setattr(subscription, "_PURGE_EVERY", 3600)
+    monkeypatch.setattr(subscription, "PURGE_EVERY", 3600)
     orders = make_table(groups=groups)
     orders.put_many([{"payload": "a"}, {"payload": "b"}])
     with orders.subscribe(limit=2) as deliveries:

@@ -11,7 +11,7 @@ import pytest
 from waterclock._support import moments
 from waterclock.connection import Database
 from waterclock.tables.catalogue import table_row
-from waterclock.tables.consumers import subscription
+from waterclock.tables.consumers import consumer_purge, subscription
 from waterclock.tables.consumers.idling import LEADS_FOR, LOOK_EVERY, IdleConsumers, OwnDue
 from waterclock.tables.consumers.receiving import Request, seconds_until_own_due
 from waterclock.tables.consumers.subscription import TableSubscription
@@ -252,7 +252,7 @@ def test_of_idle_consumers_one_purges_for_all(
 ) -> None:
     table = make_table()
     purge = Mock(return_value=0)
-    monkeypatch.setattr(subscription, "purge_some", purge)
+    monkeypatch.setattr(consumer_purge, "purge_some", purge)
     with table.subscribe() as first, table.subscribe() as second:
         for each in (first, second):
             each.take(1)

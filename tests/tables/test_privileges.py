@@ -139,7 +139,7 @@ def test_the_consumer_takes_acks_and_gives_back_and_neither_puts_nor_removes(rol
 def test_a_consumer_that_may_not_delete_still_drops_what_has_expired(
     roles: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "_PURGE_EVERY", 0)
+    monkeypatch.setattr(subscription, "PURGE_EVERY", 0)
     roles.orders.put("tea")
     roles.orders.put("cake")
     with roles.table("consumer").subscribe(limit=1) as deliveries:
@@ -157,7 +157,7 @@ def test_a_consumer_that_may_not_delete_still_drops_what_has_expired(
 def test_a_consumer_that_may_delete_later_purges_without_a_restart(
     roles: Roles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "_PURGE_EVERY", 0)
+    monkeypatch.setattr(subscription, "PURGE_EVERY", 0)
     roles.orders.put_many([{"payload": str(number)} for number in range(4)])
     with roles.table("consumer").subscribe(limit=1) as deliveries:
         for _ in range(2):

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import ConstraintError, RefusedError
-from waterclock.tables.consumers import subscription
+from waterclock.tables.consumers import consumer_purge
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.finishing import expiring
 from waterclock.tables.messages.upkeep import purging
@@ -106,7 +106,7 @@ def test_upkeep_that_fails_in_any_way_ends_no_subscription(
     def fail(_context: object) -> int:
         raise OverflowError("too large")
 
-    monkeypatch.setattr(subscription, name, fail)
+    monkeypatch.setattr(consumer_purge, name, fail)
     orders.put("tea")
     with orders.subscribe() as deliveries:
         assert next(deliveries).payload == "tea"

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import TimedOutError
-from waterclock.tables.consumers import claim_failures, receiving, subscription
+from waterclock.tables.consumers import claim_failures, consumer_purge, receiving, subscription
 from waterclock.tables.message_table import MessageTable
 
 
@@ -111,9 +111,9 @@ def test_a_purge_that_times_out_holds_up_no_delivery(orders: MessageTable, monke
     def time_out(_context: object) -> int:
         raise TimedOutError("a statement took longer")
 
-    monkeypatch.setattr(subscription, "purge_some", time_out)
+    monkeypatch.setattr(consumer_purge, "purge_some", time_out)
     orders.put("tea")
     warnings: list[str] = []
-    with warnings_of(subscription.__name__, warnings.append), orders.subscribe() as deliveries:
+    with warnings_of(consumer_purge.__name__, warnings.append), orders.subscribe() as deliveries:
         assert next(deliveries).payload == "tea"
     assert ["cannot purge 'orders'" in text for text in warnings] == [True]

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from waterclock._support.moments import Moments, replaced
 from waterclock.connection import Database
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
-from waterclock.tables.consumers import receiving, subscription
+from waterclock.tables.consumers import consumer_purge, receiving
 from waterclock.tables.consumers.receiving import LONGEST_PAUSE, pause_after
 from waterclock.tables.message_table import MessageTable
 
@@ -160,17 +160,17 @@ def test_due_messages_do_not_wait_for_a_purge_or_for_reading_the_options(
 ) -> None:
     table = make_table()
     purged: list[str] = []
-    monkeypatch.setattr(subscription, "purge_some", lambda _: purged.append("some") or 0)
+    monkeypatch.setattr(consumer_purge, "purge_some", lambda _: purged.append("some") or 0)
     with table.subscribe() as deliveries:
         assert deliveries.take(1) == []
         purged.clear()
-        deliveries._purged_at -= 1.5
+        deliveries._purging._purged_at -= 1.5
         table.put("tea")
         assert len(deliveries.take(1)) == 1
         assert purged == []
         assert deliveries.take(1) == []
         assert purged == ["some"]
-        deliveries._purged_at -= 2.5  # a consumer that always has something to do purges, too
+        deliveries._purging._purged_at -= 2.5  # a consumer that always has something to do purges, too
         table.put("tea")
         assert len(deliveries.take(1)) == 1
         assert purged == ["some"] * 2

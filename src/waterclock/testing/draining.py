@@ -18,7 +18,8 @@ from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import make_selection, select_on
-from waterclock.tables.consumers.delivery import Claim, Delivery, hand_over
+from waterclock.tables.consumers.delivery import Claim, Delivery
+from waterclock.tables.consumers.receiving import hand_over
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming.claiming import claim_within
 from waterclock.tables.messages.finishing import acking

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, Self, TypeVar
 
@@ -20,7 +20,7 @@ from waterclock.errors import LeaseLostError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import explaining
-from waterclock.tables.consumers.heartbeats.heartbeat import beat_after, heartbeat_of
+from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.messages.finishing import acking, extending
 from waterclock.tables.messages.finishing.dead_letters import bury_leased, dies_when_given_back, exhausted_reason
@@ -32,7 +32,6 @@ from waterclock.tables.model.claims.epochs import MOST_COUNTED
 from waterclock.tables.model.claims.leased import Held, Leased
 from waterclock.tables.model.progress import progress_text, read_progress
 from waterclock.tables.model.schema import user_column_names
-from waterclock.tables.model.values.reading import unreadable
 from waterclock.tables.model.values.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
@@ -136,34 +135,12 @@ class Delivery:
     """
 
     __slots__ = (
-        "_attempts",
-        "_began",
+        *_FACTS,
         "_callers",
-        "_claimed_at",
-        "_consumer",
-        "_ended_by",
-        "_headers",
         "_heartbeat",
-        "_progress",
-        "_undecided",
         "_when_cancelled",
         "_when_over",
-        "beat_at",
-        "cancelled",
-        "columns",
         "context",
-        "epoch",
-        "expires_at",
-        "first_for_consumer",
-        "group",
-        "id",
-        "lease_until",
-        "leased",
-        "lost",
-        "payload",
-        "priority",
-        "time_created",
-        "time_scheduled",
         "unanswered",
         "waiting",
     )
@@ -583,51 +560,6 @@ class Delivery:
         refuse_pickling(self, "Pickle its payload, or the table and the message's id")
 
 
-def hand_over(
-    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim: Claim
-) -> list[Delivery]:
-    """Build the deliveries of claimed messages.
-
-    A message that cannot be read fails as if its handler had failed: no other consumer could read it either.
-    """
-    deliveries: list[Delivery] = []
-    failed: set[str | None] = set()
-    further = user_column_names(context.rows)
-    beat_at = claim.began + _first_beat(context)
-    all_read = _are_read_always(context.rows)
-    for one in claimed:
-        in_group = context.options.groups is not None and one.row.position is not None
-        if in_group and one.row.group_id in failed:
-            continue  # it went back with an earlier message of its group
-        # Leases of an earlier claim are extended at once, because their start is unknown.
-        if one.claim_id is None:
-            delivery = Delivery(context, callers, one, claim, beat_at)
-        else:
-            now = moments.monotonic_ns()
-            delivery = Delivery(context, callers, one, Claim(one.claim_id, claim.consumer, now), now)
-        problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
-        if problem is None:
-            deliveries.append(delivery)
-            continue
-        if in_group and not dies_when_given_back(context, delivery.leased):
-            failed.add(one.row.group_id)
-        with suppress(LeaseLostError):
-            delivery.nack(error=problem)
-    return deliveries
-
-
 @built_once(maxsize=256)
 def _asking_attempts(rows: sa.Table) -> sa.Select[Any, Any]:
     return sa.select(rows.c.failed_attempts, rows.c.consumer).where(rows.c.seq == sa.bindparam("of"))
-
-
-@built_once(maxsize=256)
-def _first_beat(context: TableContext) -> int:
-    return beat_after(context.backoff.first)
-
-
-@built_once(maxsize=256)
-def _are_read_always(rows: sa.Table) -> bool:
-    """Return whether all values of a message's row except the headers are always readable."""
-    types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)
-    return all(types) and not user_column_names(rows)

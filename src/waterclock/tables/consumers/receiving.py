@@ -6,31 +6,35 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
 from waterclock._support import moments
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.errors import InvalidArgumentError, RefusedError, WaterclockError
+from waterclock.errors import InvalidArgumentError, LeaseLostError, RefusedError, WaterclockError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_free_at
 from waterclock.tables.catalogue.selection import Bound, Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
-from waterclock.tables.consumers.delivery import Claim, Delivery, hand_over
+from waterclock.tables.consumers.delivery import Claim, Delivery
+from waterclock.tables.consumers.heartbeats.heartbeat import beat_after
 from waterclock.tables.consumers.idling import OwnDue
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming.claiming import claim, claim_within, is_idle, next_due
 from waterclock.tables.messages.claiming.group_levels import own_groups_due
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, numbered, trying
 from waterclock.tables.messages.claiming.refused_claims import claim_past, claim_refused_again, excluding
-from waterclock.tables.messages.finishing.dead_letters import bury_claimed, is_exhausted
+from waterclock.tables.messages.finishing.dead_letters import bury_claimed, dies_when_given_back, is_exhausted
 from waterclock.tables.messages.finishing.expiring import expire_claimed
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.upkeep.reconcile import heal
 from waterclock.tables.model.claims.claim import Claimed, Unanswered, Wanted
+from waterclock.tables.model.schema import user_column_names
+from waterclock.tables.model.values.reading import unreadable
 
 _log = logging.getLogger(__name__)
 
@@ -191,6 +195,51 @@ def _take(
             unanswered.note(claimed)
         if deliveries:
             return deliveries
+
+
+def hand_over(
+    context: TableContext, callers: CallerConnections, claimed: Sequence[Claimed], claim: Claim
+) -> list[Delivery]:
+    """Build the deliveries of claimed messages.
+
+    A message that cannot be read fails as if its handler had failed: no other consumer could read it either.
+    """
+    deliveries: list[Delivery] = []
+    failed: set[str | None] = set()
+    further = user_column_names(context.rows)
+    beat_at = claim.began + _first_beat(context)
+    all_read = _are_read_always(context.rows)
+    for one in claimed:
+        in_group = context.options.groups is not None and one.row.position is not None
+        if in_group and one.row.group_id in failed:
+            continue  # it went back with an earlier message of its group
+        # Leases of an earlier claim are extended at once, because their start is unknown.
+        if one.claim_id is None:
+            delivery = Delivery(context, callers, one, claim, beat_at)
+        else:
+            now = moments.monotonic_ns()
+            delivery = Delivery(context, callers, one, Claim(one.claim_id, claim.consumer, now), now)
+        problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
+        if problem is None:
+            deliveries.append(delivery)
+            continue
+        if in_group and not dies_when_given_back(context, delivery.leased):
+            failed.add(one.row.group_id)
+        with suppress(LeaseLostError):
+            delivery.nack(error=problem)
+    return deliveries
+
+
+@built_once(maxsize=256)
+def _first_beat(context: TableContext) -> int:
+    return beat_after(context.backoff.first)
+
+
+@built_once(maxsize=256)
+def _are_read_always(rows: sa.Table) -> bool:
+    """Return whether all values of a message's row except the headers are always readable."""
+    types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)
+    return all(types) and not user_column_names(rows)
 
 
 def _choose(context: TableContext, selection: Selection | None) -> Bound:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
@@ -13,7 +12,6 @@ from typing import Any, NoReturn, Self
 from waterclock._support import moments
 from waterclock._support.closing import Closing
 from waterclock._support.pickling import refuse_pickling
-from waterclock._support.quoting import in_a_line, said_of
 from waterclock.errors import (
     ForbiddenError,
     InvalidArgumentError,
@@ -25,8 +23,9 @@ from waterclock.errors import (
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.selection import select_on
-from waterclock.tables.catalogue.table_row import ASK_AGAIN, LOOK_EVERY, TableRow
+from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
+from waterclock.tables.consumers.consumer_purge import PURGE_EVERY, ConsumerPurge
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard, replace_first_for_consumer
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import keep_alive
@@ -38,19 +37,12 @@ from waterclock.tables.consumers.receiving import Request, Watched, pause, recei
 from waterclock.tables.consumers.retrying import give_back
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages.finishing.expiring import expire_some, expire_unstarted
-from waterclock.tables.messages.putting.unique_keys import purge_keys
+from waterclock.tables.messages.finishing.expiring import expire_unstarted
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
-from waterclock.tables.messages.upkeep.purging import purge_some
 from waterclock.tables.model.timing.rate import Rate
 
 _SECOND = 1_000_000_000
 
-logger = logging.getLogger(__name__)
-
-_PURGE_EVERY = 1.0  # s, if idle; while messages are due, a purge waits twice as long
-_PURGE_KEYS_EVERY = 60.0  # s
-_PURGE_AGAIN_AFTER = 10.0  # s after a failure: a purge that keeps failing must not take up consumers' time
 _MOST = 1024  # messages in one claim; halved after each claim that the database refuses
 _IN_VAIN_EVERY = 1.0  # s until an idle consumer claims again after a claim of due messages returned none
 _CLAIMS_EVERY = 10.0  # s without any change
@@ -109,10 +101,6 @@ class TableSubscription(Closing):
         self._waits = True
         self._pause = 0.0
         self._closed = False
-        self._purged_at = -math.inf
-        self._keys_purged_at = moments.monotonic()
-        # Failed kinds of purge, each with the time of its next try.
-        self._purge_later: dict[Callable[[TableContext], int], float] = {}
         self._in_vain = 0
         self._changed = True  # whether something has changed, or become due, since the last claim
         self._claimed_at = -math.inf
@@ -129,6 +117,7 @@ class TableSubscription(Closing):
         self._process_heartbeat.join(self)
         self._is_exclusive = row.last_seen.options.groups == "exclusive"
         self._idle = idle_consumers(row.last_seen.backend, (row.last_seen.table_id, *request.what))
+        self._purging = ConsumerPurge(self.consumer, self._idle)
         self._failures = ClaimFailures(self, self.consumer, self._process_heartbeat, self._consumer_heartbeat)
         self._ticking = Ticking(row)
         for beating in (self._process_heartbeat, self._ticking):
@@ -218,13 +207,13 @@ class TableSubscription(Closing):
 
     def _take(self, most: int) -> list[Delivery]:
         context = self._row.now()
-        self._purge(context, 2 * _PURGE_EVERY)
+        self._purge(context, 2 * PURGE_EVERY)
         now = context.backend.now_about()
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         room, _ = self._allowed(min(most, context.options.cache_size - len(self._handed_out)))
         found = self._claim(room) if room > 0 else []
         if not found:
-            self._purge(context, _PURGE_EVERY)
+            self._purge(context, PURGE_EVERY)
         self._handed_out += found
         return found
 
@@ -387,7 +376,7 @@ class TableSubscription(Closing):
     def _next(self) -> Delivery | None:
         """Return the next delivery, or None after a wait."""
         context = self._row.now()
-        self._purge(context, 2 * _PURGE_EVERY)
+        self._purge(context, 2 * PURGE_EVERY)
         now = context.backend.now_about()
         self._look(now)
         following = self._take_waiting(context, now)
@@ -417,7 +406,7 @@ class TableSubscription(Closing):
             if found:
                 self.need_no_notifications()
                 return None
-        self._purge(context, _PURGE_EVERY)
+        self._purge(context, PURGE_EVERY)
         if self._waits:
             self._wait_for_more()
         else:
@@ -540,57 +529,14 @@ class TableSubscription(Closing):
             raise error
         self._sleep(pause)
 
+    def _purge(self, context: TableContext, after: float) -> None:
+        self._purging.purge(context, after, has_messages=bool(self._waiting or self._handed_out))
+
     def _sleep(self, seconds: float) -> None:
         if self._waits:
             self._stop.wait(seconds)
         else:
             self._pause = max(seconds, 0.0)
-
-    def _purge(self, context: TableContext, after: float) -> None:
-        """Purge some messages if the last purge was so many seconds ago.
-
-        A consumer that claimed nothing leaves it to the others of its process: they wake at the same time.
-        """
-        now = moments.monotonic()
-        if now - self._purged_at < after:
-            return
-        is_idle = self._purged_at > -math.inf and not (self._waiting or self._handed_out)
-        if is_idle and now - self._idle.purged_at < after:
-            return
-        self._idle.purged_at = now
-        for purge in (expire_some, purge_some):
-            self._purge_by(purge, context)
-        if moments.monotonic() - self._keys_purged_at >= _PURGE_KEYS_EVERY:
-            self._keys_purged_at = moments.monotonic()
-            self._purge_by(purge_keys, context)
-        self._purged_at = moments.monotonic()
-
-    def _purge_by(self, purge: Callable[[TableContext], int], context: TableContext) -> None:
-        """Purge in one way, unless recently forbidden: expiring needs fewer privileges than deleting."""
-        if moments.monotonic() < self._purge_later.get(purge, 0):
-            return
-        try:
-            purge(context)
-        except ForbiddenError:
-            if purge not in self._purge_later:
-                logger.info(
-                    "%s lacks the privilege to %s messages of %r and leaves that to other consumers",
-                    self.consumer,
-                    "expire" if purge is expire_some else "delete",
-                    context.name,
-                )
-            self._purge_later[purge] = moments.monotonic() + ASK_AGAIN
-        except Exception as error:  # noqa: BLE001  # upkeep never ends a subscription: due messages must not wait for it
-            logger.warning(
-                "%s cannot purge %r, retrying in %g s: %s",
-                self.consumer,
-                context.name,
-                _PURGE_AGAIN_AFTER,
-                in_a_line(said_of(error)),
-            )
-            self._purge_later[purge] = moments.monotonic() + _PURGE_AGAIN_AFTER
-        else:
-            self._purge_later.pop(purge, None)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the table, and subscribe in the other process")
