@@ -216,6 +216,12 @@ message_keys = sa.Table(
         doc="1 if the key waits for its turn, 0 until `due_at`, 2 until then because its `rate` is used up.",
     ),
     sa.Column("due_at", BigInt, nullable=False, doc="No message of the key is sent earlier, unless it is 1, ns."),
+    sa.Column(
+        "first_at",
+        BigInt,
+        nullable=False,
+        doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns.",
+    ),
     sa.Column("turn", BigInt, nullable=False, doc="Keys that are due take turns in this order."),
     sa.Column(
         "rate_next",

@@ -16,7 +16,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.routing import try_turn
-from waterclock.tables.keys.key_rows import Place, add, give_turns, is_unrouted, known, of_any_key, put_off
+from waterclock.tables.keys.key_rows import Place, add, give_turns, is_unrouted, known, lower, of_any_key, put_off
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _ROUTED_AT_ONCE = 100
@@ -69,8 +69,12 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
         for place, row in locked.items()
         if place in new and not row.is_due and new[place] < row.due_at
     }
-    give_turns(context, connection, [place for place, due in earlier.items() if due <= now])
+    give_turns(context, connection, {place: due for place, due in earlier.items() if due <= now})
     put_off(context, connection, {place: due for place, due in earlier.items() if due > now})
+    due_before = {
+        place: new[place] for place, row in locked.items() if place in new and row.is_due and new[place] < row.first_at
+    }
+    lower(context, connection, due_before)
     if len(new) == 1 and len(window) == _ROUTED_AT_ONCE and not marks_all:
         return  # the row stands for them, too, and later claims mark them
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]

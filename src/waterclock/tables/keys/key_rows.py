@@ -4,12 +4,16 @@ A row stands for the messages of one key and one priority. It waits for its turn
 routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain this: they
 postpone a row to the due time of its first message, and delete a row that has no messages and whose rate is not in use.
 No statement waits for a row's lock.
+
+A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
+there, behind the index entries of finished messages. Only a process that has locked the row changes this time. It is
+exact: all messages that may be due earlier are unrouted, and the process that routes them lowers it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -24,6 +28,22 @@ from waterclock.tables.model.schema import MESSAGE_KEY
 Place = tuple[str, int]
 """A key and a level."""
 
+
+class KeyState(NamedTuple):
+    """What the row of a key says about its messages.
+
+    Attributes
+    ----------
+    first_at
+        No routed message is due earlier, ns.
+    used_until
+        Until when the row must be kept for the rate limit, ns.
+    """
+
+    first_at: int
+    used_until: int
+
+
 _WOKEN_AT_ONCE = 100
 
 _HAS_TURN = message_keys.c.is_due == sa.literal_column("1")
@@ -33,10 +53,10 @@ _IS_PACED = message_keys.c.is_due == sa.literal_column("2")
 
 def next_turns(
     context: TableContext, connection: SqlConnection, count: int, where: sa.ColumnElement[bool] | None
-) -> dict[Place, int]:
-    """Lock the next keys, of the highest priority first, that are not full; return them in the order of their turns.
+) -> dict[Place, Any]:
+    """Lock the next keys, of the highest priority first, that are not full.
 
-    With each of them, return how many messages it got in a turn that goes on.
+    Return their rows in the order of their turns, with ``had`` and ``first_at``.
 
     Parameters
     ----------
@@ -44,7 +64,7 @@ def next_turns(
         Only keys with a due message that meets this condition.
     """
     rows = connection.execute(_next_turns(context, where), {"count": count})
-    return {(row.message_key, row.level): row.had for row in rows}
+    return {(row.message_key, row.level): row for row in rows}
 
 
 @built_once(maxsize=256)
@@ -53,9 +73,10 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
     chosen = sa.true()
     if where is not None:
         its = rows.c[MESSAGE_KEY] == key, rows.c.priority == -message_keys.c.level, rows.c.time_acked.is_(None)
-        chosen = sa.exists().where(*its, rows.c.time_next <= context.backend.now_sql(), where)
+        due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
+        chosen = sa.exists().where(*its, *due, where)
     return (
-        sa.select(key, message_keys.c.level, message_keys.c.had)
+        sa.select(key, message_keys.c.level, message_keys.c.had, message_keys.c.first_at)
         .where(_of_table(context), _HAS_TURN, has_claimable(context, key, message_keys.c.level), chosen)
         .order_by(message_keys.c.level, message_keys.c.turn)
         .limit(sa.bindparam("count", type_=sa.Integer))
@@ -118,12 +139,14 @@ def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Assign turns to keys that have become due, delete those without messages, and put the others off."""
     values = {"now": now, "count": _WOKEN_AT_ONCE}
     found = [row for rows in execute_all(connection, [(one, values) for one in _awake(context)]) for row in rows]
-    place_all(context, connection, {(row.message_key, row.level): row.rate_next for row in found}, now)
+    states = {(row.message_key, row.level): KeyState(row.first_at, row.rate_next) for row in found}
+    place_all(context, connection, states, now)
 
 
 @built_once(maxsize=256)
 def _awake(context: TableContext) -> list[sa.Select[*tuple[Any, ...]]]:
-    found = sa.select(message_keys.c.message_key, message_keys.c.level, message_keys.c.rate_next)
+    its = message_keys.c
+    found = sa.select(its.message_key, its.level, its.rate_next, its.first_at)
     now = sa.bindparam("now", type_=sa.BigInteger)
     return [
         found.where(_of_table(context), has_slept)
@@ -150,47 +173,56 @@ def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
     return sa.or_(*(sa.exists().where(_of_table(context), condition) for condition in conditions))
 
 
-def place_all(context: TableContext, connection: SqlConnection, states: Mapping[Place, int], now: int) -> None:
+def place_all(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState], now: int) -> None:
     """Put locked rows where their messages belong. Those that are due are last in turn, in this order.
 
-    Parameters
-    ----------
-    states
-        The rows, each with the state of its rate limit. A row without messages stays until then.
+    A row without messages stays as long as its rate limit needs it.
     """
     if not states:
         return
-    places = list(states)
-    asked = [(_first_due(context), {"key": key, "priority": -level}) for key, level in places]
+    asked = [(_first_due(context), {**of_messages(place), "low": state.first_at}) for place, state in states.items()]
     firsts = [found.scalar() for found in execute_all(connection, asked)]
-    due = [place for place, first in zip(places, firsts, strict=True) if first is not None and first <= now]
+    due: dict[Place, int] = {}
+    sleeping: dict[Place, int] = {}
+    gone: list[Place] = []
+    for (place, state), first in zip(states.items(), firsts, strict=True):
+        if first is not None and first <= now:
+            due[place] = first
+        elif first is not None or state.used_until > now:
+            sleeping[place] = state.used_until if first is None else first
+        else:
+            gone.append(place)
     give_turns(context, connection, due)
-    sleeping = {
-        place: states[place] if first is None else first
-        for place, first in zip(places, firsts, strict=True)
-        if (states[place] if first is None else first) > now
-    }
     put_off(context, connection, sleeping)
-    gone = [place for place, first in zip(places, firsts, strict=True) if first is None and place not in sleeping]
     execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
 
 
 def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
-    """Put rows off until a time, ns."""
-    putting_off = [(_putting_off(context), {**_named(place), "until": at}) for place, at in until.items()]
+    """Put rows off until a time, ns, before which none of their messages is due."""
+    putting_off = [(_putting_off(context), {**_named(place), "first": at}) for place, at in until.items()]
     execute_later(connection, *putting_off)
 
 
-def keep_turns(context: TableContext, connection: SqlConnection, had: Mapping[Place, int]) -> None:
-    """Leave rows in their turns, and record how many messages they got in them."""
-    keeping = [(_keeping_turn(context), {**_named(place), "count": count}) for place, count in had.items()]
-    execute_later(connection, *keeping)
+def keep_turns(
+    context: TableContext, connection: SqlConnection, had: Mapping[Place, int], firsts: Mapping[Place, int]
+) -> None:
+    """Leave rows in their turns, and record how many messages they got in them, and their new ``first_at``."""
+    kept = [{**_named(place), "count": count, "first": firsts[place]} for place, count in had.items()]
+    execute_later(connection, *[(_keeping_turn(context), values) for values in kept])
 
 
-def pace(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
-    """Put rows off until a time, ns, at which the rate of their keys lets a message go."""
-    pacing = [(_pacing(context), {**_named(place), "until": at}) for place, at in until.items()]
-    execute_later(connection, *pacing)
+def pace(
+    context: TableContext, connection: SqlConnection, until: Mapping[Place, int], firsts: Mapping[Place, int]
+) -> None:
+    """Put rows off until a time, ns, at which the rate of their keys lets a message go; write their ``first_at``."""
+    paced = [{**_named(place), "until": at, "first": firsts[place]} for place, at in until.items()]
+    execute_later(connection, *[(_pacing(context), values) for values in paced])
+
+
+def lower(context: TableContext, connection: SqlConnection, firsts: Mapping[Place, int]) -> None:
+    """Lower the ``first_at`` of rows."""
+    lowering = [(_setting_first(context), {**_named(place), "first": first}) for place, first in firsts.items()]
+    execute_later(connection, *lowering)
 
 
 def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[Place, int]) -> None:
@@ -200,13 +232,23 @@ def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[
 
 
 def give_turns(
-    context: TableContext, connection: SqlConnection, places: Sequence[Place], last: int | None = None
+    context: TableContext, connection: SqlConnection, firsts: Mapping[Place, int], last: int | None = None
 ) -> None:
-    """Assign turns to rows, after all others, in this order; ``last`` is the last turn of their levels, if known."""
-    if places:
+    """Assign turns to rows, after all others, in this order.
+
+    Parameters
+    ----------
+    firsts
+        The rows, each with its new ``first_at``.
+    last
+        The last turn of their levels, if known.
+    """
+    if firsts:
         if last is None:
-            last = max(_last_turns(context, connection, {level for _, level in places}))
-        turns = [{**_named(place), "to": last + nth} for nth, place in enumerate(places, 1)]
+            last = max(_last_turns(context, connection, {level for _, level in firsts}))
+        turns = [
+            {**_named(place), "to": last + nth, "first": first} for nth, (place, first) in enumerate(firsts.items(), 1)
+        ]
         execute_later(connection, *[(_giving(context), values) for values in turns])
 
 
@@ -225,6 +267,7 @@ def _adding(context: TableContext) -> sa.Insert:
         rows.c[MESSAGE_KEY],
         -rows.c.priority,
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
+        first,
         first,
         sa.bindparam("to", type_=sa.BigInteger),
     )
@@ -246,6 +289,11 @@ def _named(place: Place) -> dict[str, Any]:
     return {"key": place[0], "of": place[1]}
 
 
+def of_messages(place: Place) -> dict[str, Any]:
+    """Return the parameters of `of_place`."""
+    return {"key": place[0], "priority": -place[1]}
+
+
 def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
     return message_keys.c.table_id == context.table_id
 
@@ -259,28 +307,37 @@ def _level() -> sa.BindParameter[int]:
     return sa.bindparam("of", type_=sa.BigInteger)
 
 
+def _first() -> sa.BindParameter[int]:
+    return sa.bindparam("first", type_=sa.BigInteger)
+
+
 @built_once(maxsize=256)
 def _giving(context: TableContext) -> sa.Update:
-    values = {"is_due": 1, "turn": sa.bindparam("to", type_=sa.BigInteger), "had": 0}
+    values = {"is_due": 1, "turn": sa.bindparam("to", type_=sa.BigInteger), "had": 0, "first_at": _first()}
     return sa.update(message_keys).where(*_this(context)).values(values)
 
 
 @built_once(maxsize=256)
 def _putting_off(context: TableContext) -> sa.Update:
-    values = {"is_due": 0, "due_at": sa.bindparam("until", type_=sa.BigInteger)}
+    values = {"is_due": 0, "due_at": _first(), "first_at": _first()}
     return sa.update(message_keys).where(*_this(context)).values(values)
 
 
 @built_once(maxsize=256)
 def _keeping_turn(context: TableContext) -> sa.Update:
-    values = {"had": sa.bindparam("count", type_=sa.SmallInteger)}
+    values = {"had": sa.bindparam("count", type_=sa.SmallInteger), "first_at": _first()}
     return sa.update(message_keys).where(*_this(context)).values(values)
 
 
 @built_once(maxsize=256)
 def _pacing(context: TableContext) -> sa.Update:
-    values = {"is_due": 2, "due_at": sa.bindparam("until", type_=sa.BigInteger)}
+    values = {"is_due": 2, "due_at": sa.bindparam("until", type_=sa.BigInteger), "first_at": _first()}
     return sa.update(message_keys).where(*_this(context)).values(values)
+
+
+@built_once(maxsize=256)
+def _setting_first(context: TableContext) -> sa.Update:
+    return sa.update(message_keys).where(*_this(context)).values(first_at=_first())
 
 
 @built_once(maxsize=256)
@@ -302,16 +359,21 @@ def _last_turn(context: TableContext) -> sa.Select[int]:
 
 @built_once(maxsize=256)
 def _first_due(context: TableContext) -> sa.Select[int]:
-    rows = context.rows
-    return (
-        sa.select(rows.c.time_next)
-        .where(*of_place(rows, rows.c[MESSAGE_KEY]), rows.c.time_acked.is_(None))
-        .order_by(rows.c.time_next)
-        .limit(1)
-    )
+    return first_unacked(context.rows)
 
 
-def of_place(rows: sa.Table, key: sa.ColumnElement[str]) -> tuple[sa.ColumnElement[bool], ...]:
+def first_unacked(rows: sa.FromClause) -> sa.Select[int]:
+    """Return the statement for the due time of the first message `of_place`, locked or not, from ``low`` on."""
+    its = *of_place(rows, rows.c[MESSAGE_KEY]), rows.c.time_acked.is_(None), is_from_low(rows)
+    return sa.select(rows.c.time_next).where(*its).order_by(rows.c.time_next).limit(1)
+
+
+def is_from_low(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a message is not due before the time bound as ``low``."""
+    return rows.c.time_next >= sa.bindparam("low", type_=sa.BigInteger)
+
+
+def of_place(rows: sa.FromClause, key: sa.ColumnElement[str]) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that a message has the key and the priority bound as ``key`` and ``priority``."""
     of = sa.bindparam("key", type_=rows.c[MESSAGE_KEY].type)
     return key == of, rows.c.priority == sa.bindparam("priority", type_=sa.BigInteger)

@@ -19,11 +19,15 @@ from waterclock.tables.keys.in_flight import NO_KEY, InFlight, counting, free_pl
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
+    KeyState,
     Place,
+    first_unacked,
     give_turns,
+    is_from_low,
     keep_turns,
     last_turns,
     next_turns,
+    of_messages,
     of_place,
     owned,
     pace,
@@ -94,13 +98,14 @@ class _KeyedClaim:
             self._passed.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
+        firsts: dict[Place, int] = {place: row.first_at for place, row in begun.items()}
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
         flying = free_places(context, {key for key, _ in places}, counted, self._room)
         self._passed.update(place for place in places if not flying.free[place[0]])
-        dealt, lapsed = self._share(begun, places, flying, rates)
+        dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
         shares = dealt.shares
-        found, last = self._lock(shares, lapsed)
+        found, last = self._lock(shares, lapsed, firsts)
         left = {place: iter(its) for place, its in found.items()}
         self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         short = [place for place, its in found.items() if len(its) < shares[place]]
@@ -112,12 +117,15 @@ class _KeyedClaim:
         rates.write(context, connection)
         served = full if wanted.where is None else list(found)
         paused |= rates.paused(served)
-        pace(context, connection, paused)
+        firsts |= {place: _first_of(its[0]) for place, its in found.items() if its}
+        pace(context, connection, paused, firsts)
         unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
-        keep_turns(context, connection, unfinished)
-        give_turns(context, connection, [one for one in served if one not in paused and one not in unfinished], last)
+        keep_turns(context, connection, unfinished, firsts)
+        turns = {one: firsts[one] for one in served if one not in paused and one not in unfinished}
+        give_turns(context, connection, turns, last)
         if wanted.where is None:
-            place_all(context, connection, {place: rates.used_until(place[0]) for place in short}, self._now)
+            states = {place: KeyState(firsts[place], rates.used_until(place[0])) for place in short}
+            place_all(context, connection, states, self._now)
         self._passed.update(short)
         return True
 
@@ -152,7 +160,7 @@ class _KeyedClaim:
         return all_dealt, lapsed
 
     def _lock(
-        self, shares: Mapping[Place, int], lapsed: Mapping[Place, int]
+        self, shares: Mapping[Place, int], lapsed: Mapping[Place, int], firsts: Mapping[Place, int]
     ) -> tuple[dict[Place, list[Any]], int | None]:
         """Lock the next messages of each key that no other transaction has locked; return the last turn, too."""
         if not shares:
@@ -163,7 +171,7 @@ class _KeyedClaim:
             for place, share in shares.items():
                 count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
                 if count:
-                    asked.append((statement, {"key": place[0], "priority": -place[1], "count": count}))
+                    asked.append((statement, {**of_messages(place), "count": count, "low": firsts[place]}))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
         turns = last_turns(self._context, {level for _, level in shares})
         rows = execute_all(self._connection, [*asked, *turns])
@@ -183,6 +191,12 @@ class _KeyedClaim:
             ends.append((row.seq, until))
         values = {"pairs": ends, "by": wanted.claim_id, "who": wanted.consumer}
         execute_later(self._connection, (_taking(self._context), values))
+
+
+def _first_of(row: Any) -> int:
+    """Return the time before which no routed message of a key is due, once its first due ones are claimed."""
+    # MariaDB locks messages that were committed after the statement began, which the search for the first one misses.
+    return row.time_next if row.first_at is None else min(row.first_at, row.time_next)
 
 
 def _has_expired(row: Any) -> bool:
@@ -207,9 +221,11 @@ def _next_messages(
         chosen.append(rows.c.claim_id.is_not(None))
     elif context.options.limit is not None:
         chosen.append((rows.c[MESSAGE_KEY] == NO_KEY) | rows.c.claim_id.is_(None))
+    # Messages that other transactions have locked stay unacked, so the next search begins at the first of all.
+    first = first_unacked(rows.alias("first")).correlate(None).scalar_subquery()
     return (
-        sa.select(*columns_read(rows), now)
-        .where(*of_place(rows, key), rows.c.time_acked.is_(None), rows.c.time_next <= now, *chosen)
+        sa.select(*columns_read(rows), first.label("first_at"), now)
+        .where(*of_place(rows, key), rows.c.time_acked.is_(None), is_from_low(rows), rows.c.time_next <= now, *chosen)
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
         .with_for_update(skip_locked=True)

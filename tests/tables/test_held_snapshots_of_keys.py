@@ -1,0 +1,96 @@
+"""In tables whose keys take turns, claims skip finished work that an old snapshot shows, and miss no message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+from tests.statements import Statement, statements_of
+
+from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
+
+from .conftest import MovableClock
+from .plain_sql import run
+from .plans import buffers
+
+FINISHED = 600
+
+of_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one with bounds
+of_keys = pytest.mark.parametrize(
+    "options", [{"fair_by": "group"}, {"limit": {"group": 300}}, {"rate": {"group": "1000000/s"}}]
+)
+
+
+@pytest.fixture
+def held(database: Database) -> Generator[None]:
+    """Hold a snapshot, as a report does."""
+    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
+        yield
+        connection.rollback()
+
+
+def pass_through(table: MessageTable, count: int) -> None:
+    table.put_many([{"payload": "x" * 100, "group": "a"}] * count)
+    while claimed := table.receive(100):
+        table.ack(claimed)
+
+
+def most_buffers(database: Database, seen: list[Statement], part: str) -> int:
+    found = [buffers(database, *one) for one in seen if part in one[0] and one[0].startswith("SELECT")]
+    assert found
+    return max(found)
+
+
+@of_postgresql
+@of_keys
+@pytest.mark.usefixtures("held")
+def test_a_claim_begins_behind_the_finished_messages_of_a_key(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, options: dict[str, Any]
+) -> None:
+    table = make_table(**options)
+    table.put("waits", group="a")  # so that the row of the key stays
+    [_] = table.receive()
+    pass_through(table, FINISHED)
+    clock.move("1s")
+    table.put("y", group="a")
+    with statements_of(database.backend) as seen:
+        assert len(table.receive(10)) == 1
+    assert most_buffers(database, seen, "first_at") < FINISHED / 4
+
+
+@pytest.mark.both_servers
+def test_a_claim_passes_no_message_that_another_transaction_has_locked(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    if database.backend.dialect.name == "sqlite":
+        pytest.skip("it locks no single rows")
+    table = make_table(fair_by="group")
+    for number in range(4):
+        clock.move("1s")
+        table.put(str(number), group="a")
+    assert [one.payload for one in table.receive(1)] == ["0"]  # which makes all of them known
+    with database.begin() as connection:
+        connection.exec_driver_sql("UPDATE orders SET headers = '{}' WHERE message = '1'")
+        assert [one.payload for one in table.receive(1)] == ["2"]
+        assert [one.payload for one in table.receive(1)] == ["3"]
+        connection.rollback()
+    assert [one.payload for one in table.receive(1)] == ["1"]
+
+
+def test_a_message_that_is_due_before_those_of_its_key_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group", payload="text")
+    table.put_many([{"payload": "x", "group": "a"}] * 3)
+    assert len(table.receive(1)) == 1
+    table.put("put", group="a", at="2001-01-01T00:00:00Z")
+    table.put("changed", group="a", delay="1h")
+    table.put("moved", group="b", delay="1h")
+    assert len(table.receive(2)) == 2
+    run(database, "UPDATE orders SET time_next = 1 WHERE message = 'changed'")
+    run(database, "UPDATE orders SET time_next = 2, group_id = 'a' WHERE message = 'moved'")
+    assert {one.payload for one in table.receive(10)} == {"x", "changed", "moved"}
