@@ -125,6 +125,7 @@ def test_a_databases_methods(database: wc.Database) -> None:
         wc.EventTimeBatcher(window="1s", max_delay="1s"),
         wc.RateAwareBatcher(batch_length="1s"),
         wc.IdBatcher("id", max_delay="1s"),
+        wc.AdaptiveBatchLength(),
         wc.BySource(lambda: wc.EventTimeBatcher(window="1s", max_delay="1s")),
     ],
     ids=lambda batcher: type(batcher).__name__,
@@ -139,6 +140,8 @@ def test_a_batchers_methods(batcher: object) -> None:
         (wc.EventTimeBatcher, {"window": "1s", "max_delay": "1s"}),
         (wc.RateAwareBatcher, {"batch_length": "1s"}),
         (wc.IdBatcher, {"id_of": "id", "max_delay": "1s"}),
+        (wc.AdaptiveBatchLength, {}),
+        (wc.missing_ids, {"batches": []}),
         (wc.RateAwareColumns, {"streams": ["a"], "batch_length": "1s"}),
         (wc.Message, {"source": "a", "stream": "b", "event_time": 1}),
         (
@@ -146,6 +149,14 @@ def test_a_batchers_methods(batcher: object) -> None:
             {
                 "table": pa.table({"source": ["a"], "stream": ["b"], "event_time": [1], "receive_time": [1]}),
                 "window": "1s",
+                "max_delay": "1s",
+            },
+        ),
+        (
+            wc.assign_batches_by_id,
+            {
+                "table": pa.table({"source": ["a"], "stream": ["b"], "id": [1], "receive_time": [1]}),
+                "id_column": "id",
                 "max_delay": "1s",
             },
         ),

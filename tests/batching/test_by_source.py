@@ -138,6 +138,10 @@ def test_nothing_but_messages_is_taken() -> None:
         InvalidArgumentError, match=r"factory must be a function that returns a batcher, got .*EventTimeBatcher"
     ):
         BySource(batcher_of_five())  # type: ignore[arg-type]
+    sources = BySource(lambda: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(InvalidArgumentError, match="factory must return a batcher, got None"):
+        sources.add(message("a", 0))
+    assert sources.stats() == {}
 
 
 def test_an_advance_over_idle_sources_looks_at_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

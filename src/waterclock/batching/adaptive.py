@@ -61,7 +61,7 @@ class AdaptiveBatchLength:
     __slots__ = ("_fast", "_first", "_idle", "_largest", "_pulses", "_rate", "_slow", "_too_short")
 
     def __init__(self, batch_length: Duration = "1s", rate: int = 1, longest: Duration | None = None) -> None:
-        if rate < 1:
+        if type(rate) is not int or rate < 1:
             raise InvalidArgumentError(f"rate must be an integer ≥ 1 (pulses per second), got {quoted(rate)}")
         length = to_duration(batch_length, "batch_length", minimum=1)
         self._rate = rate

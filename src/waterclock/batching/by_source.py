@@ -284,6 +284,8 @@ class BySource:
         if isinstance(batcher, RateAwareBatcher):
             met[source] = batcher
             return None
+        if not isinstance(batcher, EventTimeBatcher | IdBatcher):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
+            raise InvalidArgumentError(f"factory must return a batcher, got {quoted(batcher)}")
         lane = self._lanes[source] = _SourceLane(batcher)
         return lane
 

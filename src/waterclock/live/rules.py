@@ -130,7 +130,10 @@ class ByRate:
         """Check the user's options."""
         adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
-        return cls(RateOptions.checked(length, timeout, gated, clocks=clocks, max_disorder=max_disorder), adaptive)
+        options = RateOptions.checked(length, timeout, gated, clocks=clocks, max_disorder=max_disorder)
+        if adaptive is not None:
+            options.rule.with_length(adaptive.bounds[1])  # checks the longest length, too
+        return cls(options, adaptive)
 
     @property
     def text(self) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from waterclock.batching.adaptive import AdaptiveBatchLength
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
+from waterclock.live.rules import ByRate
 
 SECOND = 1_000_000_000
 
@@ -87,10 +90,16 @@ def test_a_batch_from_before_a_change_is_judged_by_its_own_window() -> None:
     assert adaptive.processed("1500ms", window="1s") == 4 * SECOND
 
 
-@pytest.mark.parametrize(("length", "rate"), [("0s", 1), ("10ms", 14), ("1s", 0), (float("nan"), 1)])
-def test_a_length_below_a_pulse_is_refused(length: str, rate: int) -> None:
+@pytest.mark.parametrize(("length", "rate"), [("0s", 1), ("10ms", 14), ("1s", 0), ("1s", 1.5), (float("nan"), 1)])
+def test_a_length_below_a_pulse_is_refused(length: str, rate: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"batch_length|rate"):
         AdaptiveBatchLength(length, rate)
+
+
+@pytest.mark.parametrize("build", [RateAwareBatcher, ByRate.checked])
+def test_a_length_that_could_grow_beyond_30_days_is_refused(build: Callable[[AdaptiveBatchLength], object]) -> None:
+    with pytest.raises(InvalidArgumentError, match="batch_length must be at most 30d"):
+        build(AdaptiveBatchLength("20d"))
 
 
 def lengths_under(adaptive: AdaptiveBatchLength, cost: Callable[[int], int], batches: int = 200) -> list[int]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from waterclock._support.quoting import quoted
-from waterclock.batching.batch import Batch
+from waterclock.batching.batch import Batch, check_batch
 from waterclock.batching.declared_streams import declared_streams
 from waterclock.errors import InvalidArgumentError
 
@@ -55,9 +55,12 @@ def missing_ids(batches: Iterable[Batch], streams: Iterable[str] | None = None, 
     """
     if type(step) is not int or step < 1:
         raise InvalidArgumentError(f"step must be an integer ≥ 1, got {quoted(step)}")
+    if not isinstance(batches, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
+        raise InvalidArgumentError(f"batches must be a list of batches, got {quoted(batches)}")
     expected = () if streams is None else declared_streams(streams)
     came: dict[tuple[str, int], set[str]] = {}
     for batch in batches:
+        check_batch(batch)
         if batch.number is None:
             raise InvalidArgumentError(f"batches must come from IdBatcher, got {quoted(batch.id)}, a batch by time")
         came.setdefault((batch.source, batch.number), set()).update(message.stream for message in batch.messages)

@@ -118,5 +118,5 @@ class EventTimeRule(NamedTuple):
             to_duration(max_lead, "max_lead"),
             on_conflict,
             None if gap is None else to_duration(gap, "gap"),
-            tuple(sorted(set(stream_names(boundaries or (), "boundaries")))),
+            tuple(sorted(set(stream_names(() if boundaries is None else boundaries, "boundaries")))),
         )

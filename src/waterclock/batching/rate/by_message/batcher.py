@@ -177,6 +177,8 @@ class RateAwareBatcher:
         self._adaptive = adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
         self._rule = RateRule.checked(length, timeout, max_disorder)
+        if adaptive is not None:
+            self._rule.with_length(adaptive.bounds[1])  # checks the longest length, too
         self._gate = Gate(gated)
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
