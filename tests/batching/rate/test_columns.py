@@ -116,6 +116,7 @@ def test_streams_may_be_admitted_when_they_first_come(arrivals: list[list[Messag
     st.booleans(),
 )
 @example([[("a", 0)], *[[("a", -(2**62) + k * SECOND)] for k in range(9)]], 0, False)
+@example([[("a", 2**63 - 1 - s * SECOND)] for s in (2000, 1500, 1100, 1001, 1000, 999, 500, 100, 50, 1, 0)], 0, True)
 def test_times_from_all_over_int64_do_no_harm(
     drawn: list[list[tuple[str, int]]], disorder: int, compiled: bool
 ) -> None:

@@ -154,7 +154,8 @@ class RateWindow(NamedTuple):
     held_until
         Latest event time that is held for a later window if some stream gates.
     era_from, era_until
-        Times outside are in another era.
+        Times outside are in another era. So are the last 999 lengths of 64-bit time: no window is so near its end that
+        a distance from it overflows.
     """
 
     start: int
@@ -180,14 +181,17 @@ class RateWindow(NamedTuple):
             near_from=start - HORIZON * length,
             held_until=end + ahead,
             era_from=start - ERA * length,
-            era_until=end + ERA * length,
+            era_until=min(start, _latest_start(length)) + length + ERA * length,
         )
 
 
 def placed(anchor: int, batch_length: int) -> int:
     """Start a window at ``anchor`` (ns), but so far from the ends of 64-bit time that its era fits."""
-    margin = 2 * ERA * batch_length
-    return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
+    return min(max(anchor, MIN_NS + 2 * ERA * batch_length), _latest_start(batch_length))
+
+
+def _latest_start(batch_length: int) -> int:
+    return MAX_NS - 2 * ERA * batch_length
 
 
 def plausible_range(times: Iterable[int], batch_length: int, *, moving: bool = False) -> tuple[int, int]:

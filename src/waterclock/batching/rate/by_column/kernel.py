@@ -445,6 +445,12 @@ def _placed(anchor: int, length: int) -> int:
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 
+@njit(error_model="numpy")
+def _era_until(start: int, length: int) -> int:
+    """As `RateWindow.era_until`."""
+    return min(start, MAX_NS - 2 * ERA * length) + length + ERA * length
+
+
 # Places of the last start and of the step of a run of starts, after its first.
 _LAST, _STEP = 1, 2
 
@@ -622,7 +628,7 @@ def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length:
 
     The messages that joined are already counted.
     """
-    near_from, era_until = start - HORIZON * length, start + length + ERA * length
+    near_from, era_until = start - HORIZON * length, _era_until(start, length)
     count = 0
     for message in range(first, stop):
         count += times[message] < near_from or times[message] > era_until
@@ -843,7 +849,7 @@ def _review(known: Known) -> None:
 
 @njit(error_model="numpy")
 def _in_era(time: int, start: int, length: int) -> bool:
-    return start - ERA * length <= time <= start + length + ERA * length
+    return start - ERA * length <= time <= _era_until(start, length)
 
 
 @njit(error_model="numpy")
@@ -859,7 +865,7 @@ def _is_agreed(known: Known) -> bool:
     facts, riding = known.facts, len(known.tracks) - 1
     start, length = facts[WINDOW_START], facts[LENGTH]
     newest = known.tracks[riding, NEWEST]
-    streams = int(start - HORIZON * length <= newest <= start + length + ERA * length)
+    streams = int(start - HORIZON * length <= newest <= _era_until(start, length))
     for row in range(riding):
         streams += known.tracks[row, TRACKED] and known.tracks[row, PRESENT]
     return bool(streams > 1 and not _is_rivalled(facts))
@@ -973,7 +979,7 @@ def _place(row: int, message: int, known: Known, messages: WaitingMessages, out:
     facts = known.facts
     event_time = messages.times[message]
     start, length = facts[WINDOW_START], facts[LENGTH]
-    if event_time < start - ERA * length or event_time > start + length + ERA * length:
+    if event_time < start - ERA * length or event_time > _era_until(start, length):
         _join(message, facts, out)
         facts[STRAYS] += 1
         return False
@@ -997,7 +1003,7 @@ def _take(first: int, stop: int, known: Known, messages: WaitingMessages, out: K
     newest = BEFORE_ALL
     length = facts[LENGTH]
     # With a disorder, every message goes through `_place`.
-    era_until = BEFORE_ALL if facts[DISORDER] else facts[WINDOW_START] + length + ERA * length
+    era_until = BEFORE_ALL if facts[DISORDER] else _era_until(facts[WINDOW_START], length)
     for message in range(first, stop):
         row = rows[message]
         event_time = messages.times[message]
@@ -1160,7 +1166,7 @@ def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None
         if start <= anchor <= start + length:
             _give_out(STALL, known, messages, out)
             _open_window(start + length, 1, known, messages, out)
-        elif oldest > start + length + ERA * length and _apart(oldest, anchor) >= np.uint64(MOVING * length):
+        elif oldest > _era_until(start, length) and _apart(oldest, anchor) >= np.uint64(MOVING * length):
             _follow(oldest, anchor, known, messages, out)
         else:
             _place_anew(anchor, known, messages, out)
