@@ -19,7 +19,8 @@ import waterclock as wc
 from waterclock._support.urls import redacted, shown
 from waterclock.cli.app import run
 from waterclock.cli.terminal.common import Common
-from waterclock.database.backend import Backend, parse_url
+from waterclock.database.backend import Backend
+from waterclock.database.engines.database_url import parse_url
 from waterclock.spark.options import Opening
 from waterclock.spark.pipeline.definition import PipelineSource
 from waterclock.spark.reading.table_read_options import TableReadOptions

@@ -11,7 +11,8 @@ import pytest
 import sqlalchemy as sa
 from tests.services import Service
 
-from waterclock.database.backend import Backend, parse_url
+from waterclock.database.backend import Backend
+from waterclock.database.engines.database_url import parse_url
 from waterclock.errors import ConstraintError, InvalidArgumentError, UnavailableError
 
 pytestmark = pytest.mark.both_servers

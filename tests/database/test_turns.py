@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from tests.database.child import Child
 from tests.moments import PATIENCE, until
 
-from waterclock.database import writer_queue as turns_module
 from waterclock.database.backend import Backend
-from waterclock.database.writer_queue import Turns
+from waterclock.database.engines import writer_queue as turns_module
+from waterclock.database.engines.writer_queue import Turns
 from waterclock.errors import RefusedError, UnavailableError
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from waterclock._support.quoting import quoted
 from waterclock.configuration.toml_lines import TomlLines
-from waterclock.database.backend import parse_url
+from waterclock.database.engines.database_url import parse_url
 from waterclock.errors import InvalidArgumentError, WaterclockError
 
 _MOST = 2**31 - 1

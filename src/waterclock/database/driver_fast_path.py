@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.deadlines import ANSWERS_WITHIN, lent, mine, returned
-from waterclock.database.per_database_cache import built_once
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection, SqlRows
+from waterclock.database.statement_compiling import CompiledStatement, compile_once
 from waterclock.database.wrapping import MISFITS, wrapped
 
 _WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of failed statements
@@ -50,51 +49,7 @@ class Frame(NamedTuple):
     together: Callable[[Any], AbstractContextManager[Any]] | None = None
 
 
-@dataclass(slots=True)
-class _Compiled:
-    text: str
-    constants: dict[str, Any]
-    computed: tuple[tuple[str, Callable[[], Any]], ...]
-    processors: dict[str, Callable[[Any], Any]]
-    places: tuple[str, ...] | None  # names in the order of the text, for drivers with positional parameters
-    columns: Sequence[sa.ColumnElement[Any]]
-    reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver has described its rows
-
-
-@built_once(maxsize=1024)
-def _compile(statement: sa.Executable, dialect: sa.Dialect, keys: tuple[str, ...] | None = None) -> _Compiled:
-    # An INSERT of many rows gets its columns from them.
-    names: dict[str, Any] = {} if keys is None else {"column_keys": keys}
-    clause = cast("sa.ClauseElement", statement)
-    compiled: Any = clause.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
-    text = str(compiled)
-    processors: dict[str, Callable[[Any], Any]] = {}
-    constants: dict[str, Any] = {}
-    computed: list[tuple[str, Callable[[], Any]]] = []
-    # Expanding parameters, or parameters of a part of the statement, have values that its own parameters do not show.
-    known = compiled.construct_params(_check=False)
-    for name, bind in compiled.binds.items():
-        process = bind.type.dialect_impl(dialect).bind_processor(dialect)
-        if process is not None:
-            processors[name] = process
-        if bind.callable is not None:
-            computed.append((name, bind.callable))
-        elif bind.unique and type(bind.value) is int and _place(name) in text:
-            text = text.replace(_place(name), f"({bind.value})" if bind.value < 0 else str(bind.value))
-        elif not bind.required or known.get(name) is not bind.value:
-            constants[name] = known.get(name) if process is None else process(known.get(name))
-    constants |= {name: value for name, value in known.items() if name not in compiled.binds}
-    places = tuple(compiled.positiontup) if compiled.positional else None
-    columns = list(statement.exported_columns) if isinstance(statement, sa.sql.expression.ReturnsRows) else []
-    return _Compiled(text, constants, tuple(computed), processors, places, columns)
-
-
-def _place(name: str) -> str:
-    """Return the placeholder for a value in a driver with named parameters; constants are cheaper as literals."""
-    return f"%({name})s"
-
-
-def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect: sa.Dialect) -> Any:
+def _row_reader(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect: sa.Dialect) -> Any:
     """Return a function that converts the driver's row to one with columns as attributes.
 
     Our own types may name in ``as_it_is`` a type of values that their processor returns unchanged.
@@ -120,7 +75,7 @@ def _reading(columns: Sequence[sa.ColumnElement[Any]], description: Any, dialect
     return mended
 
 
-def _given(compiled: _Compiled, parameters: Mapping[str, Any]) -> Any:
+def _given(compiled: CompiledStatement, parameters: Mapping[str, Any]) -> Any:
     """Convert values to the driver's form."""
     values = dict(compiled.constants)
     for name, compute in compiled.computed:
@@ -193,7 +148,7 @@ class Direct:
         if isinstance(parameters, Sequence):
             return self._execute_many(statement, parameters)
         # Every function call here and below matters: it costs as much as the driver's work.
-        compiled = _compile(statement, self.dialect)
+        compiled = compile_once(statement, self.dialect)
         cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
         found = FetchedRows()
         found.rowcount = cursor.rowcount
@@ -201,13 +156,13 @@ class Direct:
             found.extend(map(compiled.reading or self._learn(compiled, cursor), cursor.fetchall()))
         return found
 
-    def _learn(self, compiled: _Compiled, cursor: Any) -> Callable[[Sequence[Any]], Any]:
-        compiled.reading = reading = _reading(compiled.columns, cursor.description, self.dialect)
+    def _learn(self, compiled: CompiledStatement, cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        compiled.reading = reading = _row_reader(compiled.columns, cursor.description, self.dialect)
         return reading
 
     def _execute_many(self, statement: sa.Executable, parameters: Sequence[Mapping[str, Any]]) -> FetchedRows:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
-        compiled = _compile(statement, self.dialect, keys)
+        compiled = compile_once(statement, self.dialect, keys)
         given = list(map(partial(_given, compiled), parameters))
         cursor = self._connection.cursor()
         self._translated(cursor.executemany, compiled.text, given)
@@ -365,17 +320,17 @@ class Together(Direct):
 
     def _lay_out(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]]
-    ) -> tuple[_Compiled, _Sent]:
+    ) -> tuple[CompiledStatement, _Sent]:
         """Compile a statement, and return it with its values, or with those of each run as a list."""
         if not isinstance(parameters, Sequence):
-            compiled = _compile(statement, self.dialect, None)
+            compiled = compile_once(statement, self.dialect, None)
             return compiled, (compiled.text, _given(compiled, parameters))
         # An INSERT of many rows gets its columns from them.
         columns = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
-        compiled = _compile(statement, self.dialect, columns)
+        compiled = compile_once(statement, self.dialect, columns)
         return compiled, (compiled.text, list(map(partial(_given, compiled), parameters)))
 
-    def _found(self, compiled: _Compiled, cursor: Any) -> FetchedRows:
+    def _found(self, compiled: CompiledStatement, cursor: Any) -> FetchedRows:
         found = FetchedRows()
         found.rowcount = cursor.rowcount
         if compiled.columns:

@@ -8,7 +8,7 @@ from cyclopts import App
 
 from waterclock._support.urls import shown
 from waterclock.cli.terminal.common import Common
-from waterclock.database.backend import parse_url
+from waterclock.database.engines.database_url import parse_url
 from waterclock.database.migrating import HEAD, CatalogueVersionError, check_version, migration_sql
 from waterclock.errors import SchemaError
 

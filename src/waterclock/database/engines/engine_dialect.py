@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.driver_fast_path import Frame
+from waterclock.database.engines.writer_queue import Turns
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.writer_queue import Turns
 
 FULL = "its disk is full, or it has reached its maximum size"
 READ_ONLY = "it is read-only"

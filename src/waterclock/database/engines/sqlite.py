@@ -14,8 +14,8 @@ from waterclock._support.urls import shown
 from waterclock.database.driver_fast_path import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
 from waterclock.database.engines.sqlite_file import file_of, log_of, open_also_read_only
+from waterclock.database.engines.writer_queue import Turns
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.database.writer_queue import Turns
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
 PAGE_SIZE = 16_384
