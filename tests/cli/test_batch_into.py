@@ -58,7 +58,22 @@ def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
         (("batch", "telemetry", "--into", "nowhere", *RULE), "no message table named 'nowhere'"),
         (("batch", "nowhere", "--into", "batches", *RULE), "no topic named 'nowhere'"),
         (("batch", "telemetry", "--into", "numbers", *RULE), "with text ids, got 'numbers' with bigint ids"),
-        (("batch", "telemetry", *RULE, "--follow"), "into is missing: by=rate, follow, since and source need it"),
+        (
+            ("batch", "telemetry", *RULE, "--follow"),
+            "into is missing: by=rate, follow, since, source and max_skew need it",
+        ),
+        (
+            ("batch", "telemetry", *RULE, "--max-skew", "1s"),
+            "into is missing: by=rate, follow, since, source and max_skew",
+        ),
+        ((*FOLLOW, "--limit", "1"), "svg and limit need a run without into"),
+        ((*FOLLOW, "--by", "id", "--id-of", "train"), "window needs by='event_time', got 'id'"),
+        ((*FOLLOW, "--stream", "a"), "stream needs by='id', got 'event_time'"),
+        ((*FOLLOW, "--max-disorder", "1s"), "max_disorder needs by='rate', got 'event_time'"),
+        (
+            ("batch", "telemetry", "--into", "batches", "--by", "rate", "--max-delay", "1s"),
+            "max_delay needs by='event_time', got 'rate'",
+        ),
         (
             ("batch", "telemetry", "--into", "batches", *RULE, "--since", "noon"),
             "since must be ISO 8601 with an offset",

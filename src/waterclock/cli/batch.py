@@ -118,13 +118,32 @@ def batch(
         Unit of integer times in a file, since 1970.
     """
     output = log.output(common)
+    _check_rules(
+        by,
+        event_time={
+            "window": window,
+            "max_lead": max_lead != "0s",
+            "gap": gap,
+            "boundary": boundary,
+            "on_conflict": on_conflict,
+            "max_delay": by == "rate" and max_delay,
+        },
+        id={"id_of": id_of, "stream": stream},
+        rate={
+            "batch_length": batch_length != "1s",
+            "longest": longest,
+            "timeout": timeout,
+            "clocks": clocks != "as_sent",
+            "max_disorder": max_disorder != "0s",
+        },
+    )
     if by == "event_time":
         window, max_delay = _checked_lengths(window, max_delay)
-    elif boundary:
-        raise InvalidArgumentError(f"boundary needs by='event_time', got {quoted(by)}")
-    if by == "id":
+    elif by == "id":
         id_of, max_delay = _checked("id_of", id_of, "id", "pulse_id"), _checked("max_delay", max_delay, "id")
     if into is not None:
+        if svg is not None or limit is not None:
+            raise InvalidArgumentError("svg and limit need a run without into, which prints the batches")
         from waterclock.cli.gateway.batch_into import batch_into
 
         rules = {
@@ -136,8 +155,10 @@ def batch(
             common, output, messages, into, by, rules[by], follow=follow, since=since, sources=source, max_skew=max_skew
         )
         return
-    if by == "rate" or follow or since is not None or source is not None:
-        raise InvalidArgumentError("into is missing: by=rate, follow, since and source need it. Name a message table")
+    if by == "rate" or follow or since is not None or source is not None or max_skew != "10s":
+        raise InvalidArgumentError(
+            "into is missing: by=rate, follow, since, source and max_skew need it. Name a message table"
+        )
     make_batcher: Callable[[], EventTimeBatcher | IdBatcher]
     if by == "id":
         make_batcher = partial(IdBatcher, str(id_of), stream, max_delay=str(max_delay))
@@ -162,6 +183,13 @@ def batch(
     if svg is not None:
         svg.write_text(timeline(batches, rejected), encoding="utf-8")
         output.talk(f"drew {svg}")
+
+
+def _check_rules(by: str, **options: dict[str, object]) -> None:
+    """Refuse options of other rules; each rule has its own, with whether they are given."""
+    for rule, given in options.items():
+        for name in (name for name, value in given.items() if value and rule != by):
+            raise InvalidArgumentError(f"{name} needs by={rule!r}, got {quoted(by)}")
 
 
 def _checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
