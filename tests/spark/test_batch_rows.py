@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from waterclock.spark.writing import message_writer
 from waterclock.spark.writing.batch_writer import BatchWriter
 from waterclock.spark.writing.message_writer import MessageWriter
 from waterclock.spark.writing.write_options import WriteOptions
+from waterclock.topics.finding.looking_up import look_up
 from waterclock.topics.store import sealed_file
 from waterclock.topics.store.sealed_file import SealedFile
 from waterclock.topics.topic import Topic
@@ -70,6 +72,22 @@ def test_a_look_that_brings_too_many_bytes_is_halved(payloads: Payloads, monkeyp
     found = [messages.column("payload") for _, messages in looks(iter([a_batch_each(payloads)]), payloads)]
     assert [len(payload) for payload in found] == [4, 1, 1, 2]
     assert [len(value.as_py()) for payload in found for value in payload] == SIZES
+
+
+def test_large_messages_are_looked_up_about_once_each(payloads: Payloads, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(24):
+        payloads.topic.append([wc.Message("press", "load", 100 + n, bytes(100_000), receive_time=100 + n)])
+    looked_up: list[int] = []
+
+    def noting(*arguments: Any) -> pa.Table:
+        looked_up.append(len(arguments[1]))
+        return look_up(*arguments)
+
+    monkeypatch.setattr(batch_rows, "look_up", noting)
+    monkeypatch.setattr(batch_rows, "MOST_BYTES", 200_000)
+    monkeypatch.setattr(pace, "BYTES_AT_ONCE", 100_000)
+    assert sum(rows.num_rows for rows, _ in looks(iter([a_batch_each(payloads)]), payloads)) == 32
+    assert len(looked_up) == 1 + 32
 
 
 def test_batches_have_the_same_bytes_however_they_are_looked_up(

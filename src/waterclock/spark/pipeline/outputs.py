@@ -40,6 +40,8 @@ PARQUET_OPTIONS = {
     "parquet.block.size": str(32 << 20),
     # The statistics of a column copy its least and its greatest value, once for the page and once for the row group.
     "parquet.column.statistics.enabled#payload": "false",
+    # No two batches have the same bytes, so a dictionary of them would only be computed and dropped.
+    "parquet.enable.dictionary#payload": "false",
 }
 """Options of the Parquet files of outputs, for which a task gathers this size of a row group and one row more."""
 

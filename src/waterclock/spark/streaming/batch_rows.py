@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +108,12 @@ def looks(
                 if rows.num_rows == 1:
                     raise _too_large(rows, payloads, error) from error
                 half = rows.num_rows // 2
-                left += [rows.slice(half), rows.slice(0, half)]
+                fewer = [rows.slice(0, half), rows.slice(half)]
+                if isinstance(error, TooManyBytesError):
+                    # Halving alone would read 24 messages of 100 MB three times.
+                    pace.learn(error.size, error.messages)
+                    fewer = list(chain.from_iterable(pace.runs(iter([some])) for some in fewer))
+                left += reversed(fewer)
                 continue
             pace.learn(messages.nbytes, messages.num_rows)
             yield rows, messages
@@ -116,7 +122,7 @@ def looks(
 def _columns(messages: pa.Table) -> pa.RecordBatch:
     columns = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], messages.schema)]
     if len(columns) > 1:
-        raise TooManyBytesError(f"{messages.nbytes:,} bytes")
+        raise TooManyBytesError(messages.nbytes, messages.num_rows)
     return columns[0]
 
 

@@ -40,7 +40,18 @@ class _LookedUp(NamedTuple):
 
 
 class TooManyBytesError(Exception):
-    """The messages at some positions exceed the caller's limit in bytes; look up fewer."""
+    """The messages at some positions exceed the caller's limit in bytes; look up fewer.
+
+    Attributes
+    ----------
+    size, messages
+        Bytes of the messages that were read, and their number.
+    """
+
+    def __init__(self, size: int, messages: int) -> None:
+        super().__init__(f"{messages:,} messages have {size:,} bytes")
+        self.size = size
+        self.messages = messages
 
 
 def look_up(
@@ -89,7 +100,7 @@ def look_up(
             taken = table.take(pa.array(rows[there]))
             size += taken.nbytes
             if most_bytes is not None and size > most_bytes:
-                raise TooManyBytesError
+                raise TooManyBytesError(size, count + len(taken))
             parts.extend(positioned(Chunk(ledger, 0, taken), columns))
             found[places[there][:, 2]] = np.arange(count, count + np.count_nonzero(there))
             count += np.count_nonzero(there)
