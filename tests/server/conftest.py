@@ -26,7 +26,9 @@ def serve(database: wc.Database) -> Generator[Callable[..., TestClient]]:
 
         def start(**policy: Any) -> TestClient:
             app = create_app(database, Policy(**policy))
-            return stack.enter_context(TestClient(app, base_url="http://localhost:8040", raise_server_exceptions=False))
+            headers = {"Cache-Control": "no-cache"}  # tests also change the database directly
+            opened = TestClient(app, base_url="http://localhost:8040", headers=headers, raise_server_exceptions=False)
+            return stack.enter_context(opened)
 
         yield start
 

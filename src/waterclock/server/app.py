@@ -47,6 +47,7 @@ from waterclock.server.pages.tables import actions, message, table, table_list
 from waterclock.server.pages.tables import groups as group_pages
 from waterclock.server.pages.topics import batches, topic
 from waterclock.server.security_headers import SecurityHeaders
+from waterclock.server.shared_reads import SharedReads, shared_paths
 
 _RECEIVING_THREADS = 3
 _READY_WITHIN = 2.0  # s
@@ -112,6 +113,8 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
     app.state.form_key = secrets.token_hex(32)
     app.add_middleware(LimitedBodies)
     app.add_middleware(PacedResponses)
+    shared_routers = [(module.router, "/api") for module in _ROUTERS] + [(module.router, "") for module in _PAGES]
+    app.add_middleware(SharedReads, paths=shared_paths(shared_routers))
     app.state.known_tokens = KnownTokens(database)
     app.add_middleware(Access, database=database, policy=policy, known=app.state.known_tokens)
     _handle_errors(app, database)

@@ -11,6 +11,7 @@ from pydantic import Field, StrictStr
 from waterclock.server.access import Act, ManageTable, ReadTable
 from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import Body, Limit, TimeValue
+from waterclock.server.shared_reads import shared
 from waterclock.tables.message_groups import MessageGroups
 from waterclock.tables.messages.group_admin.group_commands import GroupChange
 
@@ -61,12 +62,14 @@ class RebalanceBody(Body):
 
 
 @router.get("")
+@shared
 def list_groups(act: ReadTable, limit: Limit = 100) -> list[dict[str, Any]]:
     """List the first groups by name."""
     return [shapes.group(info) for info in act.table().groups.list(limit)]
 
 
 @router.get("/one")
+@shared
 def show_group(act: ReadTable, group: str | None = None) -> dict[str, Any]:
     """Describe a group."""
     return shapes.group(act.table().groups.info(group))

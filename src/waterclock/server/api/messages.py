@@ -14,6 +14,7 @@ from waterclock.server.access import Act, ManageTable, PutTable, ReadTable
 from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, DurationValue, IdValue, Limit, TimeValue, plain_id
 from waterclock.server.api.formats.payloads import payload_of
+from waterclock.server.shared_reads import shared
 from waterclock.tables.message_table import MessageTable
 
 router = APIRouter(tags=["messages"], prefix="/tables/{table:name}")
@@ -103,6 +104,7 @@ def peek(act: ReadTable, limit: Limit = 10, group: str | None = None) -> list[di
 
 
 @router.get("/messages/{message:name}")
+@shared
 def explain(act: ReadTable, message: str) -> dict[str, Any]:
     """Explain why a message is not sent."""
     table = act.table()

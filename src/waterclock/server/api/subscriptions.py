@@ -15,6 +15,7 @@ from waterclock.server.access import Act, ManageTopic, ReadTopic, ReceiveTopic
 from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, TimeValue
 from waterclock.server.api.topics import ExpiryBody
+from waterclock.server.shared_reads import shared
 from waterclock.topics.finding.subscription_rows import SubscriptionInfo
 from waterclock.topics.topic import Topic
 
@@ -59,6 +60,7 @@ class CommitBody(Body):
 
 
 @router.get("")
+@shared
 def list_subscriptions(act: ReadTopic) -> list[dict[str, Any]]:
     """List the subscriptions of a topic."""
     return [shapes.subscription(info) for info in act.topic().subscriptions()]
@@ -73,6 +75,7 @@ def create_subscription(act: ManageTopic, subscription: str, body: PlaceBody) ->
 
 
 @router.get("/{subscription:name}")
+@shared
 def show_subscription(act: ReadTopic, subscription: str) -> dict[str, Any]:
     """Describe a subscription."""
     return shapes.subscription(subscription_info(act.topic(), subscription))

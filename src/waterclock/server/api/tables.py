@@ -12,6 +12,7 @@ from waterclock.server.access import Act, AnyClient, ManageTable, ReadTable
 from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import Body, DurationValue, TimeValue
 from waterclock.server.opened_tables import OpenedTables
+from waterclock.server.shared_reads import shared
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.model.options import OptionChanges
 from waterclock.time import to_time
@@ -67,6 +68,7 @@ class PauseBody(Body):
 
 
 @router.get("/tables")
+@shared
 def list_tables(caller: AnyClient, request: Request) -> list[dict[str, Any]]:
     """List the message tables that you may read, with their options."""
     state = request.app.state
@@ -86,6 +88,7 @@ def create_table(act: ManageTable, body: TableOptionsBody, exist_ok: bool = Fals
 
 
 @router.get("/tables/{table:name}")
+@shared
 def show_table(act: ReadTable) -> dict[str, Any]:
     """Describe a message table, and count its messages by state."""
     table = act.table()

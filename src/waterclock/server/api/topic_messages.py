@@ -15,6 +15,7 @@ from waterclock.message import Position
 from waterclock.server.access import AppendTopic, ReadTopic
 from waterclock.server.api.formats.arrow_bodies import MEDIA_TYPE, table_of
 from waterclock.server.api.formats.bodies import MOST_ITEMS, Body, time_of
+from waterclock.server.shared_reads import shared
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.appending import Appended
 
@@ -126,6 +127,7 @@ def _read(
 
 
 @router.get("/topics/{topic:name}/find")
+@shared
 def find(act: ReadTopic, time: str, by: str = "publish_time") -> dict[str, Any]:
     """Find the first message at or after a time, exactly."""
     found = act.topic().find(time_of(time) or "", by)
@@ -133,6 +135,7 @@ def find(act: ReadTopic, time: str, by: str = "publish_time") -> dict[str, Any]:
 
 
 @router.get("/topics/{topic:name}/newest")
+@shared
 def newest(act: ReadTopic, by: str = "event_time") -> dict[str, Any]:
     """Find the message with the largest time."""
     found = act.topic().newest(by)

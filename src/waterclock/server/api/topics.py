@@ -11,6 +11,7 @@ from waterclock.message import Position
 from waterclock.server.access import AnyClient, ManageTopic, ReadTopic
 from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import Body, DurationValue, Limit, TimeValue
+from waterclock.server.shared_reads import shared
 from waterclock.topics.model.topic_options import TopicChanges
 
 router = APIRouter(tags=["topics"])
@@ -46,6 +47,7 @@ class TruncationBody(Body):
 
 
 @router.get("/topics")
+@shared
 def list_topics(caller: AnyClient, request: Request) -> list[dict[str, Any]]:
     """List the topics that you may read."""
     infos = request.app.state.database.topic_infos()
@@ -62,6 +64,7 @@ def create_topic(act: ManageTopic, body: TopicOptionsBody, exist_ok: bool = Fals
 
 
 @router.get("/topics/{topic:name}")
+@shared
 def show_topic(act: ReadTopic) -> dict[str, Any]:
     """Describe a topic: its size, options and bounds."""
     topic = act.topic()
@@ -87,6 +90,7 @@ def remove_topic(act: ManageTopic) -> dict[str, Any]:
 
 
 @router.get("/topics/{topic:name}/ledgers")
+@shared
 def list_ledgers(act: ReadTopic, start: int = Query(0, ge=0), limit: Limit = 100) -> list[dict[str, Any]]:
     """List ledgers from a number on."""
     return [shapes.ledger(info) for info in act.topic().ledgers(start, limit)]

@@ -17,6 +17,7 @@ from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.pipelines import process_data
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 
 MOST_ROWS = 200
 """Maximum rows of each kind: those written last."""
@@ -28,6 +29,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/ingest")
+@shared
 def show_ingest(request: Request, caller: AnyClient) -> Response:
     return page(request, "ingest.html", ingest_data(request.app.state.database, caller))
 

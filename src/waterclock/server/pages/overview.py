@@ -17,6 +17,7 @@ from waterclock.server.pages.pipelines import pipelines_data
 from waterclock.server.pages.tables.failures import failures_of
 from waterclock.server.pages.tables.table_list import tables_data
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 
 _NS = 1_000_000_000
 LATE, VERY_LATE = 60 * _NS, 600 * _NS
@@ -56,6 +57,7 @@ class Problem(NamedTuple):
 
 
 @router.get("/")
+@shared
 def show_overview(request: Request, caller: AnyClient) -> Response:
     facts: Facts = request.app.state.facts.get()
     return page(request, "overview.html", overview_data(facts, caller, request.app.state.database))

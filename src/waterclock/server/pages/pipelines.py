@@ -17,6 +17,7 @@ from waterclock.server.access import AnyClient
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 
 MOST_PIPELINES = 200
 """Maximum pipelines on the page: those that reported last."""
@@ -59,6 +60,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/pipelines")
+@shared
 def show_pipelines(request: Request, caller: AnyClient) -> Response:
     return page(request, "pipelines.html", pipelines_data(request.app.state.database, caller))
 

@@ -18,6 +18,7 @@ from waterclock.server.pages.cron_words import in_words
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import page, see_other
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.putting.scheduling import Schedule
 from waterclock.tables.model.timing.cron import next_tick
@@ -31,6 +32,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/schedules")
+@shared
 def show_schedules(request: Request, caller: AnyClient) -> Response:
     return page(request, "schedules.html", schedules_data(request.app.state.database, caller))
 

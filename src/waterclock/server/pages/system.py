@@ -17,6 +17,7 @@ from waterclock.server.access import AnyClient
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 from waterclock.work.upkeep import Upkeep
 
 MOST_TASKS = 200
@@ -29,6 +30,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/system")
+@shared
 def show_system(request: Request, caller: AnyClient) -> Response:
     return page(request, "system.html", system_data(request.app.state.database, caller))
 

@@ -17,6 +17,7 @@ from waterclock.server.access import AnyClient
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.inspecting.searching import read_window
 from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECONDS
@@ -31,6 +32,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/workers")
+@shared
 def show_workers(request: Request, caller: AnyClient) -> Response:
     state = request.app.state
     return page(request, "workers.html", workers_data(state.database, state.facts.get(), caller))

@@ -14,6 +14,7 @@ from waterclock.server.access import ManageTable, ReadTable
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
+from waterclock.server.shared_reads import shared
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.info import first_names, has_more_new, list_groups
 from waterclock.tables.message_groups import MessageGroups
@@ -32,6 +33,7 @@ router = APIRouter(include_in_schema=False, prefix="/tables/{table:name}/groups"
 
 
 @router.get("")
+@shared
 def show_groups(act: ReadTable, request: Request, group: str | None = None, show: str = "") -> Response:
     return page(request, "groups.html", groups_data(act.table(), group, blocked_only=show == "blocked"))
 

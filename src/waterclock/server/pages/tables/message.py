@@ -12,6 +12,7 @@ from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import plain_id
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.tables.table import found_message
+from waterclock.server.shared_reads import shared
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.peeking import payloads_of
 from waterclock.tables.messages.inspecting.searching import MessageFilter, find_messages
@@ -23,6 +24,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/tables/{table:name}/messages/{message:name}")
+@shared
 def show_message(act: ReadTable, request: Request, message: str, payload: bool = False) -> Response:
     return page(request, "message.html", message_data(act.table(), message, with_payload=payload))
 

@@ -15,6 +15,7 @@ from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.tables.failures import failures_of
 from waterclock.server.pages.tables.selections import NAMES, message_filter, selection_of
+from waterclock.server.shared_reads import shared
 from waterclock.tables.messages.inspecting.estimating import estimate_groups, estimate_messages, rate_of_acks
 from waterclock.tables.messages.inspecting.histograms import BOUNDS, count_by_time
 from waterclock.tables.messages.inspecting.searching import (
@@ -33,6 +34,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/tables/{table:name}")
+@shared
 def show_table(act: ReadTable, request: Request) -> Response:
     return page(request, "table.html", table_data(act, selection_of(request.query_params)))
 

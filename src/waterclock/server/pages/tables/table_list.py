@@ -13,11 +13,13 @@ from waterclock.server.access import AnyClient
 from waterclock.server.api.formats import shapes
 from waterclock.server.pages.frame import page
 from waterclock.server.rights import Client
+from waterclock.server.shared_reads import shared
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/tables")
+@shared
 def show_tables(request: Request, caller: AnyClient) -> Response:
     return page(request, "tables.html", {"tables": tables_data(request.app.state.facts.get(), caller)})
 

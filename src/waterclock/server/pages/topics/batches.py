@@ -26,6 +26,7 @@ from waterclock.server.pages.topics.batch_range import (
     batches_by_rate,
 )
 from waterclock.server.pages.topics.time_range import SHORTEST, TimeRange
+from waterclock.server.shared_reads import shared
 from waterclock.time import format_duration, to_duration
 from waterclock.topics.catalogue.outline import outline
 from waterclock.topics.topic import Topic
@@ -52,6 +53,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/topics/{topic:name}/batches")
+@shared
 def show_batches(act: ReadTopic, request: Request) -> Response:
     """Show the batches of a range; without one, of the newest messages."""
     return page(request, "batches.html", batches_data(act.topic(), dict(request.query_params)))

@@ -17,6 +17,7 @@ from waterclock.server.pages.form_tokens import Form
 from waterclock.server.pages.frame import name_url, page, see_other
 from waterclock.server.pages.topics.lags import lags_data
 from waterclock.server.pages.topics.time_range import TimeRange
+from waterclock.server.shared_reads import shared
 from waterclock.topics.catalogue.outline import Outline, outline
 from waterclock.topics.catalogue.topic_info import list_topics
 from waterclock.topics.finding.finding import check_by
@@ -40,6 +41,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/topics")
+@shared
 def show_topics(request: Request, caller: AnyClient) -> Response:
     infos = {info.name: info for info in list_topics(request.app.state.database.backend)}
     topics = [shapes.topic_info(infos[name]) for name in caller.readable("topic", infos)]
@@ -47,6 +49,7 @@ def show_topics(request: Request, caller: AnyClient) -> Response:
 
 
 @router.get("/topics/{topic:name}")
+@shared
 def show_topic(act: ReadTopic, request: Request) -> Response:
     return page(request, "topic.html", topic_data(act.topic(), dict(request.query_params)))
 
