@@ -15,6 +15,7 @@ from tests.batching.traffic import arrivals, rules
 from tests.spark.results import METADATA, Results, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow
+from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.columnar import packing
 from waterclock.columnar.packing import pack
@@ -139,9 +140,10 @@ def test_no_rows_are_judged_as_nothing():
     assert list(judge([], PLAIN, EventTimeRule.checked(1, 1, 0, "split"))) == []
 
 
-def test_a_window_at_the_end_of_time_closes_with_it():
-    last = Message("x", "a", MAX_NS - 5, receive_time=MAX_NS - 5)
-    found = judged([last], {"window": 10, "max_delay": 10, "max_lead": 0, "on_conflict": "split"}, positions=False)
+@pytest.mark.parametrize("span", [None, ReplayRange(MAX_NS - 9, MAX_NS)], ids=["a whole topic", "a range"])
+def test_a_window_at_the_end_of_time_closes_with_it(span: ReplayRange | None):
+    (packed,) = pack([_columns([Message("x", "a", MAX_NS - 5, receive_time=MAX_NS - 5)])], PLAIN)
+    found = results_in_rows(judge([packed], PLAIN, EventTimeRule.checked(10, 10), span=span))
     assert found.batches == {
         "x": [(MAX_NS - 5, MAX_NS, MAX_NS, "timeout", None, None, [("a", MAX_NS - 5, MAX_NS - 5)])]
     }

@@ -100,7 +100,8 @@ class EventTimeStream:
         arrived
             In any order; messages with positions are taken in the order of these, others in order of receive time.
         watermark
-            A promise, ms since the epoch: messages received before it are among these or came earlier. 0: no promise.
+            A promise, ms since the epoch: messages received before it came earlier. Any among these are judged as
+            received then. 0: no promise.
 
         Returns
         -------
@@ -131,6 +132,8 @@ class EventTimeStream:
             event_times = np.ascontiguousarray(many.messages["event_time"])
         # A window that closes at a time may still get messages received at that time.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
+        if watermark > MAX_NS // _NS_PER_MS:
+            nows[:] = MAX_NS  # after all times, nothing more can come
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows, many.stream_names)
         # At the smallest time no window has closed, and ``nows`` cannot be a step earlier.
         verdicts[(clocks == MIN_NS)[many.sources] & (verdicts == ACCEPTED)] = UNDECIDED

@@ -80,7 +80,8 @@ class IdStream:
         arrived
             `NUMBERED` messages in any order; they are taken in order of their positions.
         watermark
-            A promise, ms since the epoch: messages received before it are among these or came earlier. 0: no promise.
+            A promise, ms since the epoch: messages received before it came earlier. Any among these are judged as
+            received then. 0: no promise.
 
         Returns
         -------
