@@ -46,8 +46,9 @@ style: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 
+# With Node's own small space for new objects, collecting garbage takes a seventh of the time.
 types: setup
-	@$(BIN)/pyright
+	@NODE_OPTIONS=--max-semi-space-size=256 $(BIN)/pyright
 
 other-types: setup
 	@$(BIN)/mypy --no-error-summary

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from waterclock.time import Clock
 
 # Times are not judged here; a machine that is busy, or compiles, must not fail a property.
-settings.register_profile("test", deadline=None, max_examples=40)
+settings.register_profile("test", deadline=None, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 SERVERS = ("postgresql", "mariadb")
 DATABASES = ("sqlite", *SERVERS)
+SPREAD = 6
+"""How many combinations of a test are spread over the databases; one on PostgreSQL costs five times one on SQLite."""
+
 # What takes longest to run, longest first: files, or folders of them. All that share a Spark come with the first.
 LONGEST = (
     "spark/test_exactly_once.py",
@@ -161,10 +164,10 @@ def _served(item: pytest.Item, chosen: list[str], first: str) -> list[str]:
 def _mark_long_forms(items: list[pytest.Item]) -> None:
     """Mark as slow what `make soak` runs alone, since another test shows the same on another database.
 
-    The combinations of a test's parameters are spread over the databases, each on one of them, and a test without
-    parameters runs on SQLite and on one server. A test with the mark `both_servers` runs on both, and with parameters
-    each combination on SQLite and on one server. A checksum shuffles the combinations, or a parameter of two values
-    would have each value on one server alone.
+    The first combinations of a test's parameters are spread over the databases, each on one of them, and the others run
+    on SQLite. A test without parameters is one combination. A test with the mark `both_servers` runs on SQLite and on
+    both servers, and with parameters each combination on SQLite and on one server. A checksum shuffles the
+    combinations, or a parameter of two values would have each value on one server alone.
     """
     where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
@@ -192,11 +195,12 @@ def _short_forms(count: int, first: int, *, both_servers: bool) -> set[tuple[int
     """Return which of ``count`` combinations run on which database in `make test`."""
     if both_servers and count == 1:
         return {(0, name) for name in DATABASES}
-    if both_servers or count == 1:
+    if both_servers:
         on_servers = {(place, SERVERS[(place + first) % len(SERVERS)]) for place in range(count)}
         return on_servers | {(place, "sqlite") for place in range(count)}
-    everywhere = max(count, len(DATABASES))
-    return {(place % count, DATABASES[(place + first) % len(DATABASES)]) for place in range(everywhere)}
+    if count == 1:
+        return {(0, "sqlite" if first % 3 == 0 else SERVERS[first % 2])}
+    return {(place, DATABASES[(place + first) % 3] if place < SPREAD else "sqlite") for place in range(count)}
 
 
 def _needs_both_servers(combinations: Collection[dict[str, pytest.Item]]) -> bool:
