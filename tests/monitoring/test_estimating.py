@@ -22,6 +22,7 @@ from waterclock.tables.messages.inspecting.estimating import (
     WINDOWS,
     GroupsEstimate,
     TableEstimate,
+    count_acked,
     estimate_groups,
     estimate_messages,
     rate_of_acks,
@@ -55,6 +56,17 @@ def messages_of(table: MessageTable) -> TableEstimate:
 def groups_of(table: MessageTable) -> GroupsEstimate:
     with table.context.backend.snapshot(indexed=True) as connection:
         return estimate_groups(table.context, connection)
+
+
+def test_acked_messages_are_counted_without_expired_ones(database: Database, clock: MovableClock) -> None:
+    table = database.create_table("orders", payload="json")
+    table.ack(table.put_many([{"payload": n} for n in range(3)]))
+    table.put("late", expires_at=clock() + SECOND)
+    clock.move("2s")
+    assert not table.receive()
+    with table.context.backend.snapshot() as connection:
+        assert count_acked(table.context, connection) == (3, False)
+    assert table.stats().acked == 3
 
 
 def test_a_short_queue_is_counted_as_stats_count_it(database: Database, clock: MovableClock) -> None:

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 import waterclock as wc
 from waterclock.server.access import Policy
 from waterclock.server.app import create_app
-from waterclock.tables.message_table import MessageTable
+from waterclock.server.opened_tables import OpenedTables
 
 pytestmark = pytest.mark.one_database
 
@@ -89,11 +89,11 @@ def test_a_failing_database_shows_nothing_but_a_reference(
 def test_a_fault_of_ours_is_logged_and_not_shown(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_table: MessageTable) -> None:
+    def fail(_tables: OpenedTables, _name: str) -> None:
         raise ZeroDivisionError("secret of the inside")
 
     client.put("/api/tables/orders", json={})
-    monkeypatch.setattr(MessageTable, "stats", fail)
+    monkeypatch.setattr(OpenedTables, "table", fail)
     with caplog.at_level(logging.ERROR, "waterclock.server.errors"):
         asked = client.get("/api/tables/orders")
     assert asked.status_code == 500

@@ -53,7 +53,7 @@ def test_a_table_is_opened_once_for_many_requests(client: TestClient, database: 
     for _ in range(3):
         [delivery] = client.post("/api/tables/orders/receive", json=RECEIVE).json()["deliveries"]
         client.post("/api/tables/orders/ack", json={"deliveries": [delivery["delivery"]]})
-    assert client.get("/api/tables/orders").json()["stats"]["acked"] == 3
+    assert client.get("/api/tables/orders").json()["acked"]["count"] == 3
     client.get("/api/tables")
     assert opens == ["orders"]
 

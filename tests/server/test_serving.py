@@ -103,7 +103,7 @@ def test_a_stream_sends_no_more_than_its_consumer_has_room_for(table: wc.Message
                 continue
             delivery = json.loads(line.removeprefix("data: "))
             got.append(delivery["payload"])
-            assert client.get("/orders").json()["stats"]["in_flight"] <= 2
+            assert client.get("/orders").json()["counts"]["in_flight"] <= 2
             client.post("/orders/ack", json={"deliveries": [delivery["delivery"]]})
             if len(got) == 4:
                 break

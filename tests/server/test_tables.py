@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 import waterclock as wc
 from waterclock.server.api.tables import OptionChangesBody, TableOptionsBody
 from waterclock.server.api.topics import TopicOptionsBody
+from waterclock.tables.messages.inspecting import estimating
 from waterclock.tables.model.options import OptionChanges
 
 ORDERS = "/api/tables/orders"
@@ -47,7 +48,25 @@ def test_a_message_is_put_received_and_acked(client: TestClient) -> None:
     assert (leased["state"], leased["consumer"]) == ("leased", "c")
     for _ in range(2):  # a repeat after a lost answer
         assert client.post(f"{ORDERS}/ack", json={"deliveries": [delivery["delivery"]]}).status_code == 200
-    assert client.get(ORDERS).json()["stats"]["acked"] == 1
+    assert client.get(ORDERS).json()["acked"] == {"count": 1, "more": False}
+
+
+def test_counts_of_a_large_table_read_a_bounded_number_of_messages(
+    client: TestClient, database: wc.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimating, "COUNTED", 3)
+    create(client)
+    table = database.table("orders")
+    ids = table.put_many([{"payload": n} for n in range(10)])
+    counted = client.get(ORDERS).json()
+    assert (counted["counts"]["ready"] > 3, counted["counts"]["exact"]) == (True, False)
+    assert counted["acked"] == {"count": 0, "more": False}
+    table.ack(ids[:3])
+    assert client.get(ORDERS).json()["acked"] == {"count": 3, "more": False}
+    table.ack(ids[3:])
+    counted = client.get(ORDERS).json()
+    assert (counted["counts"]["depth"], counted["counts"]["exact"]) == (0, True)
+    assert counted["acked"] == {"count": 3, "more": True}
 
 
 def test_every_way_to_end_a_delivery(client: TestClient) -> None:
@@ -100,7 +119,7 @@ def test_lost_leases_are_named_and_the_others_are_acked(client: TestClient) -> N
         assert (asked.status_code, asked.json()["lost"]) == (409, [first])
     asked = client.post(f"{ORDERS}/ack", json={"deliveries": [first, second]})
     assert (asked.json()["error"], asked.json()["lost"], asked.json()["ended"]) == ("lease_lost", [first], 1)
-    assert client.get(ORDERS).json()["stats"]["acked"] == 1
+    assert client.get(ORDERS).json()["acked"] == {"count": 1, "more": False}
 
 
 @pytest.mark.one_database

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
+from tests.moments import PATIENCE, until
 
 import waterclock as wc
 from waterclock.arrow import MESSAGE_SCHEMA
 from waterclock.errors import LeaseLostError
+from waterclock.server.api import topic_messages
 from waterclock.server.api.formats.arrow_bodies import MEDIA_TYPE
 from waterclock.server.api.readers import Readers
+from waterclock.server.limits import MAX_THREADS
 
 ARROW = {"Content-Type": MEDIA_TYPE}
 NAME = "a/b %2F?#é"
@@ -172,6 +177,30 @@ def test_a_subscription_is_read_committed_and_moved(client: TestClient) -> None:
     moved = client.post(f"{place}/seek", json={"time": "2026-07-01T12:00:01Z"}).json()
     assert (moved["position"], moved["unread"]) == ("0:0:1", 5)
     assert client.delete(place).json() == {"removed": "billing"}
+
+
+@pytest.mark.one_database
+def test_large_reads_leave_threads_for_other_requests(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.put("/api/topics/t", json={})
+    others_answered = threading.Event()
+    begun: list[int] = []
+
+    def wait(*_args: object) -> tuple[list[pa.RecordBatch], None]:
+        begun.append(1)
+        assert others_answered.wait(PATIENCE / 3)
+        return [], None
+
+    monkeypatch.setattr(topic_messages, "_read", wait)
+
+    def read(_number: int) -> int:
+        return client.get("/api/topics/t/messages", headers={"Accept": MEDIA_TYPE}).status_code
+
+    with ThreadPoolExecutor(MAX_THREADS + 1) as pool:
+        reads = [pool.submit(read, number) for number in range(MAX_THREADS + 1)]
+        until(lambda: len(begun) >= 3)
+        assert client.get("/api/topics/t").status_code == 200
+        others_answered.set()
+        assert {one.result() for one in reads} == {200}
 
 
 @pytest.mark.one_database

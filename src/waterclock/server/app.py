@@ -50,6 +50,7 @@ from waterclock.server.security_headers import SecurityHeaders
 from waterclock.server.shared_reads import SharedReads, shared_paths
 
 _RECEIVING_THREADS = 3
+_LARGE_READS = 3
 _READY_WITHIN = 2.0  # s
 _FACTS_WITHIN = 5.0  # s
 
@@ -88,7 +89,9 @@ def create_app(database: Database, policy: Policy) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = MAX_THREADS - _RECEIVING_THREADS
+        quick = MAX_THREADS - _RECEIVING_THREADS - _LARGE_READS
+        anyio.to_thread.current_default_thread_limiter().total_tokens = quick
+        app.state.large_reads = anyio.CapacityLimiter(_LARGE_READS)
         yield
         for close in (readers.close, opened.waiting.close, threads.close):
             await run_in_threadpool(close)

@@ -29,7 +29,10 @@ MAX_STREAMS = 500
 """
 
 MAX_THREADS = 12
-"""Maximum concurrent calls of the database. Others wait in the event loop. An engine's pool has 15 connections."""
+"""Maximum concurrent calls of the database. Others wait in the event loop. An engine's pool has 15 connections.
+
+Some are set apart for requests that wait for messages, and for large reads, so that neither occupies all of them.
+"""
 
 MAX_WRONG_TOKENS = 20
 """Maximum wrong tokens of an address in a minute: each costs a query. No one types as many."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from pydantic import Field, StrictFloat, StrictInt, StrictStr
 
@@ -13,7 +14,15 @@ from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import Body, DurationValue, TimeValue
 from waterclock.server.opened_tables import OpenedTables
 from waterclock.server.shared_reads import shared
+from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.inspecting.estimating import (
+    count_acked,
+    estimate_groups,
+    estimate_messages,
+    rate_of_acks,
+)
+from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS, everywhere
 from waterclock.tables.model.options import OptionChanges
 from waterclock.time import to_time
 
@@ -90,9 +99,30 @@ def create_table(act: ManageTable, body: TableOptionsBody, exist_ok: bool = Fals
 @router.get("/tables/{table:name}")
 @shared
 def show_table(act: ReadTable) -> dict[str, Any]:
-    """Describe a message table, and count its messages by state."""
+    """Describe a message table, and count its messages by state: exactly up to 1,000, estimated beyond."""
     table = act.table()
-    return {**_described(table), "stats": shapes.table_stats(table.stats())}
+    context = table.context
+    with context.backend.snapshot(indexed=True) as connection:
+        counts = counts_of(act, context, connection, context.backend.now(connection))
+        acked, more = count_acked(context, connection)
+    return {**_described(table), **counts, "acked": {"count": acked, "more": more}}
+
+
+def counts_of(act: Act, context: TableContext, connection: sa.Connection, now: int) -> dict[str, Any]:
+    """Count a table's messages at a time, ns, with bounded statements."""
+    found = estimate_messages(context, connection, now)
+    groups = estimate_groups(context, connection)
+    active = everywhere(context, connection, now)
+    return {
+        "counts": {"depth": found.depth, "exact": found.exact, **found.messages},
+        "oldest_age_seconds": shapes.seconds(found.oldest_age),
+        "blocked_groups": {"count": groups.blocked, "more": not groups.exact},
+        "sent_per_second": active.sent / RATE_SECONDS,
+        "acked_per_second": rate_of_acks(context, connection, now),
+        "subscribers": active.subscribers,
+        "failing": active.failing,
+        "failure": active.failure if act.caller.rights is None else None,  # it may name hosts and paths
+    }
 
 
 @router.patch("/tables/{table:name}")

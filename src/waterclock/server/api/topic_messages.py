@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pyarrow as pa
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from waterclock.arrow import POSITIONED_SCHEMA, from_arrow, to_ipc
@@ -72,7 +74,7 @@ async def append_arrow(
 
 
 @router.get("/topics/{topic:name}/messages")
-def read_messages(
+async def read_messages(
     act: ReadTopic,
     request: Request,
     start: str | None = None,
@@ -83,7 +85,7 @@ def read_messages(
     source: _Names = None,
     stream: _Names = None,
     limit: Annotated[int, Query(ge=1, le=MOST_ARROW)] = 100,
-) -> Any:
+) -> Response:
     """Read messages from a position or a time. ``next`` is the position at which the next answer starts.
 
     With the header ``Accept: application/vnd.apache.arrow.stream`` the answer is an Arrow IPC stream, and ``next`` the
@@ -92,22 +94,22 @@ def read_messages(
     as_arrow = MEDIA_TYPE in request.headers.get("accept", "")
     if not as_arrow and limit > MOST_ITEMS:
         raise InvalidArgumentError(f"limit must be at most {MOST_ITEMS} in JSON, got {limit}. Read Arrow for more")
-    topic = act.topic()
-    head = topic.head
-    end = head if stop is None else min(head, Position.parse(stop))
-    wanted: dict[str, Any] = {"by": by, "source": source, "stream": stream, "limit": limit}
-    batches, following = _read(
-        topic,
-        None if start is None else Position.parse(start),
-        end if until is None else None,
-        {**wanted, "since": time_of(since), "until": time_of(until)},
-    )
-    following = end if following is None else following
-    if as_arrow:
-        content = to_ipc(*(batches or [pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA)]))
-        return Response(content, media_type=MEDIA_TYPE, headers={"Waterclock-Next": str(following)})
-    messages = [message_to_json(message) for batch in batches for message in from_arrow(batch)]
-    return {"messages": messages, "next": str(following)}
+    times = {"since": time_of(since), "until": time_of(until)}
+    first, last = (None if one is None else Position.parse(one) for one in (start, stop))
+
+    def answer() -> Response:
+        topic = act.topic()
+        end = topic.head if last is None else min(topic.head, last)
+        options = {"by": by, "source": source, "stream": stream, "limit": limit, **times}
+        batches, following = _read(topic, first, end if until is None else None, options)
+        following = str(end if following is None else following)
+        if as_arrow:
+            content = to_ipc(*(batches or [pa.RecordBatch.from_pylist([], POSITIONED_SCHEMA)]))
+            return Response(content, media_type=MEDIA_TYPE, headers={"Waterclock-Next": following})
+        messages = [message_to_json(message) for batch in batches for message in from_arrow(batch)]
+        return JSONResponse({"messages": messages, "next": following})
+
+    return await to_thread.run_sync(answer, limiter=request.app.state.large_reads if as_arrow else None)
 
 
 def _read(

@@ -15,7 +15,6 @@ from waterclock.tables.groups.info import GroupInfo
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.explaining import Explanation
 from waterclock.tables.messages.inspecting.peeking import Peeked
-from waterclock.tables.messages.inspecting.stats import TableStats
 from waterclock.tables.messages.putting.scheduling import Schedule
 from waterclock.tables.model.attempts import Attempt
 from waterclock.tables.model.options import DURATIONS as TABLE_DURATIONS
@@ -104,12 +103,6 @@ def subscription(info: SubscriptionInfo) -> dict[str, Any]:
 def table_options(table: MessageTable) -> dict[str, Any]:
     options = asdict(table.options)
     return options | {name: duration(options[name]) for name in TABLE_DURATIONS}
-
-
-def table_stats(stats: TableStats) -> dict[str, Any]:
-    counts = asdict(stats)
-    counts["oldest_age_seconds"] = seconds(counts.pop("oldest_age"))
-    return counts
 
 
 def peeked(kind: str, message: Peeked) -> dict[str, Any]:

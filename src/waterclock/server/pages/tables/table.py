@@ -12,11 +12,11 @@ from starlette.responses import Response
 
 from waterclock.server.access import Act, ReadTable
 from waterclock.server.api.formats import shapes
+from waterclock.server.api.tables import counts_of
 from waterclock.server.pages.frame import page
 from waterclock.server.pages.tables.failures import failures_of
 from waterclock.server.pages.tables.selections import NAMES, message_filter, selection_of
 from waterclock.server.shared_reads import shared
-from waterclock.tables.messages.inspecting.estimating import estimate_groups, estimate_messages, rate_of_acks
 from waterclock.tables.messages.inspecting.histograms import BOUNDS, count_by_time
 from waterclock.tables.messages.inspecting.searching import (
     SCANNED,
@@ -25,7 +25,6 @@ from waterclock.tables.messages.inspecting.searching import (
     find_messages,
     read_window,
 )
-from waterclock.tables.messages.rows.process_heartbeat import everywhere
 
 MOST_SHOWN, MOST_FAILURES = 50, 10
 """Maximum messages and groups of failures on a page."""
@@ -46,26 +45,16 @@ def table_data(act: Act, chosen: Mapping[str, str]) -> dict[str, Any]:
     wanted = message_filter(context.options.id_type, chosen)
     with context.backend.snapshot(indexed=True) as connection:
         now = context.backend.now(connection)
-        counts = estimate_messages(context, connection, now)
-        groups = estimate_groups(context, connection)
-        active = everywhere(context, connection, now)
+        counts = counts_of(act, context, connection, now)
         window = read_window(context, connection)
         by_time = count_by_time(context, connection, window)
         failures = list(failures_of(context, connection, MOST_FAILURES, window))
         found = find_messages(context, connection, wanted, MOST_SHOWN, window)
-        acks = rate_of_acks(context, connection, now)
     return {
         "name": table.name,
         "paused_until": shapes.time(table.paused_until),
         "options": shapes.table_options(table),
-        "counts": {"depth": counts.depth, "exact": counts.exact, **counts.messages},
-        "oldest_age_seconds": shapes.seconds(counts.oldest_age),
-        "blocked_groups": {"count": groups.blocked, "more": not groups.exact},
-        "sent_per_second": active.sent / 60,
-        "acked_per_second": acks,
-        "subscribers": active.subscribers,
-        "failing": active.failing,
-        "failure": active.failure if act.caller.rights is None else None,  # it may name hosts and paths
+        **counts,
         "bounds_seconds": [shapes.seconds(one) for one in BOUNDS],
         "due": list(by_time.due),
         "later": list(by_time.later),

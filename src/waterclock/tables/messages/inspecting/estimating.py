@@ -16,7 +16,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import is_exhausted_sql
 from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS
-from waterclock.tables.model.schema import PARTITIONED, is_expired, not_acked
+from waterclock.tables.model.schema import EXPIRED, PARTITIONED, is_expired, not_acked
 
 COUNTED = 1_000
 """Maximum messages, or groups, counted one by one. Chosen by measurement: more takes too long on a slow machine."""
@@ -135,6 +135,12 @@ def estimate_groups(context: TableContext, connection: sa.Connection) -> GroupsE
     return GroupsEstimate(min(blocked, COUNTED), int(exhausted), exact=blocked <= COUNTED)
 
 
+def count_acked(context: TableContext, connection: sa.Connection) -> tuple[int, bool]:
+    """Count the acked messages, up to `COUNTED`, and return whether there are more. Dropped ones do not count."""
+    looked, acked = connection.execute(_acked(context)).one()
+    return min(acked, COUNTED), looked > COUNTED
+
+
 def rate_of_acks(context: TableContext, connection: sa.Connection, now: int) -> float:
     """Return the messages per second acked in the last minute, or since the `COUNTED`-th newest ack if that is less."""
     count, earliest = connection.execute(_acked_lately(context), {"since": now - RATE_SECONDS * _NS}).one()
@@ -242,6 +248,13 @@ def _standing(context: TableContext, which: sa.ColumnElement[bool]) -> _Select:
         .scalar_subquery()
     )
     return sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(head), 0)).select_from(some)
+
+
+@built_once(maxsize=256)
+def _acked(context: TableContext) -> _Select:
+    rows = context.rows
+    some = sa.select(rows.c.acked_by).where(rows.c.time_acked.is_not(None)).limit(COUNTED + 1).subquery("some")
+    return sa.select(sa.func.count(), _count(some.c.acked_by.is_distinct_from(EXPIRED))).select_from(some)
 
 
 @built_once(maxsize=256)
