@@ -10,9 +10,10 @@ from tests.statements import Statement, statements_of
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import bounded_rows
 
 from .conftest import MovableClock
-from .plain_sql import run
+from .plain_sql import catch_up, run
 from .plans import buffers
 
 FINISHED = 600
@@ -94,3 +95,63 @@ def test_a_message_that_is_due_before_those_of_its_key_is_found(
     run(database, "UPDATE orders SET time_next = 1 WHERE message = 'changed'")
     run(database, "UPDATE orders SET time_next = 2, group_id = 'a' WHERE message = 'moved'")
     assert {one.payload for one in table.receive(10)} == {"x", "changed", "moved"}
+
+
+@pytest.fixture
+def never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is found be found by the bounds alone, which advance at each claim."""
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.LOOK_BACK_AT_LEAST", 3600.0)
+    monkeypatch.setattr(bounded_rows, "ADVANCE_EVERY", 0.0)
+    monkeypatch.setattr(bounded_rows, "_ADVANCE_IDLE_EVERY", 0.0)
+
+
+def let_bound_advance(table: MessageTable, beyond: int = 1) -> None:
+    """Let messages pass, until the bound is behind some of them."""
+    while table.context.reached.routed.value <= beyond:
+        table.put_many([{"payload": "x" * 1000, "group": "a"}] * 500)
+        while claimed := table.receive(500):
+            table.ack(claimed)
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held", "never_looks_back")
+def test_a_search_for_new_messages_begins_at_the_bound(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group")
+    let_bound_advance(table, 2000)
+    with statements_of(database.backend) as seen:
+        assert table.receive() == []
+    from_the_bound = most_buffers(database, seen, "routed != 1")
+    table.context.reached.routed.reset()
+    with statements_of(database.backend) as seen:
+        assert table.receive() == []
+    assert from_the_bound < most_buffers(database, seen, "routed != 1") * 2 / 3
+
+
+@of_postgresql
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_message_of_a_key_that_is_committed_late_is_found(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    with database.backend.engine.connect() as late:
+        late.exec_driver_sql("INSERT INTO orders (message, group_id) VALUES ('late', 'l')")
+        for _ in range(4):
+            pass_through(table, FINISHED)
+        late.commit()
+    catch_up(clock)
+    assert [one.payload for one in table.receive()] == ["late"]
+
+
+@of_postgresql
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_message_that_was_acked_before_it_was_routed_is_found_again(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group")
+    table.put("first", group="b")
+    run(database, "UPDATE orders SET time_acked = 1")
+    let_bound_advance(table)
+    run(database, "UPDATE orders SET time_acked = NULL WHERE message = 'first'")
+    assert [one.payload for one in table.receive()] == ["first"]

@@ -11,11 +11,24 @@ from waterclock.tables.model.schema import MESSAGE_KEY
 from waterclock.tables.model.values.key_names import LONGEST_KEY, KeySource
 
 _IS_MOVED = """
-    NEW.routed = 1 AND OLD.routed = 1 AND NEW.time_acked IS NULL AND (
-        OLD.time_acked IS NOT NULL OR COALESCE(NEW.time_next < OLD.time_next, TRUE) OR NEW.priority <> OLD.priority
-        OR COALESCE(NEW.%(source)s <> OLD.%(source)s, NEW.%(source)s IS NOT NULL OR OLD.%(source)s IS NOT NULL)
+    NEW.time_acked IS NULL AND (
+        OLD.time_acked IS NOT NULL
+        OR (NEW.routed = 1 AND OLD.routed = 1 AND (
+            COALESCE(NEW.time_next < OLD.time_next, TRUE) OR NEW.priority <> OLD.priority
+            OR COALESCE(NEW.%(source)s <> OLD.%(source)s, NEW.%(source)s IS NOT NULL OR OLD.%(source)s IS NOT NULL)
+        ))
     )"""
-"""The condition that a changed message may be due before the time that is known of its key."""
+"""The condition that a changed message may be due before the time that is known of its key.
+
+One that was acked before it was routed is behind the bound of searches for unrouted ones."""
+
+
+def index_of_unrouted(first: str = "") -> str:
+    """Return the statement for the partial index of unrouted messages, by key; ``first`` stands before the key."""
+    return (
+        f"CREATE INDEX %(unrouted)s ON %(table)s ({first}({MESSAGE_KEY} || ''), priority, time_next)"
+        " WHERE time_acked IS NULL AND routed <> 1"
+    )
 
 
 def column_of(key: str, column_type: str) -> str:
@@ -47,14 +60,12 @@ def add_keys(connection: sa.Connection, rows: sa.Table, source: KeySource, state
         connection.execute(DDL(statement, context=context))
 
 
-PARTIAL_INDEXES = (
+INDEXES = (
     # Claims search this one. Without it, a planner without statistics may search all due messages for those of a key.
     "DROP INDEX %(next)s",
     f"CREATE INDEX %(key)s ON %(table)s ({MESSAGE_KEY}, priority, time_next, seq) WHERE time_acked IS NULL",
     # By an expression, because a planner may think the index above as good, and would search all messages of a key.
     f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next)"
     " WHERE time_acked IS NULL AND claim_id IS NOT NULL",
-    f"CREATE INDEX %(unrouted)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next)"
-    " WHERE time_acked IS NULL AND routed = 0",
 )
-"""The indexes on databases that have partial ones."""
+"""The indexes on databases that have partial ones, except that of unrouted messages."""

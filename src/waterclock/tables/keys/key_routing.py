@@ -15,11 +15,24 @@ from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.postgresql.unrouted_keys import is_behind, next_places
 from waterclock.tables.groups.routing import try_turn
-from waterclock.tables.keys.key_rows import Place, add, give_turns, is_unrouted, known, lower, of_any_key, put_off
+from waterclock.tables.keys.key_rows import (
+    Place,
+    add,
+    give_turns,
+    is_unrouted,
+    known,
+    lower,
+    of_any_key,
+    put_off,
+    start_of,
+)
+from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _ROUTED_AT_ONCE = 100
+_SKIPPED_AT_ONCE = 300
 _WINDOWS = 3
 """Windows that one claim reads, so that the first ones may be full of one key."""
 
@@ -30,29 +43,41 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int) -> No
         return
     after = context.turns.routed
     for number in range(_WINDOWS):
-        window = _read(context, connection, after)
-        _route(context, connection, window, now, marks_all=not number)
+        skips = bool(number) and context.sql.is_bounded and after is not None
+        window = _skip(context, connection, after) if skips else _read(context, connection, after)
+        is_full = len(window) == (_SKIPPED_AT_ONCE if skips else _ROUTED_AT_ONCE)
+        is_of_one = is_full and len({(row.key, row.priority) for row in window}) == 1
+        # The row of a key stands for all its messages, and later claims mark them.
+        _route(context, connection, window, now, marks=not (skips or (number and is_of_one)))
         has_begun = after is None
-        after = (window[-1].key, window[-1].priority) if len(window) == _ROUTED_AT_ONCE else None
-        is_of_one = after is not None and (window[0].key, window[0].priority) == after
+        after = (window[-1].together, window[-1].key, window[-1].priority) if is_full else None
         if not is_of_one and (after is not None or has_begun):
             break
     context.turns.routed = after
 
 
-def _read(context: TableContext, connection: SqlConnection, after: tuple[str, int] | None) -> list[Any]:
-    """Lock the next new messages that no other transaction has locked, behind a key and a priority."""
+def _skip(context: TableContext, connection: SqlConnection, after: Behind | None) -> list[Any]:
+    """Read the first message of each of the next keys and priorities behind a place, locked or not."""
+    return list(connection.execute(_next_places(context), {**_named(after), "count": _SKIPPED_AT_ONCE}))
+
+
+def _read(context: TableContext, connection: SqlConnection, after: Behind | None) -> list[Any]:
+    """Lock the next new messages that no other transaction has locked, behind a place."""
     if after is None:
-        return list(connection.execute(_window(context, "first"), {"count": _ROUTED_AT_ONCE}))
-    of = {"key": after[0], "priority": after[1]}
+        values = {**start_of(context), "count": _ROUTED_AT_ONCE}
+        return list(connection.execute(_window(context, "first"), values))
+    if context.sql.is_bounded:
+        return list(connection.execute(_window(context, "behind"), {**_named(after), "count": _ROUTED_AT_ONCE}))
+    _, key, priority = after
+    of = {"key": key, "priority": priority}
     found = list(connection.execute(_window(context, "same"), {**of, "count": _ROUTED_AT_ONCE}))
     if len(found) < _ROUTED_AT_ONCE:
         left = _ROUTED_AT_ONCE - len(found)
-        found += connection.execute(_window(context, "later"), {"key": after[0], "count": left})
+        found += connection.execute(_window(context, "later"), {"key": key, "count": left})
     return found
 
 
-def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks_all: bool) -> None:
+def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks: bool) -> None:
     new: dict[Place, int] = {}
     seqs: dict[Place, list[int]] = {}
     for row in window:
@@ -75,32 +100,50 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
         place: new[place] for place, row in locked.items() if place in new and row.is_due and new[place] < row.first_at
     }
     lower(context, connection, due_before)
-    if len(new) == 1 and len(window) == _ROUTED_AT_ONCE and not marks_all:
-        return  # the row stands for them, too, and later claims mark them
+    if not marks:
+        return
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
         execute_later(connection, (_marking(context), {"seqs": sorted(routed)}))
 
 
+def _named(after: Behind | None) -> dict[str, Any]:
+    assert after is not None  # noqa: S101  # the caller has checked it
+    return dict(zip(("together", "key", "priority"), after, strict=True))
+
+
+def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
+    """Return the parameters of `_named`."""
+    types = {"together": sa.BigInteger(), "key": rows.c[MESSAGE_KEY].type, "priority": sa.BigInteger()}
+    return tuple(sa.bindparam(name, type_=of) for name, of in types.items())
+
+
 @built_once(maxsize=256)
-def _window(context: TableContext, keys: Literal["first", "same", "later"]) -> sa.Select[*tuple[Any, ...]]:
+def _window(context: TableContext, which: Literal["first", "same", "later", "behind"]) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    key = context.sql.few(rows.c[MESSAGE_KEY])
-    last = sa.bindparam("key", type_=rows.c[MESSAGE_KEY].type)
-    # Not in one statement: no database searches the index from a pair on in all forms of the condition.
+    key, together = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.seqs_together(rows)
+    _, last, priority = _last(rows)
+    # Not in one statement: MariaDB does not search the index from a pair on in any form of the condition.
     chosen = {
-        "first": (of_any_key(context),),
-        "same": (key == last, rows.c.priority > sa.bindparam("priority", type_=sa.BigInteger)),
-        "later": (key > last,),
+        "first": lambda: (of_any_key(context),),
+        "same": lambda: (key == last, rows.c.priority > priority),
+        "later": lambda: (key > last,),
+        "behind": lambda: (is_behind(rows, _last(rows)),),
     }
-    found = sa.select(rows.c.seq, key.label("key"), rows.c.priority, rows.c.time_next)
+    order = () if which == "same" else (together, key) if context.sql.is_bounded else (key,)
+    found = sa.select(rows.c.seq, together.label("together"), key.label("key"), rows.c.priority, rows.c.time_next)
     return (
         context.sql.by_unrouted_index(found, rows)
-        .where(is_unrouted(rows), *chosen[keys])
-        .order_by(*(() if keys == "same" else (key,)), rows.c.priority, rows.c.time_next)
+        .where(is_unrouted(context), *chosen[which]())
+        .order_by(*order, rows.c.priority, rows.c.time_next)
         .limit(sa.bindparam("count", type_=sa.Integer))
         .with_for_update(skip_locked=True)
     )
+
+
+@built_once(maxsize=256)
+def _next_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    return next_places(context.rows, _last(context.rows))
 
 
 @built_once(maxsize=256)

@@ -22,6 +22,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
 from waterclock.tables.keys.in_flight import has_claimable
 from waterclock.tables.model.schema import MESSAGE_KEY
 
@@ -391,18 +392,27 @@ def keys_due(context: TableContext) -> sa.Select[Any, Any]:
     return sa.select(sa.case((waiting | some_unrouted(context) | some_slept(context), now), else_=sleeping), now)
 
 
-def is_unrouted(rows: sa.Table) -> sa.ColumnElement[bool]:
+def is_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message may be due before the row of its key, or its key has no row."""
-    return rows.c.time_acked.is_(None) & (rows.c.routed == sa.literal_column("0"))
+    rows = context.rows
+    return rows.c.time_acked.is_(None) & context.sql.is_unrouted(rows)
+
+
+def start_of(context: TableContext) -> dict[str, int]:
+    """Return the parameter with the start of searches for unrouted messages; none if there are no bounds."""
+    return {"start": context.reached.routed.value >> TOGETHER_BITS} if context.sql.is_bounded else {}
 
 
 def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
     """Return whether a message may be due before the row of its key, or its key has no row."""
     rows = context.rows
-    found = sa.select(rows.c.seq).where(is_unrouted(rows), of_any_key(context))
+    found = sa.select(rows.c.seq).where(is_unrouted(context), of_any_key(context))
     return context.sql.by_unrouted_index(found, rows).exists()
 
 
 def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return a condition that always holds, so that the index of unrouted messages answers a search for them."""
+    """Return the condition that a message is at the start of the search or behind it, in a form that uses the index."""
+    if context.sql.is_bounded:
+        return context.sql.seqs_together(context.rows) >= sa.bindparam("start", type_=sa.BigInteger)
+    # Always true: there are no bounds.
     return context.sql.few(context.rows.c[MESSAGE_KEY]) >= sa.literal_column("''")

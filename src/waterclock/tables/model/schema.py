@@ -207,8 +207,9 @@ def message_rows(
             sa.SmallInteger,
             nullable=False,
             server_default="0",
-            doc="1 once a consumer has assigned its place in its group, 0 before. After a change by plain SQL 0 again,"
-            " 2 on PostgreSQL. In a table without groups, 2 if it was due in the past when it was put or changed.",
+            doc="1 once a consumer has assigned its place in its group, or noted its key, 0 before. After a change by"
+            " plain SQL 0 again, 2 on PostgreSQL. In a table without groups, 2 if it was due in the past when it was"
+            " put or changed.",
         ),
         sa.Column(
             "ack_held_at",

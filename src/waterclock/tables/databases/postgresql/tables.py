@@ -23,12 +23,13 @@ from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_late, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import PARTIAL_INDEXES, add_keys, column_of
+from waterclock.tables.databases.message_keys import INDEXES, add_keys, column_of, index_of_unrouted
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.databases.postgresql.claiming import by_priority, claim_statement, first_late, is_late, key_is
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
+from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
@@ -64,7 +65,6 @@ _TRIGGERS = (
     FOR EACH ROW WHEN (NEW.time_scheduled IS NULL OR (NEW.time_next IS NULL AND NEW.time_acked IS NULL))
     EXECUTE FUNCTION %(due)s()""",
 )
-_CHANGED = 2
 # A transaction has an id before it draws the seq of a message, or the time: `PostgresqlTables.seen_by`.
 _NUMBERED = (
     """
@@ -113,11 +113,12 @@ _KEYS = [
     (
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'VARCHAR(255)')} STORED NOT NULL",
         'DROP TRIGGER "~late" ON %(table)s',
-        *PARTIAL_INDEXES,
-        """
+        *INDEXES,
+        index_of_unrouted(f"({SEQS_TOGETHER_SQL}), "),
+        f"""
         CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
-            NEW.routed := 0;
+            NEW.routed := {CHANGED};
             RETURN NEW;
         END $$""",
         """
@@ -193,7 +194,7 @@ class PostgresqlTables(TableDialect):
     reads_old = False
     unacked_apart = True
     at_once = True
-    changed = _CHANGED
+    changed = CHANGED
     is_bounded = True
     clock = _NOW
 
@@ -222,6 +223,10 @@ class PostgresqlTables(TableDialect):
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger."""
         add_keys(connection, rows, source, _KEYS[source.header is not None])
+
+    def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the first column of the index of unrouted messages."""
+        return seqs_together(rows)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
@@ -485,7 +490,7 @@ def _index_unacked(
 
 
 def _routing_place(rows: sa.FromClause) -> sa.ColumnElement[int]:
-    is_changed = rows.c.routed == sa.literal_column(str(_CHANGED))
+    is_changed = rows.c.routed == sa.literal_column(str(CHANGED))
     # Half of it, because plain SQL may set any seq.
     seq = sa.func.greatest(rows.c.seq, sa.literal_column("0"), type_=sa.BigInteger)
     behind = seq // sa.literal_column("2", sa.BigInteger) + sa.literal_column(str(CHANGED_PLACES))
@@ -499,7 +504,7 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
         "table": quote(rows.name),
         "due": quote(f"{rows.name}_due"),
         "moved": quote(f"{rows.name}_moved"),
-        "changed": str(_CHANGED),
+        "changed": str(CHANGED),
         "late": quote(f"{rows.name}_late"),
         "late_by": str(LATE_BY),
         "numbered": quote(f"{rows.name}_numbered"),

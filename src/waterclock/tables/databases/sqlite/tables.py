@@ -19,7 +19,7 @@ from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import PARTIAL_INDEXES, add_keys, column_of
+from waterclock.tables.databases.message_keys import INDEXES, add_keys, column_of, index_of_unrouted
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
@@ -65,7 +65,8 @@ _HEADERS = "CAST(%(source)s AS TEXT)"
 _KEYS = [
     (
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'TEXT')} VIRTUAL",
-        *PARTIAL_INDEXES,
+        *INDEXES,
+        index_of_unrouted(),
         """
         CREATE TRIGGER %(moved)s AFTER UPDATE OF time_next, time_acked, priority, %(source)s ON %(table)s
         WHEN %(is_moved)s

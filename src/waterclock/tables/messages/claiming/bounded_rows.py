@@ -53,13 +53,9 @@ def bounds_of(context: TableContext) -> Mapping[int, int]:
 
 def advance(context: TableContext) -> None:
     """Search for due messages from a table's bounds on, so that these advance, if the last search is old enough."""
-    reached = context.reached
-    now = moments.monotonic()
-    if now - reached.advanced_at < (ADVANCE_EVERY if reached.searches_left else _ADVANCE_IDLE_EVERY):
+    if not begins_search(context):
         return
-    reached.advanced_at = now
-    reached.searches_left = max(0, reached.searches_left - 1)
-    bounds = reached.groups
+    bounds = context.reached.groups
     search = bounds.begin(UNASSIGNED)
     lows = dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
     values = {**_values_of(lows), "marks": bounds.needs_mark(UNASSIGNED), "until": None}
@@ -74,6 +70,17 @@ def advance(context: TableContext) -> None:
             of_unassigned=found.unknown,
         ),
     )
+
+
+def begins_search(context: TableContext) -> bool:
+    """Return whether the last search that advances bounds is old enough for the next one, and note that it begins."""
+    reached = context.reached
+    now = moments.monotonic()
+    if now - reached.advanced_at < (ADVANCE_EVERY if reached.searches_left else _ADVANCE_IDLE_EVERY):
+        return False
+    reached.advanced_at = now
+    reached.searches_left = max(0, reached.searches_left - 1)
+    return True
 
 
 def note_claimed(context: TableContext) -> None:

@@ -34,6 +34,7 @@ from waterclock.tables.keys.key_rows import (
     place_all,
     some_slept,
     some_unrouted,
+    start_of,
     wake,
 )
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
@@ -72,7 +73,7 @@ class _KeyedClaim:
     def take(self) -> bool:
         """Claim due messages while there is room; return whether there are keys that were not examined."""
         context, connection = self._context, self._connection
-        self._now, unrouted, slept = connection.execute(_look(context)).one()
+        self._now, unrouted, slept = connection.execute(_look(context), start_of(context)).one()
         if unrouted:
             route_keys(context, connection, self._now)
         if slept:

@@ -15,7 +15,8 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
-from waterclock.tables.keys.key_rows import keys_due
+from waterclock.tables.keys.key_rows import keys_due, start_of
+from waterclock.tables.messages.claiming.bounded_keys import advance_keys
 from waterclock.tables.messages.claiming.bounded_rows import (
     advance,
     bounds_of,
@@ -126,6 +127,8 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
 
 
 def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    if context.sql.is_bounded:
+        advance_keys(context)
     while True:
         claimed, more = context.backend.transact(
             lambda own: claim_keyed(context, own, wanted),
@@ -134,6 +137,8 @@ def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
         )
         if claimed or not more:
             context.marks.had_enough = len(claimed) == wanted.limit
+            if claimed:
+                note_claimed(context)
             return claimed
 
 
@@ -205,7 +210,7 @@ def next_due(
         due, at = connection.execute(_next_due_chosen(context.rows, now, where)).one()
         return due, at
     if context.options.turns_by is not None:
-        due, at = connection.execute(keys_due(context)).one()
+        due, at = connection.execute(keys_due(context), start_of(context)).one()
         return due, at
     if not context.options.groups:
         found = due_from_bounds(context, connection)

@@ -49,7 +49,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     """
     sweeps, every = context.sweeps, context.options.poll_interval
     if context.options.groups is None:
-        if not has_bounds(context):
+        if not (has_bounds(context) or (context.options.turns_by is not None and context.sql.is_bounded)):
             sweeps.due_at = MAX_NS
         elif moments.monotonic_ns() >= sweeps.due_at and context.reached.saved.is_due():
             _save_bounds(context)

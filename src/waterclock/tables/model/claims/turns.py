@@ -10,6 +10,10 @@ from typing import Generic, TypeVar
 _K = TypeVar("_K", bound=Hashable)
 
 
+Behind = tuple[int, str, int]
+"""A place in the index of unrouted messages: `TableDialect.seqs_together`, key and priority."""
+
+
 @dataclass(slots=True)
 class KeyTurns:
     """The progress of a process that looks for keys of new messages.
@@ -17,10 +21,10 @@ class KeyTurns:
     Attributes
     ----------
     routed
-        The key and the priority after which the next search begins; None: at the first one.
+        The place after which the next search begins; None: at the first one.
     """
 
-    routed: tuple[str, int] | None = None
+    routed: Behind | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,76 @@
+"""The index of unrouted messages in tables whose keys take turns, on PostgreSQL: searched from a bound on.
+
+Its entries are in the order of seqs, many seqs together, and by key among those. So a search skips the entries of
+earlier messages, which stay while a transaction holds an old snapshot, and still finds the keys among many messages of
+one key without reading these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.elements import Grouping
+
+from waterclock.tables.model.schema import MESSAGE_KEY
+
+TOGETHER_BITS = 10
+"""So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that
+stepping over their entries takes less time than a claim's other searches."""
+
+CHANGED = 2
+"""The value of ``routed`` of a message that was routed, and that a statement moved forward since."""
+
+CHANGED_TOGETHER = 1 << 52
+"""The place of all these, behind every seq."""
+
+SEQS_TOGETHER_SQL = f"CASE WHEN routed = {CHANGED} THEN {CHANGED_TOGETHER} ELSE seq >> {TOGETHER_BITS} END"
+"""The first column of the index, for DDL."""
+
+_Place = tuple[sa.ColumnElement[Any], ...]
+
+
+def seqs_together(rows: sa.FromClause) -> sa.ColumnElement[int]:
+    """Return the first column of the index."""
+    seqs = rows.c.seq.op(">>", return_type=sa.BigInteger())(sa.literal_column(str(TOGETHER_BITS)))
+    changed = rows.c.routed == sa.literal_column(str(CHANGED))
+    together = sa.literal_column(str(CHANGED_TOGETHER), sa.BigInteger)
+    return Grouping(sa.case((changed, together), else_=seqs))
+
+
+def _place(rows: sa.FromClause) -> _Place:
+    return seqs_together(rows), rows.c[MESSAGE_KEY].concat(sa.literal_column("''")), rows.c.priority
+
+
+def is_behind(rows: sa.FromClause, last: _Place) -> sa.ColumnElement[bool]:
+    """Return the condition that a message stands in the index behind a place: the first column, key, priority."""
+    return sa.tuple_(*_place(rows)) > sa.tuple_(*last)
+
+
+def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
+    """Return the first message of each of the next keys and priorities behind a place, at most ``count``.
+
+    Each step looks the next one up, however many messages it passes.
+    """
+
+    def first_behind(last: _Place, nth: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
+        one = rows.alias()
+        together, key, priority = place = _place(one)
+        unrouted = one.c.time_acked.is_(None), one.c.routed != sa.literal_column("1")
+        named = together.label("together"), key.label("key"), priority, one.c.time_next, one.c.seq, nth.label("nth")
+        return (
+            sa.select(*named)
+            .where(*unrouted, is_behind(one, last))
+            .order_by(*place, one.c.time_next)
+            .limit(sa.literal_column("1"))
+            .correlate_except(one)
+        )
+
+    base = first_behind(last, sa.literal_column("1", sa.Integer)).subquery()
+    found = sa.select(base).cte("found", recursive=True)
+    following = first_behind(
+        (found.c.together, found.c.key, found.c.priority), found.c.nth + sa.literal_column("1")
+    ).lateral("following")
+    more = sa.select(following).select_from(found.join(following, sa.true()))
+    found = found.union_all(more.where(found.c.nth < sa.bindparam("count", type_=sa.Integer)))
+    return sa.select(found)

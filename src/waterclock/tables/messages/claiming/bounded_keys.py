@@ -1,0 +1,51 @@
+"""The bound of the search for new messages in a table whose keys take turns.
+
+Below it, by seq, all messages are routed. A trigger marks messages that are moved forward later, and the index has them
+behind all seqs. This is for databases that provide the ends of a snapshot (`TableDialect.seen_by`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.per_database_cache import built_once
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER, TOGETHER_BITS
+from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
+from waterclock.tables.messages.claiming.bounded_rows import begins_search
+from waterclock.tables.model.claims.bounds import Snapshot
+from waterclock.tables.model.schema import PARTITIONED, not_acked
+
+
+def advance_keys(context: TableContext) -> None:
+    """Search for new messages from a table's bound on, so that it advances, if the last search is old enough."""
+    if not begins_search(context):
+        return
+    bound = context.reached.routed
+    search = bound.begin()
+    values = {"start": search.low >> TOGETHER_BITS, "marks": bound.needs_mark}
+    found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
+    # Not beyond the last message. Without one, all were purged that made the bound advance.
+    last = search.known if found.newest is None else max(search.known, found.newest + 1)
+    end = last >> TOGETHER_BITS if found.together is None else min(found.together, last >> TOGETHER_BITS)
+    bound.found_nothing(search, end << TOGETHER_BITS, Snapshot(found.now, found.oldest, found.mark))
+
+
+@built_once(maxsize=256)
+def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows, together = context.rows, context.sql.seqs_together(context.rows)
+    its = is_unrouted(context), of_any_key(context), together < sa.literal_column(str(CHANGED_TOGETHER))
+    first = sa.select(together).where(*its).order_by(together).limit(1)
+    newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
+    if rows.info.get(PARTITIONED):
+        newest = newest.where(not_acked(rows))  # otherwise each day of acked messages is scanned
+    oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+    return sa.select(
+        context.backend.now_sql().label("now"),
+        oldest.label("oldest"),
+        mark.label("mark"),
+        first.scalar_subquery().label("together"),
+        newest.scalar_subquery().label("newest"),
+    )
