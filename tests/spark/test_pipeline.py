@@ -117,7 +117,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
             "line 5: source.start = '2 h and some': start must be a duration",
         ),
         ('start = "2026-07-01T10:00:00Z"', "start = true", "line 5: source.start must be a time, how long ago"),
-        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers needs output.url"),
+        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers must not be set"),
         (
             'topic = "rejected"',
             'parquet = "{folder}/x/../batches/"',

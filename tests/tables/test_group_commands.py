@@ -367,6 +367,6 @@ def test_a_command_about_messages_that_are_in_no_group_is_refused(
 ) -> None:
     table = make_table(groups="exclusive", ungrouped="free")
     table.put("tea")
-    with pytest.raises(InvalidArgumentError, match="group must be the name of a group, got"):
+    with pytest.raises(InvalidArgumentError, match="group must be a non-empty name, got"):
         getattr(table.groups, command)(group)
     assert names(table.receive()) == ["tea"]

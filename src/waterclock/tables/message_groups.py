@@ -183,8 +183,8 @@ class MessageGroups:
         name = _name(group)
         if name == UNGROUPED and self._context.options.ungrouped == "free":
             raise InvalidArgumentError(
-                f"group must be the name of a group, got {quoted(group)}: in {self._context.name!r}, messages without"
-                " a group belong to none (ungrouped='free')"
+                f"group must be a non-empty name, got {quoted(group)}: messages without a group form no group in"
+                f" {self._context.name!r}, because its option ungrouped is 'free'"
             )
         return name
 

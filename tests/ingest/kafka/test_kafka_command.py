@@ -110,12 +110,16 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
     for words, code, text in (
         ([url], WRONG_USAGE, "topic is missing; name one with --topic"),
         ([url, "--topic", "t"], WRONG_USAGE, "kafka_topic is missing; name one with --kafka-topic"),
-        ([url, "--topic", "t", "--kafka-topic", "a", "--qos", "0"], WRONG_USAGE, "--qos is an option of MQTT"),
+        ([url, "--topic", "t", "--kafka-topic", "a", "--qos", "0"], WRONG_USAGE, "--qos can only be used with MQTT"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--group", ""], WRONG_USAGE, "group must not be empty"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--property", "x"], WRONG_USAGE, "property must be NAME=VALUE"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--kafka-topic", "a"], WRONG_USAGE, "'a' occurs twice"),
         (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "options of Kafka need a Kafka URL"),
-        (["check", url, "--topic", "t", "--kafka-topic", "a", "--messages", "f"], WRONG_USAGE, "are options of MQTT"),
+        (
+            ["check", url, "--topic", "t", "--kafka-topic", "a", "--messages", "f"],
+            WRONG_USAGE,
+            "only be used with MQTT",
+        ),
     ):
         assert run(["ingest", *words]) == code, words
         assert text in capsys.readouterr().err

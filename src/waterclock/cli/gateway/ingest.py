@@ -207,7 +207,7 @@ def check(
     output, seconds = common.output, to_duration(wait, "wait") / 1_000_000_000
     if isinstance(plan, KafkaPlan):
         if messages is not None or broker_config is not None:
-            raise InvalidArgumentError("messages and broker_config are options of MQTT; omit them")
+            raise InvalidArgumentError("--messages and --broker-config can only be used with MQTT, got a Kafka source")
         sampled = _sample_of_cluster(plan, sample, seconds)
     else:
         sampled = _sample_of_broker(plan, sample, seconds, messages, broker_config, output)
@@ -325,7 +325,7 @@ def _kafka_plan_of_url(source: str, mapping: MappingOptions, kafka: KafkaOptions
     topic = _topic(mapping)
     unfit = [name for name in _OF_MQTT if getattr(mapping, name) != getattr(_NO_MAPPING, name)]
     if unfit:
-        raise InvalidArgumentError(f"--{unfit[0].replace('_', '-')} is an option of MQTT; leave it out")
+        raise InvalidArgumentError(f"--{unfit[0].replace('_', '-')} can only be used with MQTT, got a Kafka source")
     if not kafka.kafka_topic:
         raise InvalidArgumentError("kafka_topic is missing; name one with --kafka-topic")
     properties: dict[str, str] = {}

@@ -62,7 +62,7 @@ def run(
                     runner.run_for_ever(pause, note)
                 return 0
             if metrics.metrics is not None:
-                raise InvalidArgumentError("metrics needs every, because the command would end before a scrape")
+                raise InvalidArgumentError("--metrics must be combined with --every: a single run ends before a scrape")
             failed = 0
             for task in runner.run():
                 tell(output, task)

@@ -312,7 +312,7 @@ def read(
         if where_time:
             if start is not None or stop is not None or follow:
                 raise InvalidArgumentError(
-                    "where-time cannot be combined with --start, --stop or --follow: it filters by --since and --until"
+                    "--where-time cannot be combined with --start, --stop or --follow. Use --since and --until"
                 )
             for message in _within(topic, since, until, by, limit):
                 output.message(message)

@@ -14,17 +14,16 @@ from waterclock.batching.event_time.columns import Assignment, assign_judged, ju
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, EventTimeRule
 from waterclock.batching.event_time.runs import RunColumns
-from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, whole
-from waterclock.batching.state_bytes import refuse_version
+from waterclock.batching.facts import count, each, flag, maybe, moment, read_as, whole
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.columnar.records import POSITIONED
 from waterclock.columnar.streams.event_time_rows import outcome_rows
 from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import no_outcomes
-from waterclock.columnar.streams.stream_state import REMEDY, state_parts
+from waterclock.columnar.streams.stream_state import refuse_options, state_parts
 from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks
-from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.errors import DamagedError
 from waterclock.time import MAX_NS, MIN_NS
 
 _VERSION = 3
@@ -193,22 +192,16 @@ class EventTimeStream:
         InvalidArgumentError
             If it was written with other options: two rules would cut the open windows.
         """
-        line, rest = state_parts(_FORM, state, _NAME)
+        facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):
-            version, *facts = parsed(line)
-            refuse_version(version, _VERSION, REMEDY)
             options, positioned, waiting, first_end, length, runs = facts
             first_end = maybe(first_end, whole)
             *lengths, boundaries = options
             written = EventTimeRule(*lengths, boundaries=tuple(boundaries))
-            known, length = (written, flag(positioned)), count(length)
+            written, length = _named(written, flag(positioned)), count(length)
             runs = maybe(runs, lambda runs: each(runs, lambda run: maybe(run, moment)))
             waiting = WaitingChunks.of_facts(rule.max_delay, waiting)
-        if known != (rule, record == POSITIONED):
-            raise InvalidArgumentError(
-                f"cannot start the query: its checkpoint was written with {_named(written, positioned)}, and"
-                f" the query has {_named(rule, record == POSITIONED)}. {REMEDY}"
-            )
+        refuse_options(written, _named(rule, record == POSITIONED))
         restored = cls(rule, record, store=store)
         restored._waiting = waiting
         if length % _CLOCK.itemsize or length > len(rest):

@@ -15,8 +15,7 @@ from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.by_id.taken_ids import TakenIds
 from waterclock.batching.event_time.columns import read_clocks
 from waterclock.batching.event_time.replay import ReplayRange
-from waterclock.batching.facts import count, each, parsed, read_as
-from waterclock.batching.state_bytes import refuse_version
+from waterclock.batching.facts import count, each, read_as
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.records import NUMBERED
@@ -24,8 +23,8 @@ from waterclock.columnar.streams.judged_rows import BatchFacts, begins, judged_r
 from waterclock.columnar.streams.outcome_rows import REASONS as CLOSE_REASONS
 from waterclock.columnar.streams.outcome_rows import no_outcomes
 from waterclock.columnar.streams.slices import slices
-from waterclock.columnar.streams.stream_state import REMEDY, state_parts
-from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.columnar.streams.stream_state import refuse_options, state_parts
+from waterclock.errors import DamagedError
 from waterclock.time import MAX_NS, MIN_NS
 
 Ints = npt.NDArray[np.int64]
@@ -166,17 +165,11 @@ class IdStream:
         InvalidArgumentError
             If it was written with other options.
         """
-        line, rest = state_parts(_FORM, state, _NAME)
+        facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):
-            version, *facts = parsed(line)
-            refuse_version(version, _VERSION, REMEDY)
             written, sources, kept, runs = facts
             sources, kept, runs = count(sources), count(kept), each(runs, count)
-        if written != rule.text:
-            raise InvalidArgumentError(
-                f"cannot start the query: its checkpoint was written with {written}, and the query has {rule.text}."
-                f" {REMEDY}"
-            )
+        refuse_options(written, rule.text)
         restored = cls(rule)
         with read_as(_NAME):
             bounds = np.cumsum([sources, kept, sum(runs), sum(runs)])

@@ -13,14 +13,13 @@ import pyarrow.compute as pc
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import ReplayRange
-from waterclock.batching.facts import count, each, parsed, read_as
+from waterclock.batching.facts import count, each, read_as
 from waterclock.batching.rate.by_column.columns import KERNEL, long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import gate_chooser
-from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.packing import encoded, local_streams
@@ -30,7 +29,7 @@ from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_st
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
 from waterclock.columnar.streams.source_sessions import Lives
-from waterclock.columnar.streams.stream_state import REMEDY, state_parts
+from waterclock.columnar.streams.stream_state import refuse_options, state_parts
 from waterclock.errors import DamagedError, InvalidArgumentError
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -169,17 +168,11 @@ class RateStream:
         InvalidArgumentError
             If it was written with other options.
         """
-        line, rest = state_parts(_FORM, state, _NAME)
+        facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):
-            version, *facts = parsed(line)
-            refuse_version(version, _VERSION, REMEDY)
             written, shapes, *lengths = facts
             shapes, (arrays, entries, *offsets) = each(shapes, count), each(lengths, count)
-        if written != options.facts():
-            raise InvalidArgumentError(
-                f"cannot start the query: its checkpoint was written with the options {written}, and the query"
-                f" has {options.facts()}. {REMEDY}"
-            )
+        refuse_options(written, options.facts())
         restored = cls(options)
         cell = arrays + entries + sum(offsets)
         restored._kept = many_from_cell(rest[cell:], POSITIONED, _NAME)

@@ -331,10 +331,13 @@ def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
         table.check("name", lambda: check_name(name))
     if kind == "parquet" and (url or ledgers):
         raise table.wrong(
-            "url" if url else "ledgers", "an output to parquet must not have url or ledgers: parquet names its folder"
+            "url" if url else "ledgers",
+            "an output to parquet must not have url or ledgers: output.parquet is already the path of its folder",
         )
     if url is None and ledgers is not None:
-        raise table.wrong("ledgers", "output.ledgers needs output.url, which is missing")
+        raise table.wrong(
+            "ledgers", "output.ledgers must not be set without output.url: the output then uses source.ledgers"
+        )
     table.end()
     place = (source.url, source.ledgers) if url is None else (url, ledgers)
     return PipelineOutput(name or target, what, cast("Any", kind), target, *place)

@@ -200,36 +200,32 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
 
 def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
     """Put rows off until a time, ns, before which none of their messages is due."""
-    putting_off = [(_putting_off(context), {**_named(place), "first": at}) for place, at in until.items()]
-    execute_later(connection, *putting_off)
+    _change(context, connection, {place: {"due_at": at, "first_at": at} for place, at in until.items()}, is_due=0)
 
 
 def keep_turns(
     context: TableContext, connection: SqlConnection, had: Mapping[Place, int], firsts: Mapping[Place, int]
 ) -> None:
     """Leave rows in their turns, and record how many messages they got in them, and their new ``first_at``."""
-    kept = [{**_named(place), "count": count, "first": firsts[place]} for place, count in had.items()]
-    execute_later(connection, *[(_keeping_turn(context), values) for values in kept])
+    _change(context, connection, {place: {"had": count, "first_at": firsts[place]} for place, count in had.items()})
 
 
 def pace(
     context: TableContext, connection: SqlConnection, until: Mapping[Place, int], firsts: Mapping[Place, int]
 ) -> None:
     """Put rows off until a time, ns, at which the rate of their keys lets a message go; write their ``first_at``."""
-    paced = [{**_named(place), "until": at, "first": firsts[place]} for place, at in until.items()]
-    execute_later(connection, *[(_pacing(context), values) for values in paced])
+    paced = {place: {"due_at": at, "first_at": firsts[place]} for place, at in until.items()}
+    _change(context, connection, paced, is_due=2)
 
 
 def lower(context: TableContext, connection: SqlConnection, firsts: Mapping[Place, int]) -> None:
     """Lower the ``first_at`` of rows."""
-    lowering = [(_setting_first(context), {**_named(place), "first": first}) for place, first in firsts.items()]
-    execute_later(connection, *lowering)
+    _change(context, connection, {place: {"first_at": first} for place, first in firsts.items()})
 
 
 def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[Place, int]) -> None:
     """Write the states of rate limits into rows."""
-    setting = [(_setting_rate(context), {**_named(place), "state": state}) for place, state in states.items()]
-    execute_later(connection, *setting)
+    _change(context, connection, {place: {"rate_next": state} for place, state in states.items()})
 
 
 def give_turns(
@@ -247,10 +243,28 @@ def give_turns(
     if firsts:
         if last is None:
             last = max(_last_turns(context, connection, {level for _, level in firsts}))
-        turns = [
-            {**_named(place), "to": last + nth, "first": first} for nth, (place, first) in enumerate(firsts.items(), 1)
-        ]
-        execute_later(connection, *[(_giving(context), values) for values in turns])
+        turns = {place: {"turn": last + nth, "first_at": firsts[place]} for nth, place in enumerate(firsts, 1)}
+        _change(context, connection, turns, is_due=1, had=0)
+
+
+def _change(
+    context: TableContext, connection: SqlConnection, values: Mapping[Place, Mapping[str, int]], **same: int
+) -> None:
+    """Set columns of each row to its values, and other columns to the same values in all rows."""
+    changes = [
+        (
+            _changing(context, tuple(own), tuple(same.items())),
+            _named(place) | {f"new_{name}": own[name] for name in own},
+        )
+        for place, own in values.items()
+    ]
+    execute_later(connection, *changes)
+
+
+@built_once(maxsize=1024)
+def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
+    own = {name: sa.bindparam(f"new_{name}", type_=message_keys.c[name].type) for name in columns}
+    return sa.update(message_keys).where(*_this(context)).values(own | dict(same))
 
 
 def add(context: TableContext, connection: SqlConnection, seqs: Sequence[int], levels: Collection[int]) -> None:
@@ -306,45 +320,6 @@ def _this(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
 
 def _level() -> sa.BindParameter[int]:
     return sa.bindparam("of", type_=sa.BigInteger)
-
-
-def _first() -> sa.BindParameter[int]:
-    return sa.bindparam("first", type_=sa.BigInteger)
-
-
-@built_once(maxsize=256)
-def _giving(context: TableContext) -> sa.Update:
-    values = {"is_due": 1, "turn": sa.bindparam("to", type_=sa.BigInteger), "had": 0, "first_at": _first()}
-    return sa.update(message_keys).where(*_this(context)).values(values)
-
-
-@built_once(maxsize=256)
-def _putting_off(context: TableContext) -> sa.Update:
-    values = {"is_due": 0, "due_at": _first(), "first_at": _first()}
-    return sa.update(message_keys).where(*_this(context)).values(values)
-
-
-@built_once(maxsize=256)
-def _keeping_turn(context: TableContext) -> sa.Update:
-    values = {"had": sa.bindparam("count", type_=sa.SmallInteger), "first_at": _first()}
-    return sa.update(message_keys).where(*_this(context)).values(values)
-
-
-@built_once(maxsize=256)
-def _pacing(context: TableContext) -> sa.Update:
-    values = {"is_due": 2, "due_at": sa.bindparam("until", type_=sa.BigInteger), "first_at": _first()}
-    return sa.update(message_keys).where(*_this(context)).values(values)
-
-
-@built_once(maxsize=256)
-def _setting_first(context: TableContext) -> sa.Update:
-    return sa.update(message_keys).where(*_this(context)).values(first_at=_first())
-
-
-@built_once(maxsize=256)
-def _setting_rate(context: TableContext) -> sa.Update:
-    values = {"rate_next": sa.bindparam("state", type_=sa.BigInteger)}
-    return sa.update(message_keys).where(*_this(context)).values(values)
 
 
 @built_once(maxsize=256)
