@@ -14,8 +14,7 @@ _IS_MOVED = """
     NEW.time_acked IS NULL AND (
         OLD.time_acked IS NOT NULL
         OR (NEW.routed = 1 AND OLD.routed = 1 AND (
-            COALESCE(NEW.time_next < OLD.time_next, TRUE) OR NEW.priority <> OLD.priority
-            OR COALESCE(NEW.%(source)s <> OLD.%(source)s, NEW.%(source)s IS NOT NULL OR OLD.%(source)s IS NOT NULL)
+            COALESCE(NEW.time_next < OLD.time_next, TRUE) OR NEW.priority <> OLD.priority OR %(differs)s
         ))
     )"""
 """The condition that a changed message may be due before the time that is known of its key.
@@ -44,15 +43,23 @@ def column_of(key: str, column_type: str) -> str:
     return f"{MESSAGE_KEY} {column_type} GENERATED ALWAYS AS (COALESCE(substr({key}, 1, {LONGEST_KEY}), ''))"
 
 
-def add_keys(connection: sa.Connection, rows: sa.Table, source: KeySource, statements: Sequence[str]) -> None:
-    """Run statements that add the column, its indexes and its trigger."""
+def add_keys(
+    connection: sa.Connection, rows: sa.Table, source: KeySource, statements: Sequence[str], differs: str
+) -> None:
+    """Run statements that add the column, its indexes and its trigger.
+
+    Parameters
+    ----------
+    differs
+        The condition that a changed message has another ``source``, by bytes, whatever the collation of that column.
+    """
     quote = connection.dialect.identifier_preparer.quote
     names = ("next", "key", "leased", "unrouted")
     context = {
         "table": quote(rows.name),
         "source": quote(source.column),
         "header": source.header or "",
-        "is_moved": _IS_MOVED % {"source": quote(source.column)},
+        "is_moved": _IS_MOVED % {"differs": differs % {"source": quote(source.column)}},
         "moved": quote(f"{rows.name}_moved"),
         **{name: quote(f"{rows.name}_{name}_idx") for name in names},
     }

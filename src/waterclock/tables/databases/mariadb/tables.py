@@ -90,6 +90,7 @@ _KEYS = [
     for key in ("CAST(%(source)s AS CHAR CHARACTER SET utf8mb4)", "JSON_VALUE(%(source)s, '$.\"%(header)s\"')")
 ]
 """The statements for keys in a column of their own, and in headers."""
+_DIFFERS = "NOT (CAST(NEW.%(source)s AS BINARY) <=> CAST(OLD.%(source)s AS BINARY))"
 
 
 class MariadbTables(ClaimsInSteps, TableDialect):
@@ -154,7 +155,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger."""
-        add_keys(connection, rows, source, _KEYS[source.header is not None])
+        add_keys(connection, rows, source, _KEYS[source.header is not None], _DIFFERS)
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return the key itself: the server has no indexes by expressions."""

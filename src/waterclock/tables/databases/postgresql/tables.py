@@ -128,6 +128,7 @@ _KEYS = [
     for key in ("CAST(%(source)s AS TEXT)", "(CAST(%(source)s AS JSON) ->> '%(header)s')")
 ]
 """The statements for keys in a column of their own, and in headers."""
+_DIFFERS = 'CAST(NEW.%(source)s AS TEXT) IS DISTINCT FROM CAST(OLD.%(source)s AS TEXT) COLLATE "C"'
 
 
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
@@ -222,7 +223,7 @@ class PostgresqlTables(TableDialect):
 
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger."""
-        add_keys(connection, rows, source, _KEYS[source.header is not None])
+        add_keys(connection, rows, source, _KEYS[source.header is not None], _DIFFERS)
 
     def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the first column of the index of unrouted messages."""

@@ -80,6 +80,7 @@ _KEYS = [
     )
 ]
 """The statements for keys in a column of their own, and in headers."""
+_DIFFERS = "NEW.%(source)s IS NOT OLD.%(source)s COLLATE BINARY"
 _NEW_ID = {
     "bigint": "MAX(NEW.seq, COALESCE((SELECT MAX(id) FROM %(table)s), 0) + 1)",
     "text": "RAISE(ABORT, 'id must be given in a table with text ids')",
@@ -174,7 +175,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
 
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger."""
-        add_keys(connection, rows, source, _KEYS[source.header is not None])
+        add_keys(connection, rows, source, _KEYS[source.header is not None], _DIFFERS)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""
