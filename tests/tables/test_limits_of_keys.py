@@ -14,6 +14,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import claim_keyed
 
 from .conftest import MovableClock
 from .plain_sql import catch_up, run
@@ -140,6 +141,17 @@ def test_a_message_that_plain_sql_gives_another_key_is_found(limited: MessageTab
     assert payloads(limited) == ["a2"]
 
 
+def test_a_key_that_plain_sql_changes_in_case_or_blanks_only_is_another_key(
+    make_table: MakeTable, database: Database
+) -> None:
+    table = make_table(columns={"customer": sa.String(20)}, limit={"customer": 1})
+    _put(table, "a0", "a1", "a2")
+    assert payloads(table) == ["a0"]
+    run(database, "UPDATE orders SET customer = 'A' WHERE message = 'a1'")
+    run(database, "UPDATE orders SET customer = 'a ' WHERE message = 'a2'")
+    assert payloads(table) == ["a1", "a2"]
+
+
 def test_a_message_that_plain_sql_makes_due_earlier_is_found(
     limited: MessageTable, database: Database, clock: MovableClock
 ) -> None:
@@ -186,6 +198,29 @@ def test_a_message_that_a_caller_keeps_holds_up_no_other_of_its_key(limited: Mes
         assert payloads(limited) == ["a1", "a2"]
 
 
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_claim_ends_although_a_caller_keeps_the_messages_of_many_keys(
+    limited: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_keyed, "_ROUNDS", 2)
+    _put(limited, "a0", "b0", "c0", "d0", "e0", "f0")
+    assert payloads(limited, 1) == ["a0"]
+    with ThreadPoolExecutor(1) as pool, database.backend.engine.begin() as connection:
+        limited.ack([2, 3, 4, 5, 6], connection=connection)
+        assert pool.submit(limited.receive, 1).result(timeout=20) == []
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_message_that_a_caller_keeps_holds_up_no_lower_priority(limited: MessageTable, database: Database) -> None:
+    _put(limited, "b0", priority=9)
+    _put(limited, "a0", priority=5)
+    _put(limited, "a1", "c0")
+    assert payloads(limited, 1) == ["b0"]
+    with database.backend.engine.begin() as connection:
+        limited.ack([2], connection=connection)
+        assert sorted(payloads(limited, 1) + payloads(limited, 1)) == ["a1", "c0"]
+
+
 def test_keys_behind_many_messages_of_one_key_are_found_at_once(limited: MessageTable) -> None:
     _put(limited, *(f"a{number}" for number in range(1_000)))
     _put(limited, "z0")
@@ -207,6 +242,18 @@ def test_a_limit_can_change(limited: MessageTable, monkeypatch: pytest.MonkeyPat
     limited.alter(limit={"customer": 3})
     assert payloads(limited) == ["a2"]
     limited.alter(limit={"customer": 1})
+    assert limited.receive() == []
+
+
+def test_a_lowered_limit_holds_for_messages_whose_lease_has_ended(
+    limited: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
+    _put(limited, "a0", "a1", "b0", "b1")
+    assert len(limited.receive()) == 4
+    limited.alter(limit={"customer": 1})
+    clock.move("31s")
+    assert sorted(payloads(limited, 3)) == ["a0", "b0"]
     assert limited.receive() == []
 
 
@@ -288,5 +335,5 @@ def test_a_claim_leaves_a_key_while_another_claim_has_a_row_of_it(limited: Messa
     other = "SELECT * FROM waterclock_message_keys WHERE message_key = 'a' AND level = -5 FOR UPDATE"
     with database.backend.engine.begin() as connection:
         assert len(connection.execute(sa.text(other)).all()) == 1
-        assert payloads(limited) == ["b0"]
+        assert payloads(limited, 1) == ["b0"]
     assert payloads(limited) == ["a0"]

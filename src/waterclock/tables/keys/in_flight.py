@@ -30,14 +30,21 @@ class InFlight:
 
     Attributes
     ----------
+    room
+        How many messages of each key a consumer may get.
     free
-        How many new messages of each key a consumer may get.
+        How many of them may be new.
     lapsed
         How many messages of a key and level have a lease that has ended.
     """
 
+    room: dict[str, int]
     free: dict[str, int]
     lapsed: dict[tuple[str, int], int]
+
+    def has_claimable(self, place: tuple[str, int]) -> bool:
+        """Return whether a consumer may get a message of a key and level, as the condition `has_claimable`."""
+        return self.room[place[0]] > 0 and (self.free[place[0]] > 0 or self.lapsed.get(place, 0) > 0)
 
 
 def in_flight(context: TableContext, connection: SqlConnection, keys: Collection[str], most: int) -> InFlight:
@@ -54,17 +61,21 @@ def counting(context: TableContext, keys: Collection[str]) -> list[Asked]:
 
 def free_places(context: TableContext, keys: Collection[str], counted: Sequence[SqlRows], most: int) -> InFlight:
     """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it."""
-    free = dict.fromkeys(keys, most)
+    room, free = dict.fromkeys(keys, most), dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
     limit = context.options.most_of_a_key
     if limit is None:
-        return InFlight(free, lapsed)
+        return InFlight(room, free, lapsed)
     leased = dict.fromkeys(set(keys).difference([NO_KEY]), 0)
+    active = dict(leased)
     for row in chain.from_iterable(counted):
         if row.key in leased:
             leased[row.key] += row.leased
+            active[row.key] += row.leased - int(row.lapsed)
             lapsed[row.key, -row.priority] = min(int(row.lapsed), most)
-    return InFlight(free | {key: max(0, min(most, limit - count)) for key, count in leased.items()}, lapsed)
+    room |= {key: max(0, min(most, limit - count)) for key, count in active.items()}
+    free |= {key: max(0, min(most, limit - count)) for key, count in leased.items()}
+    return InFlight(room, free, lapsed)
 
 
 @built_once(maxsize=256)
@@ -87,6 +98,8 @@ def has_claimable(
     rows = context.rows
     # Both in this form: SQLite does not use the index for a comparison with a column of texts.
     its = context.sql.leased_key(rows) == context.sql.few(key), is_out(rows)
-    leased = sa.select(sa.func.count()).where(*its).scalar_subquery()
+    leased = sa.select(sa.func.count()).where(*its)
+    # A limit that was lowered may be less than the number of lapsed messages.
+    active = leased.where(rows.c.time_next > context.backend.now_sql()).scalar_subquery()
     lapsed = sa.exists().where(*its, rows.c.priority == -level, rows.c.time_next <= context.backend.now_sql())
-    return (key == NO_KEY) | (leased < limit) | lapsed
+    return (key == NO_KEY) | (leased.scalar_subquery() < limit) | (lapsed & (active < limit))

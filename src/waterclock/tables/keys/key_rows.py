@@ -53,7 +53,7 @@ _IS_PACED = message_keys.c.is_due == sa.literal_column("2")
 
 
 def next_turns(
-    context: TableContext, connection: SqlConnection, count: int, where: sa.ColumnElement[bool] | None
+    context: TableContext, connection: SqlConnection, count: int, level: int, where: sa.ColumnElement[bool] | None
 ) -> dict[Place, Any]:
     """Lock the next keys, of the highest priority first, that are not full.
 
@@ -61,10 +61,12 @@ def next_turns(
 
     Parameters
     ----------
+    level
+        Only keys of this level or a higher one, that is, of this priority or a lower one.
     where
         Only keys with a due message that meets this condition.
     """
-    rows = connection.execute(_next_turns(context, where), {"count": count})
+    rows = connection.execute(_next_turns(context, where), {"count": count, "from": level})
     return {(row.message_key, row.level): row for row in rows}
 
 
@@ -78,7 +80,8 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
         chosen = sa.exists().where(*its, *due, where)
     return (
         sa.select(key, message_keys.c.level, message_keys.c.had, message_keys.c.first_at)
-        .where(_of_table(context), _HAS_TURN, has_claimable(context, key, message_keys.c.level), chosen)
+        .where(_of_table(context), _HAS_TURN, message_keys.c.level >= sa.bindparam("from", type_=sa.BigInteger))
+        .where(has_claimable(context, key, message_keys.c.level), chosen)
         .order_by(message_keys.c.level, message_keys.c.turn)
         .limit(sa.bindparam("count", type_=sa.Integer))
         .with_for_update(skip_locked=True, of=message_keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -44,30 +45,56 @@ from waterclock.tables.model.claims.turns import Dealt, deal
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
+LOWEST_LEVEL = -(2**31)
 _ROUNDS = 20
 """Rounds of turns in one transaction, so that none lasts long because of keys without claimable messages."""
 
 
-def claim_keyed(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a claim has examined in vain.
+
+    Attributes
+    ----------
+    passed
+        Keys with no more messages for this claim.
+    level
+        The first level that may have other keys.
+    """
+
+    passed: frozenset[Place]
+    level: int
+
+
+def claim_keyed(
+    context: TableContext, connection: SqlConnection, wanted: Wanted, examined: Examined | None = None
+) -> tuple[list[Claimed], Examined | None]:
     """Claim messages of the keys whose turn it is.
+
+    Parameters
+    ----------
+    examined
+        What earlier transactions of the claim have examined.
 
     Returns
     -------
     tuple
-        The claimed messages, and whether there are keys that were not examined.
+        The claimed messages, and what the next transaction need not examine; None if all keys were examined.
     """
-    claim = _KeyedClaim(context, connection, wanted)
+    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), LOWEST_LEVEL))
     more = claim.take()
-    return claim.claimed, more
+    return claim.claimed, claim.examined if more else None
 
 
 class _KeyedClaim:
-    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
+    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted, examined: Examined) -> None:
         self._context = context
         self._connection = connection
         self._wanted = wanted
         self._now = 0
-        self._passed: set[Place] = set()  # keys with no more messages for this claim
+        self._left: set[Place] = set()  # keys that keep their turns: other claims own them, or have just filled them
+        self._passed = set(examined.passed)
+        self._level = examined.level
         self.claimed: list[Claimed] = []
 
     def take(self) -> bool:
@@ -81,29 +108,36 @@ class _KeyedClaim:
         return all(self._room and self._take_turns() for _ in range(_ROUNDS))
 
     @property
+    def examined(self) -> Examined:
+        return Examined(frozenset(self._passed), self._level)
+
+    @property
     def _room(self) -> int:
         return self._wanted.limit - len(self.claimed)
 
     def _take_turns(self) -> bool:
         """Serve the next keys; return whether others may follow."""
         context, connection, wanted = self._context, self._connection, self._wanted
-        begun = next_turns(context, connection, min(self._room, _KEYS_AT_ONCE), wanted.where)
-        places = list(begun)
-        if all(place in self._passed for place in places):
-            return False
+        count = min(self._room, _KEYS_AT_ONCE) + len(self._left)
+        begun = next_turns(context, connection, count, self._level, wanted.where)
+        places = [place for place in begun if place not in self._left and place not in self._passed]
+        if not places:
+            # A level has no others, because those that were passed are its last in turn.
+            self._level = max((level for _, level in begun.keys() - self._left), default=self._level) + 1
+            return len(begun) == count
         ours: dict[str, list[Any]] = {}
         counted: Sequence[SqlRows] = ()
         if context.options.limit is not None or context.options.rate is not None:
             keys = {key for key, _ in places}
             ours, counted = owned(context, connection, keys, counting(context, keys))
-            self._passed.update(place for place in places if place[0] not in ours)
+            self._left.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
         firsts: dict[Place, int] = {place: row.first_at for place, row in begun.items()}
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
         flying = free_places(context, {key for key, _ in places}, counted, self._room)
-        self._passed.update(place for place in places if not flying.free[place[0]])
+        self._left.update(place for place in places if not flying.has_claimable(place))
         dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
         shares = dealt.shares
         found, last = self._lock(shares, lapsed, firsts)
@@ -116,7 +150,7 @@ class _KeyedClaim:
             if sent:
                 rates.note_sent(key, len(sent), max(sent))
         rates.write(context, connection)
-        served = full if wanted.where is None else list(found)
+        served = full if wanted.where is None else [*full, *short]
         paused |= rates.paused(served)
         firsts |= {place: _first_of(its[0]) for place, its in found.items() if its}
         pace(context, connection, paused, firsts)
@@ -143,7 +177,7 @@ class _KeyedClaim:
             How many of these are messages whose lease has ended.
         """
         room, free, weights = self._room, flying.free, self._context.options.weights or {}
-        allowed = {key: rates.allowed(key, room) for key in free}
+        allowed = {key: rates.allowed(key, most) for key, most in flying.room.items()}
         all_dealt: Dealt[Place] = Dealt()
         lapsed: dict[Place, int] = {}
         for _, level in groupby(places, key=itemgetter(1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +26,7 @@ from waterclock.tables.messages.claiming.bounded_rows import (
     note_claimed,
 )
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
-from waterclock.tables.messages.claiming.claim_keyed import claim_keyed
+from waterclock.tables.messages.claiming.claim_keyed import Examined, claim_keyed
 from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
 from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
 from waterclock.tables.messages.claiming.group_levels import next_group_due
@@ -129,13 +130,14 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
 def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if context.sql.is_bounded:
         advance_keys(context)
+    examined: Examined | None = None
     while True:
-        claimed, more = context.backend.transact(
-            lambda own: claim_keyed(context, own, wanted),
+        claimed, examined = context.backend.transact(
+            partial(claim_keyed, context, wanted=wanted, examined=examined),
             indexed=True,
             durable=context.options.max_attempts is not None,
         )
-        if claimed or not more:
+        if claimed or examined is None:
             context.marks.had_enough = len(claimed) == wanted.limit
             if claimed:
                 note_claimed(context)
