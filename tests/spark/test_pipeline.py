@@ -12,13 +12,14 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 from tests.spark.pipeline_files import PIPELINE, SECOND, START, expected, landed, read, write
 
 import waterclock as wc
 from waterclock.batching.event_time import replay
 from waterclock.cli.app import run
 from waterclock.spark import batches_of, register
+from waterclock.spark.pace import BYTES_AT_ONCE
 from waterclock.spark.pipeline import outputs, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.file import PipelineFile
@@ -352,9 +353,21 @@ def test_many_tasks_put_batches_that_were_written_where_the_files_are_read(
     spark: SparkSession, database: wc.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "MOST_READING_ALL", 1)
+    names = ("spark.sql.execution.arrow.maxBytesPerBatch", "spark.sql.adaptive.enabled")
+    before = [spark.conf.get(name) for name in names]
+    while_written: list[list[str | None]] = []
+
+    def noting(writer: DataFrameWriter) -> None:
+        while_written.append([spark.conf.get(name) for name in names])
+        save(writer)
+
+    save = DataFrameWriter.save
+    monkeypatch.setattr(DataFrameWriter, "save", noting)
     file = read(write(tmp_path))
     only_table = dataclasses.replace(file, outputs=file.outputs[:1])
     replay_pipeline(spark, only_table, START, START + 60 * SECOND)
+    assert while_written == [[str(BYTES_AT_ONCE), "false"]]
+    assert [spark.conf.get(name) for name in names] == before
     found = landed(database)
     assert found == expected(database)[0]
     table = database.table("batches").context

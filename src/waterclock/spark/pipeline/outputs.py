@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 import pyarrow as pa
@@ -16,10 +16,12 @@ from pyspark.sql.utils import is_remote
 from waterclock._support.quoting import quoted
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.pace import BYTES_AT_ONCE
 from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource, What, place_options
 from waterclock.spark.runtime.describing import described
 from waterclock.spark.runtime.filesystem import file_names, move_into_place, remove_folder
 from waterclock.spark.runtime.partitions import MOST_CONNECTING, PARTITIONS, few_connecting
+from waterclock.spark.runtime.settings import changed
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
 from waterclock.spark.streaming.batch_rows import Payloads, encoded
@@ -31,6 +33,9 @@ _ENCODED_SCHEMA = (
 )
 _FACTS = ("id", "source", "start", "end", "closed_at", "reason", "count", "outside")
 _BATCHES_AT_ONCE = 500
+
+_BYTES_TO_PYTHON = {"spark.sql.execution.arrow.maxBytesPerBatch": str(BYTES_AT_ONCE)}
+"""Rows that hold payloads are passed to Python in pieces of this size; `session` sets 2 GiB, for small rows."""
 
 PARQUET_OPTIONS = {
     # Parquet gathers a row group in Java's heap, and by default measures it for the first time after 100 rows. 100
@@ -94,6 +99,7 @@ def write_outcomes(
             payloads = {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
             payloads |= pipeline.source.losses
             partitions = int(outcomes.sparkSession.conf.get(PARTITIONS) or 1)
+            settings: Mapping[str, str] = {}
             if output.kind == "topic":
                 if tasks is not None:
                     rows = rows.repartition(tasks, "source")
@@ -105,10 +111,12 @@ def write_outcomes(
                 # mixed, so that they share reads of a file.
                 if partitions > MOST_READING_ALL:
                     rows = few_connecting(_encoded(rows, pipeline.source), "source")
+                    settings = _BYTES_TO_PYTHON
                 else:
                     options |= payloads
                 rows = rows.sortWithinPartitions("start")
-            rows.write.format("waterclock").options(**options).mode("append").save()
+            with changed(outcomes.sparkSession, settings):
+                rows.write.format("waterclock").options(**options).mode("append").save()
 
 
 def refuse_written(

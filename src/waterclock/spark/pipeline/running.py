@@ -27,6 +27,7 @@ from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule, refuse_changed_rule
 from waterclock.spark.registering import register
 from waterclock.spark.runtime.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
+from waterclock.spark.runtime.settings import changed, planned_once
 from waterclock.time import to_duration
 
 _LOOK_EVERY = 0.5
@@ -129,7 +130,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     progress = Progress.of(pipeline)
     progress.micro_batches, progress.missing_ids = 1, None
     run = f"replay-{since}-{until}"
-    with in_a_line():
+    with in_a_line(), changed(spark, planned_once(spark)):
         outcomes = replayed(spark, pipeline, since, until).persist()
         started = moments.monotonic()
         entered = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint, run)
@@ -207,14 +208,9 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
     else:
         milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
-    # A query takes the session's settings as they are when it starts.
-    before = spark.conf.get(PARTITIONS)
-    spark.conf.set(PARTITIONS, parts.partitions)
-    try:
+    with changed(spark, {PARTITIONS: str(parts.partitions)}):
         run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
         return writer.foreachBatch(OutcomeWriter(pipeline, run)).start()
-    finally:
-        spark.conf.set(PARTITIONS, str(before))
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:

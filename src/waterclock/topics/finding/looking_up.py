@@ -100,10 +100,10 @@ def look_up(
             taken = table.take(pa.array(rows[there]))
             size += taken.nbytes
             if most_bytes is not None and size > most_bytes:
-                raise TooManyBytesError(size, count + len(taken))
+                raise TooManyBytesError(size, count + taken.num_rows)
             parts.extend(positioned(Chunk(ledger, 0, taken), columns))
-            found[places[there][:, 2]] = np.arange(count, count + np.count_nonzero(there))
-            count += np.count_nonzero(there)
+            found[places[there][:, 2]] = np.arange(count, count + taken.num_rows)
+            count += taken.num_rows
     schema = pa.schema([POSITIONED_SCHEMA.field(name) for name in columns])
     return pa.Table.from_batches(parts, schema=schema).take(pa.array(found, mask=found < 0))
 
