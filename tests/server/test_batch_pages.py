@@ -239,6 +239,12 @@ def test_a_wrong_rule_is_explained_as_in_the_command(
     assert "<script>" not in page.text.replace("<script src", "")
 
 
+def test_streams_that_cut_may_have_spaces_between_them(database: wc.Database, client: TestClient) -> None:
+    filled(database, disordered(7, 50))
+    assert page_data(client, **RULE, boundaries="x, y")["reasons"]["boundary"]
+    assert page_data(client, **RULE, boundaries="x, y") == page_data(client, **RULE, boundaries="x,y")
+
+
 def test_a_source_has_a_lane_for_each_stream(database: wc.Database, client: TestClient) -> None:
     filled(database, disordered(8))
     data = page_data(client, **RULE, source="b", length="5s")

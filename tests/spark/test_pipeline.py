@@ -70,6 +70,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be one of event_time, rate, id, got 'chance'"),
         ('window = "500ms"', 'by = "rate"', "line 10: no key named batching.max_delay; choose from batch_length, by"),
         (
+            'window = "500ms"\nmax_delay = "400ms"',
+            'by = "rate"\nbatch_length = "adaptive"',
+            "line 10: batching.batch_length = 'adaptive': batch_length must be a duration here, got 'adaptive'",
+        ),
+        (
             'window = "500ms"',
             'window = "500 parsecs"',
             "line 9: batching.window = '500 parsecs': window must be a duration",

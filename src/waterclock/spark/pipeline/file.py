@@ -274,12 +274,16 @@ def _id_rule(table: TomlTable) -> dict[str, Any]:
 
 
 def _rate_rule(table: TomlTable) -> dict[str, Any]:
-    rule = _lengths(table, ("batch_length", "forget_after", "max_skew", "max_disorder"))
+    given = table.optional("batch_length")
+    length = given or "1s"
+    table.check("batch_length", lambda: RateRule.checked(length, None))
+    rule = _lengths(table, ("forget_after", "max_skew", "max_disorder"))
+    if given is not None:
+        rule["batch_length"] = given
     timeout = table.take("timeout", (str, float), "a duration in quotes, or inf for no timeout")
     if timeout is not None:
         rule["timeout"] = timeout
     table.check("forget_after", lambda: checked_silence(rule.get("forget_after")))
-    length = rule.get("batch_length", "1s")
     table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
     table.check("max_disorder", lambda: RateRule.checked(length, None, rule.get("max_disorder", 0)))
     clocks = table.optional("clocks")

@@ -135,7 +135,7 @@ def _batched(
                 raise InvalidArgumentError(f"{name} is missing: batching by event time needs it, for example 500ms")
         options: dict[str, Any] = {name: given[name] for name in _EVENT_TIME[:-1] if name in given}
         if "boundaries" in options:
-            options["boundaries"] = options["boundaries"].split(",")
+            options["boundaries"] = [name.strip() for name in options["boundaries"].split(",")]
         skew = to_duration(given.get("max_skew", "10s"), "max_skew")
         return batches_by_event_time(topic, EventTimeRule.checked(**options), view, skew, sources)
     if by != "rate":
