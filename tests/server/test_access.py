@@ -473,3 +473,11 @@ def test_no_token_gets_more_requests_than_its_rate_and_one_seconds_worth(most: i
     for first, since in enumerate(allowed):
         for last in range(first, len(allowed)):
             assert last - first + 1 <= most * (allowed[last] - since + 1) + 1e-6
+
+
+@pytest.mark.one_database
+def test_a_body_of_two_lengths_is_refused_and_ends_its_connection(client: TestClient) -> None:
+    headers = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
+    for path in ("/livez", "/api/topics/t/roll", "/login"):
+        asked = client.request("POST", path, content=b"{}", headers=headers)
+        assert (asked.status_code, asked.headers["connection"]) == (400, "close")

@@ -121,13 +121,22 @@ def test_a_table_that_cannot_be_opened_hides_no_schedule_of_another(database: wc
     [
         ("* * * * *", "every minute"),
         ("*/5 * * * *", "every 5 minutes"),
+        ("*/1 * * * *", "every minute"),
+        ("*/7 * * * *", None),  # after minute 56 comes minute 0
+        ("*/90 * * * *", None),
+        ("*/" + "9" * 900 + " * * * *", None),
         ("15 * * * *", "every hour at minute 15"),
+        ("05 * * * *", "every hour at minute 5"),
+        ("0" * 900 + " * * * *", "every hour at minute 0"),
+        ("0 */1 * * *", "every hour"),
+        ("0 */5 * * *", None),
         ("0 */6 * * *", "every 6 hours"),
         ("30 7 * * *", "every day at 07:30"),
         ("0 3 * * MON-FRI", "every weekday at 03:00"),
         ("0 0 * * 7", "every Sunday at 00:00"),
         ("*/10 * * * 1", "every 10 minutes, every Monday"),
         ("0 9 1 * *", "on day 1 of every month at 09:00"),
+        ("0 9 31 * *", None),  # four months have no such day
         ("@daily", "every day at 00:00"),
         ("0 9 1,15 * *", None),
         ("0 9 * 2 *", None),

@@ -197,6 +197,7 @@ class Access:
             return
         headers, address = Headers(scope=scope), address_of(scope)
         try:
+            _check_length(headers)
             is_foreign = self._check_origin(scope, headers)
             caller, credential = await self._find_caller(scope["path"], headers, address)
             if caller.rights:  # callers of this machine need no token
@@ -260,6 +261,13 @@ def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:
         wanted = f"{scope['path']}?{query}" if query else scope["path"]
         return RedirectResponse(f"/login?next={quote(wanted, safe='')}", 303)
     return http_error(error)
+
+
+def _check_length(headers: Headers) -> None:
+    """Refuse a body of two lengths, and close its connection: a proxy may see another request after it."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        text = "the request must have one of Content-Length and Transfer-Encoding, got both"
+        raise HTTPException(400, text, {"Connection": "close"})
 
 
 def _foreign() -> HTTPException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _SHORT = {name[:3].lower(): name for name in _DAYS}
 _WEEKDAYS = {"1-5": "every weekday", "mon-fri": "every weekday", "0,6": "every weekend day", "6,0": "every weekend day"}
+_SHORTEST_MONTH = 28
 _NAMED = {
     "@hourly": "every hour",
     "@daily": "every day at 00:00",
@@ -40,14 +41,18 @@ def _time(minute: str, hour: str) -> str | None:
     if hour == "*":
         if minute == "*":
             return "every minute"
-        if minute.startswith("*/") and minute[2:].isdecimal():
-            return f"every {minute[2:]} minutes"
-        return f"every hour at minute {minute}" if minute.isdecimal() else None
+        return f"every hour at minute {int(minute)}" if minute.isdecimal() else _every(minute, 60, "minute")
     if minute.isdecimal() and hour.isdecimal():
         return f"at {int(hour):02}:{int(minute):02}"
-    if minute == "0" and hour.startswith("*/") and hour[2:].isdecimal():
-        return f"every {hour[2:]} hours"
-    return None
+    return _every(hour, 24, "hour") if minute == "0" else None
+
+
+def _every(text: str, size: int, unit: str) -> str | None:
+    """Describe a step such as ``*/5``; None if the last interval in ``size`` is shorter than the others."""
+    start, slash, step = text.partition("/")
+    if start != "*" or not slash or not step.isdecimal() or not int(step) or size % int(step):
+        return None
+    return f"every {unit}" if int(step) == 1 else f"every {int(step)} {unit}s"
 
 
 def _days(day: str, weekday: str) -> str | None:
@@ -55,7 +60,8 @@ def _days(day: str, weekday: str) -> str | None:
         return "every day"
     if day == "*":
         return _WEEKDAYS.get(weekday) or _weekday(weekday)
-    return f"on day {day} of every month" if day.isdecimal() and weekday == "*" else None
+    in_every_month = day.isdecimal() and int(day) <= _SHORTEST_MONTH
+    return f"on day {int(day)} of every month" if in_every_month and weekday == "*" else None
 
 
 def _weekday(text: str) -> str | None:
