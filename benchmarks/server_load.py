@@ -1,5 +1,7 @@
 """The server with 500 open streams, clients that read nothing, and mixed reads: latency, processor time, memory.
 
+Identical reads share answers for a second; differing ones, and those of payloads, do not.
+
 The clients share the machine with the server, so the figures that hold elsewhere are the processor time of one request,
 and the requests per second that follow from it for one core. Latencies are those of a fixed rate below that.
 """
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from benchmarks.measure import TICKS_PER_S, write_results
@@ -27,7 +31,7 @@ STREAMS = 500
 SLOW = 20
 """Clients that ask for much and read nothing."""
 CONNECTIONS = 16
-SECONDS = 15.0
+SECONDS = 8.0
 AT_REST = 0.05
 """Processor seconds per second below which the server has nothing to do but wait for clients that read nothing."""
 OF_CAPACITY = 0.5
@@ -39,9 +43,15 @@ READS = (
     "/api/tables/shipments/groups/one?group=g17",
     "/api/topics/telemetry",
     "/api/topics/telemetry/find?time=2023-11-14T22:13:50Z",
-    "/api/topics/telemetry/messages?since=2023-11-14T22:13:50Z&limit=10",
     "/api/topics/telemetry/subscriptions",
 )
+PAYLOADS = "/api/topics/telemetry/messages?since=2023-11-14T22:13:50Z&limit=10"
+KINDS: dict[str, Callable[[int], str]] = {
+    "identical": lambda number: READS[number % len(READS)],
+    "differing": lambda number: (path := READS[number % len(READS)]) + ("&" if "?" in path else "?") + f"n={number}",
+    "payloads": lambda _number: PAYLOADS,
+}
+"""The path of each read, by its number."""
 
 
 def fill(url: str, ledgers: str) -> None:
@@ -127,27 +137,26 @@ class Connection:
                 pass
 
 
-async def closed_loop(port: int, seconds: float) -> int:
+async def closed_loop(port: int, kind: str, seconds: float) -> int:
     """Send requests one after another on some connections; return how many were answered."""
     connections = [await Connection.open(port) for _ in range(CONNECTIONS)]
-    until, answered = time.monotonic() + seconds, 0
+    until, numbers, answered = time.monotonic() + seconds, count(time.monotonic_ns()), 0
 
-    async def go_on(connection: Connection, number: int) -> None:
+    async def go_on(connection: Connection) -> None:
         nonlocal answered
         while time.monotonic() < until:
-            await connection.get(READS[number % len(READS)])
-            number += 1
+            await connection.get(KINDS[kind](next(numbers)))
             answered += 1
 
-    await asyncio.gather(*(go_on(each, number) for number, each in enumerate(connections)))
+    await asyncio.gather(*map(go_on, connections))
     return answered
 
 
-async def open_loop(port: int, rate: float, seconds: float) -> list[float]:
+async def open_loop(port: int, kind: str, rate: float, seconds: float) -> list[float]:
     """Send requests at a rate; return their latencies from the moment at which each was due, sorted, s."""
     connections = [await Connection.open(port) for _ in range(CONNECTIONS)]
-    began = time.monotonic() + 0.1
-    due = [(began + number / rate, READS[number % len(READS)]) for number in range(int(rate * seconds))]
+    began, first = time.monotonic() + 0.1, time.monotonic_ns()
+    due = [(began + number / rate, KINDS[kind](first + number)) for number in range(int(rate * seconds))]
     due.reverse()
     latencies: list[float] = []
 
@@ -164,23 +173,25 @@ async def open_loop(port: int, rate: float, seconds: float) -> list[float]:
 
 async def load(server: Server) -> dict[str, float]:
     """Measure without streams, with 500 of them, and then at a fixed rate."""
-    await closed_loop(server.port, 3)
+    for kind in KINDS:
+        await closed_loop(server.port, kind, 1)
     found: dict[str, float] = {"memory_mb": server.memory()}
     for name in ("alone", "with streams"):
         if name == "with streams":
             streams = await open_streams(server.port)  # kept open until the end
             found["at rest with streams, processor s per s"] = await rest(server)
             found["memory_with_streams_mb"] = server.memory()
-        used, began = server.used(), time.monotonic()
-        answered = await closed_loop(server.port, SECONDS)
-        found[f"{name}, ms of processor time"] = round((server.used() - used) / answered * 1e3, 3)
-        found[f"{name}, requests/s"] = round(answered / (time.monotonic() - began))
-    core = 1e3 / found["with streams, ms of processor time"]
-    latencies = await open_loop(server.port, core * OF_CAPACITY, SECONDS)
-    found["requests/s of one core"] = round(core)
-    found["rate"] = round(core * OF_CAPACITY)
-    found["p50_ms"] = round(statistics.median(latencies) * 1e3, 1)
-    found["p99_ms"] = round(latencies[int(len(latencies) * 0.99)] * 1e3, 1)
+        for kind in KINDS:
+            used, began = server.used(), time.monotonic()
+            answered = await closed_loop(server.port, kind, SECONDS)
+            found[f"{kind} {name}, ms of processor time"] = round((server.used() - used) / answered * 1e3, 3)
+            found[f"{kind} {name}, requests/s"] = round(answered / (time.monotonic() - began))
+    for kind in KINDS:
+        rate = OF_CAPACITY * 1e3 / found[f"{kind} with streams, ms of processor time"]
+        latencies = await open_loop(server.port, kind, rate, SECONDS)
+        found[f"{kind}, fixed rate"] = round(rate)
+        found[f"{kind}, p50_ms"] = round(statistics.median(latencies) * 1e3, 1)
+        found[f"{kind}, p99_ms"] = round(latencies[int(len(latencies) * 0.99)] * 1e3, 1)
     found["memory_after_mb"] = server.memory()
     found["open streams and slow readers"] = sum(not each.is_closed for each in streams)
     return found
