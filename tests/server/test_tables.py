@@ -246,3 +246,31 @@ def test_a_producer_closes_a_group(client: TestClient) -> None:
     assert receive(client, consumer="d") == []
     assert client.post(f"{ORDERS}/ack", json={"deliveries": [last["delivery"]]}).status_code == 200
     assert [each["payload"] for each in receive(client, consumer="d")] == [2]
+
+
+@pytest.mark.one_database
+def test_limits_rates_and_weights_of_keys_are_set_and_changed(client: TestClient) -> None:
+    create(
+        client, columns={"customer": "text"}, limit={"customer": 3}, rate={"customer": "60000/m"}, weights={"vip": 2}
+    )
+    put(client, *({"payload": key, "columns": {"customer": key}} for key in ("a", "a", "a", "vip", "vip", "vip")))
+    assert sorted(each["payload"] for each in receive(client, limit=10)) == ["a"] * 3 + ["vip"] * 3
+    put(client, {"payload": "b", "columns": {"customer": "a"}})
+    assert receive(client, limit=10) == []
+    assert client.get(f"{ORDERS}/messages/7").json()["state"] == "limit"
+    changes = {"limit": {"customer": 4}, "rate": {"customer": 0.001}, "weights": None}
+    options = client.patch(ORDERS, json=changes).json()["options"]
+    assert (options["limit"], options["rate"], options["weights"]) == ({"customer": 4}, {"customer": "0.001/s"}, None)
+    for wrong in (
+        {"rate": {"customer": "10/w"}},
+        {"rate": {"customer": 10**400}},
+        {"rate": {"kind": "10/s"}},
+        {"limit": {"customer": 0}},
+        {"weights": {"vip": 0}},
+        {"weights": {}},
+    ):
+        refused = client.patch(ORDERS, json=wrong)
+        assert (refused.status_code, refused.json()["error"]) == (400, "invalid"), refused.text
+        assert next(iter(wrong)) in refused.json()["message"]
+    for wrong in ({"rate": "10/s"}, {"rate": {"customer": True}}, {"weights": {"vip": "2"}}, {"fair_by": "customer"}):
+        assert client.patch(ORDERS, json=wrong).status_code == 422, wrong
