@@ -3,11 +3,16 @@
 The rows are shuffled, as a data frame may have them. Polars and DuckDB have no other rule of ours: no lateness, no
 duplicates, no window that a conflict cuts, no learning of rates. What they have is measured: sessions of a source that
 end at a silence. Polars' sort of the same rows alone is measured too, since any batcher of shuffled rows sorts them.
+
+Bytewax gets messages one after the other, in order, as `BySource` does; ``uv pip install --group bench-peers`` installs
+it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
@@ -17,7 +22,11 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.measure import in_turns, write_results
+from benchmarks.peers import MissingPeerError, package
+from waterclock.batching.by_source import BySource
+from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.columns import assign_batches
+from waterclock.message import Message
 from waterclock.time import to_duration
 
 _DUCKDB_SESSIONS = """
@@ -44,6 +53,10 @@ LONG = "30d"
 """The longest session and delay: longer than the traffic, since the peers have no such limits."""
 
 ROUNDS = 3
+
+IN_ORDER = 100_000
+CALL = 1_000
+"""Messages that arrive one after the other, and how many of them a call brings."""
 
 
 def rows_of(messages: int) -> pa.Table:
@@ -124,11 +137,57 @@ def measure(messages: int) -> dict[str, Any]:
     }
 
 
+def in_order() -> list[tuple[str, int]]:
+    """Return sources and event times in order, in whole microseconds, which is all that Bytewax's clock resolves."""
+    sources = np.random.default_rng(39).integers(0, SOURCES, IN_ORDER).tolist()
+    spacing = SPACING // SOURCES
+    return [(f"press-{source:02}", BEGIN + place * spacing) for place, source in enumerate(sources)]
+
+
+def one_by_one(messages: list[Message]) -> Counter[tuple[str, int]]:
+    batcher = BySource(lambda: EventTimeBatcher(LONG, "1s", gap=GAP))
+    batches = [batch for k in range(0, IN_ORDER, CALL) for batch in batcher.add(messages[k : k + CALL])]
+    return Counter((batch.source, len(batch.messages)) for batch in batches + batcher.flush())
+
+
+def with_bytewax(items: list[tuple[str, datetime]]) -> Counter[tuple[str, int]]:
+    operators, windows, testing = map(package, ("bytewax.operators", "bytewax.operators.windowing", "bytewax.testing"))
+    found: list[tuple[str, tuple[int, list[datetime]]]] = []
+    flow = package("bytewax.dataflow").Dataflow("sessions")
+    arrived = operators.input("arrived", flow, testing.TestingSource(items, batch_size=CALL))
+    clock = windows.EventClock(ts_getter=lambda time: time, wait_for_system_duration=timedelta(seconds=1))
+    sessions = windows.SessionWindower(gap=timedelta(microseconds=to_duration(GAP, "gap") // 1000))
+    closed = windows.collect_window("sessions", arrived, clock, sessions).down
+    operators.output("found", closed, testing.TestingSink(found))
+    testing.run_main(flow)
+    return Counter((source, len(times)) for source, (_, times) in found)
+
+
+def measure_in_order() -> dict[str, float]:
+    """Compare batching message by message with Bytewax."""
+    arrived = in_order()
+    messages = [Message(source, "stream", time, receive_time=time) for source, time in arrived]
+    items = [
+        (source, datetime.fromtimestamp(0, UTC) + timedelta(microseconds=time // 1000)) for source, time in arrived
+    ]
+    assert one_by_one(messages) == with_bytewax(items)
+    runs = {"waterclock": lambda: one_by_one(messages), "bytewax": lambda: with_bytewax(items)}
+    seconds = in_turns(runs, ROUNDS)
+    return {f"{name}_us_per_message": round(taken / IN_ORDER * 1e6, 2) for name, taken in seconds.items()} | {
+        "waterclock_to_bytewax": round(seconds["waterclock"] / seconds["bytewax"], 2)
+    }
+
+
 def main() -> dict[str, Any]:
     figures: dict[str, Any] = {"sources": SOURCES, "streams": STREAMS, "gap": GAP, "messages": {}}
     for messages in SIZES:
         measured = figures["messages"][str(messages)] = measure(messages)
         print(f"{messages:,} messages: {measured}", flush=True)
+    try:
+        figures["in_order"] = measure_in_order()
+        print(f"{IN_ORDER:,} messages in order, one by one: {figures['in_order']}", flush=True)
+    except MissingPeerError as error:
+        print(f"without Bytewax: {error}", flush=True)
     print(f"wrote {write_results('batching_peers', figures, ('waterclock', 'numba', 'numpy', 'polars', 'duckdb'))}")
     return figures
 
