@@ -21,6 +21,7 @@ from tests.s3 import S3Server
 from tests.services import Service, running_service
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 if TYPE_CHECKING:
     from waterclock.connection import Database
@@ -137,13 +138,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 class _ByFile(LoadScopeScheduling):
-    """Gives a worker a file's tests of a database, and one of them all that share a Spark, so that one Java starts."""
+    """Gives a worker a file's tests of a database, and one of them all that share a Spark, so that one Java starts.
+
+    A worker that has started a server gets the tests that take it, as long as there are some: starting a server takes
+    seconds, and so does building the statements that the library keeps. The others help when nothing else is left.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._started: dict[WorkerController, set[str]] = defaultdict(set)
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
         if _shares_spark(self.config.rootpath / file):
             return "spark"
         return " ".join([file, *(name for name in DATABASES if name in test.partition("[")[2])])
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        mine = self._started[node]
+        of_others = set[str]().union(*self._started.values()) - mine
+        own = (scope for scope in self.workqueue if mine.intersection(scope.split()))
+        free = (scope for scope in self.workqueue if not of_others.intersection(scope.split()))
+        chosen = next(own, None) or next(free, None) or next(iter(self.workqueue))
+        mine.update(name for name in SERVERS if name in chosen.split())
+        self.workqueue.move_to_end(chosen, last=False)
+        super()._assign_work_unit(node)
 
 
 @cache

@@ -183,7 +183,7 @@ class PostgreSQL(Server):
         settings = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": str(self.folder),
-            "shared_buffers": "128MB",
+            "shared_buffers": "32MB",
             "max_connections": _CONNECTIONS,
             "fsync": "on",
             "synchronous_commit": "on",

@@ -7,6 +7,7 @@ thousand messages, and the server counts the rows that it reads for it.
 from __future__ import annotations
 
 import time
+from itertools import product
 from typing import Any
 
 import pytest
@@ -93,18 +94,22 @@ def rows_read(url: str) -> int:
     return count
 
 
+SHORT = {
+    (None, "rows", "purged"),
+    ("sequenced", "rows", "unknown"),
+    ("exclusive", "rows", "unknown"),
+    ("exclusive", "rows", "purged"),
+    ("exclusive", "partition", "purged"),  # the worst of all, before statements stopped trusting statistics
+}
+
+
 @pytest.mark.parametrize(
-    ("purge_by", "state"),
+    ("groups", "purge_by", "state"),
     [
-        ("rows", "unknown"),
-        ("rows", "purged"),
-        ("partition", "purged"),  # the worst of all, before statements stopped trusting statistics
-        pytest.param("rows", "acked", marks=pytest.mark.slow),
-        pytest.param("partition", "unknown", marks=pytest.mark.slow),
-        pytest.param("partition", "acked", marks=pytest.mark.slow),
+        pytest.param(*case, marks=[] if case in SHORT else pytest.mark.slow)
+        for case in product((None, "sequenced", "exclusive"), ("rows", "partition"), ("unknown", "purged", "acked"))
     ],
 )
-@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that plans by stored statistics
 def test_no_work_reads_more_than_a_few_rows_for_each_message(
     database_url: str, groups: Any, purge_by: Any, state: str
