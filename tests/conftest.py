@@ -34,9 +34,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 SERVERS = ("postgresql", "mariadb")
 DATABASES = ("sqlite", *SERVERS)
-SPREAD = 6
-"""How many combinations of a test are spread over the databases; one on PostgreSQL costs five times one on SQLite."""
-
 # What takes longest to run, longest first: files, or folders of them. All that share a Spark come with the first.
 LONGEST = (
     "spark/test_exactly_once.py",
@@ -183,10 +180,10 @@ def _served(item: pytest.Item, chosen: list[str], first: str) -> list[str]:
 def _mark_long_forms(items: list[pytest.Item]) -> None:
     """Mark as slow what `make soak` runs alone, since another test shows the same on another database.
 
-    The first combinations of a test's parameters are spread over the databases, each on one of them, and the others run
-    on SQLite. A test without parameters is one combination. A test with the mark `both_servers` runs on SQLite and on
-    both servers, and with parameters each combination on SQLite and on one server. A checksum shuffles the
-    combinations, or a parameter of two values would have each value on one server alone.
+    The combinations of a test's parameters are spread over the databases, each on one of them, and a test without
+    parameters is one combination. A test with the mark `both_servers` runs on SQLite and on both servers, and with
+    parameters each combination on SQLite and on one server. A checksum shuffles the combinations, or a parameter of two
+    values would have each value on one server alone.
     """
     where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
@@ -219,7 +216,7 @@ def _short_forms(count: int, first: int, *, both_servers: bool) -> set[tuple[int
         return on_servers | {(place, "sqlite") for place in range(count)}
     if count == 1:
         return {(0, "sqlite" if first % 3 == 0 else SERVERS[first % 2])}
-    return {(place, DATABASES[(place + first) % 3] if place < SPREAD else "sqlite") for place in range(count)}
+    return {(place, DATABASES[(place + first) % 3]) for place in range(count)}
 
 
 def _needs_both_servers(combinations: Collection[dict[str, pytest.Item]]) -> bool:

@@ -28,6 +28,12 @@ def modules() -> dict[str, ast.Module]:
     return parsed
 
 
+@cache
+def of_tests() -> dict[str, ast.Module]:
+    """Parse every file of the tests, by its path in their folder."""
+    return {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+
+
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Give the file and the name of each import of a name."""
     for node in ast.walk(tree):
@@ -42,7 +48,7 @@ def made_in(tree: ast.Module) -> set[str]:
 
 def test_a_name_is_imported_from_the_file_that_makes_it() -> None:
     passed_on = {module: {name for _, name in imports(tree)} - made_in(tree) for module, tree in modules().items()}
-    importers = modules() | {str(path): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+    importers = modules() | of_tests()
     found = [
         f"{importer}: {name} from {module}"
         for importer, tree in importers.items()
@@ -54,9 +60,9 @@ def test_a_name_is_imported_from_the_file_that_makes_it() -> None:
 
 def test_no_test_module_imports_from_another() -> None:
     found = [
-        f"{path.relative_to(TESTS)}: {node.module}"
-        for path in TESTS.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{path}: {node.module}"
+        for path, tree in of_tests().items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
     ]
     assert not found, "what two of them need is in a module of its own"

@@ -71,7 +71,7 @@ def test_a_pipeline_writes_the_batches_of_one_process_and_counts_what_is_missing
 ) -> None:
     rule = f'by = "id"\nid_of = "pulse"\nmax_delay = "2s"\nstreams = {STREAMS}'
     text = PIPELINE.replace('window = "500ms"\nmax_delay = "400ms"', rule).replace('start = "2026', '# start = "2026')
-    pipeline = read(write(tmp_path, text))
+    pipeline = read(write(tmp_path, text.replace("_trigger = 70", "_trigger = 1000")))
     batches, rejected = one_by_one(database)
     [progress] = run_pipelines(spark, [pipeline], once=True)
     last = START + 3600 * SECOND

@@ -554,7 +554,7 @@ table = "batches"
 url = "sqlite:///{folder}/other.db"
 [pipeline.run]
 checkpoint = "{folder}/by-time"
-trigger = "10ms"
+trigger = "500ms"
 
 [[pipeline]]
 name = "by-rate"

@@ -27,8 +27,8 @@ START = """
 import os
 import waterclock.spark.runtime.session
 from waterclock.spark import session
-spark = session()
-spark.sql("CREATE TABLE kept USING parquet AS SELECT 1 AS one").collect()
+spark = session(**{"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"})
+spark.sql("CREATE TABLE kept (one INT) USING parquet")
 counted = spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count()
 assert not {"JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
 java = spark.sparkContext._jvm

@@ -42,7 +42,7 @@ def hasty(sqlite_url: str, tmp_path: Path, clock: MovableClock) -> Generator[Dat
 def test_in_any_order_of_events_groups_keep_their_rules(
     hasty: Database, clock: MovableClock, policy: str, ack_order: str
 ) -> None:
-    check(hasty, clock, policy, ack_order, 6)
+    check(hasty, clock, policy, ack_order, 4)
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
@@ -52,7 +52,7 @@ def test_in_any_order_of_events_groups_keep_their_rules_on_servers(
 ) -> None:
     service: Service = request.getfixturevalue(server)
     with service.new_database() as url, connect(url, tmp_path / "ledgers", clock=clock) as database:
-        check(database, clock, policy, "hold", 4)
+        check(database, clock, policy, "hold", 2)
 
 
 @pytest.mark.slow
