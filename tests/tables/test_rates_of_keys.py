@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
+from waterclock.tables.keys.key_rows import next_turns
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import claim_keyed
 from waterclock.tables.messages.claiming.claiming import next_due
 
 from .conftest import MovableClock
@@ -202,6 +204,27 @@ def test_concurrent_consumers_send_exactly_the_rate(
             found += payloads(paced)
             assert sorted(str(one)[0] for one in found) == ["a", "b", "c"]
             clock.move("1s")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite's claims never overlap
+def test_a_slow_claim_counts_what_others_sent_meanwhile(
+    make_table: MakeTable, database: Database, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(columns={"customer": "text"}, rate={"customer": "20/s"}, batch_size=100)
+    _put(table, *(f"a{number}" for number in range(9)))
+    assert payloads(table, 1) == ["a0"]
+    sent: list[object] = []
+
+    def look_late(*arguments: Any) -> Any:
+        monkeypatch.setattr(claim_keyed, "next_turns", next_turns)
+        clock.move("1s")
+        sent.extend(payloads(database.table("orders"), 1))
+        return next_turns(*arguments)
+
+    monkeypatch.setattr(claim_keyed, "next_turns", look_late)
+    sent += payloads(table, 1)
+    sent += payloads(table)
+    assert sent == ["a1", "a2"]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -126,10 +126,13 @@ class _KeyedClaim:
             self._level = max((level for _, level in begun.keys() - self._left), default=self._level) + 1
             return len(begun) == count
         ours: dict[str, list[Any]] = {}
-        counted: Sequence[SqlRows] = ()
+        counted: list[SqlRows] = []
         if context.options.limit is not None or context.options.rate is not None:
             keys = {key for key, _ in places}
-            ours, counted = owned(context, connection, keys, counting(context, keys))
+            asked = [*counting(context, keys), *([] if context.options.rate is None else [(_time(context), {})])]
+            ours, counted = owned(context, connection, keys, asked)
+            if context.options.rate is not None:
+                self._now = counted.pop().scalar()
             self._left.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
@@ -236,6 +239,12 @@ def _first_of(row: Any) -> int:
 
 def _has_expired(row: Any) -> bool:
     return row.expires_at is not None and row.expires_at <= row[-1]
+
+
+@built_once(maxsize=256)
+def _time(context: TableContext) -> sa.Select[int]:
+    """Select the current time. To an earlier one, what other claims sent since would look like a clock set back."""
+    return sa.select(context.backend.now_sql())
 
 
 @built_once(maxsize=256)
