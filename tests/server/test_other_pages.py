@@ -181,7 +181,7 @@ def test_a_stuck_handler_is_named_with_its_message_by_the_overview_and_by_worker
         text = client.get("/workers").text
         assert f"/tables/orders/messages/{quote(HOSTILE, safe='')}" in text
         assert '<span class="tag is-bad">stuck</span>' in text
-        assert re.search(r">\d+ min \d+ s<", text)
+        assert re.search(r">\d+\xa0min \d+\xa0s<", text)
         assert "<script>alert" not in text
         assert "1 handler of table orders still runs after the time limit." in client.get("/").text
         process.report_handlers(deliveries, list)

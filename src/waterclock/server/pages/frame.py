@@ -35,6 +35,7 @@ NAVIGATION = (
 )
 
 _SIZES = (("d", 86_400), ("h", 3_600), ("min", 60))
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNREACHABLE = 503
 
 
@@ -134,7 +135,8 @@ def _shown(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in value
+        each if each.isprintable() or each in ("\n", _NO_BREAK) else each.encode("unicode_escape").decode()
+        for each in value
     )
 
 
@@ -148,16 +150,17 @@ def _time(value: str | None) -> object:
 
 
 def _age(seconds: float | None) -> str | None:
-    """Return a length of time in its two largest units."""
+    """Return a length of time in its two largest units; no line ends between a number and its unit."""
     if seconds is None:
         return None
     if seconds < _SIZES[-1][1]:
-        return f"{seconds:.0f} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.0f} ms"
+        short = f"{seconds:.0f} s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.0f} ms"
+        return short.replace(" ", _NO_BREAK)
     parts: list[str] = []
     left = int(seconds)
     for unit, size in (*_SIZES, ("s", 1)):
         if left >= size or parts:
-            parts.append(f"{left // size} {unit}")
+            parts.append(f"{left // size}{_NO_BREAK}{unit}")
             left %= size
     return " ".join(parts[:2])
 
@@ -173,6 +176,11 @@ def _counted(found: Mapping[str, Any]) -> str:
     return f"{'more than ' if found['more'] else ''}{found['count']:,}"
 
 
+def _sentence(clause: str) -> str:
+    """Return a clause, which errors and commands join to others, as a sentence of its own."""
+    return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
+
+
 def _made() -> Environment:
     made = Environment(
         loader=PackageLoader("waterclock.server.pages"),
@@ -183,7 +191,7 @@ def _made() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = made.filters
-    filters.update(time=_time, age=_age, number=_number, counted=_counted, name=name_url)
+    filters.update(time=_time, age=_age, number=_number, counted=_counted, name=name_url, sentence=_sentence)
     filters.update(topic_figure=topic_figure, batches_figure=batches_figure, glyph_symbol=glyph_symbol)
     names: dict[str, Any] = made.globals
     names["static"] = static_url
