@@ -117,15 +117,15 @@ def batches_by_event_time(
     Parameters
     ----------
     max_skew
-        How far receive times may be out of order, ns: a silent source closes its windows this long after the receive
-        times of the others.
+        How far receive times may be out of order, ns: it reads so much further, and a silent source closes its windows
+        this long after the receive times of the others.
     sources
         None: all.
     """
     since = max(view.start - rule.window, MIN_NS)
     whole = ReplayRange(since, min(view.end + 1, MAX_NS))
     head = topic.head
-    last = whole.received_until(rule)
+    last = min(whole.received_until(rule) + max_skew, MAX_NS)  # earlier ones may follow a message received then
     stop = min(head, topic.find(last + 1, "receive_time").position if last < MAX_NS else head)
     first = topic.at(0)
     for windows in WINDOWS_BACK:
