@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
+from waterclock.batching.batch import short_source
 from waterclock.connection import connect
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pace import BYTES_AT_ONCE
@@ -105,7 +106,8 @@ def write_outcomes(
                     rows = rows.repartition(tasks, "source")
                 elif partitions > MOST_CONNECTING:
                     rows = few_connecting(rows, "source")
-                options |= {"producer": f"{producer}-{output.name}", "microBatch": str(micro_batch)} | payloads
+                name = short_source(f"{producer}-{output.name}")  # the two may be longer than a producer's name
+                options |= {"producer": name, "microBatch": str(micro_batch)} | payloads
             elif output.kind == "table":
                 # Batches of a source in the order of event time, as its group requires; and batches of all sources
                 # mixed, so that they share reads of a file.
