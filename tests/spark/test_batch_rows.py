@@ -20,6 +20,7 @@ from waterclock.columnar.packing import ROWS, unpack
 from waterclock.columnar.records import POSITIONED, cells_of_records
 from waterclock.spark import pace
 from waterclock.spark.pipeline import outputs
+from waterclock.spark.pipeline.definition import PipelineSource
 from waterclock.spark.streaming import batch_rows
 from waterclock.spark.streaming.batch_rows import Payloads, encoded, looks
 from waterclock.spark.writing import message_writer
@@ -214,6 +215,21 @@ def test_a_batch_that_exceeds_memory_is_named_with_its_topic_position_and_size(
     named = r"source 'press', whose first message is at 0:0:0 of topic 'telemetry': its 1 messages .*size 9000 failed"
     with pytest.raises(wc.UnavailableError, match=named):
         list(looks(iter([a_batch_each(payloads)]), payloads))
+
+
+def test_a_batch_that_exceeds_the_memory_of_java_is_named_with_its_topic_position_and_size(payloads: Payloads) -> None:
+    payloads.topic.append([wc.Message("press", "load", 100, os.urandom(9_000), receive_time=100)])
+    source = PipelineSource(str(payloads.topic.storage.backend.url), None, "telemetry", {}, None)
+    batches = a_batch_each(payloads)
+    batches = batches.append_column("id", pa.array([str(n) for n in range(batches.num_rows)]))
+    batches = batches.append_column("outside", pa.array([0] * batches.num_rows))
+    assert sum(rows.num_rows for rows in outputs._encode(iter([batches]), source, heap=80_000)) == len(SIZES) + 1
+    named = (
+        r"source 'press', whose first message is at 0:8:0 of topic 'telemetry': its 1 messages exceed Java's memory:"
+        r" they have 1\d,\d{3} bytes, and Java has 40,000 .* spark\.driver\.memory"
+    )
+    with pytest.raises(wc.UnavailableError, match=named):
+        list(outputs._encode(iter([batches]), source, heap=40_000))
 
 
 @pytest.mark.parametrize(

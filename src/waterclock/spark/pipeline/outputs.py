@@ -6,7 +6,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -22,10 +24,10 @@ from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, Pipel
 from waterclock.spark.runtime.describing import described
 from waterclock.spark.runtime.filesystem import file_names, move_into_place, remove_folder
 from waterclock.spark.runtime.partitions import MOST_CONNECTING, PARTITIONS, few_connecting
-from waterclock.spark.runtime.settings import changed
+from waterclock.spark.runtime.settings import changed, java_heap
 from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
-from waterclock.spark.streaming.batch_rows import Payloads, encoded
+from waterclock.spark.streaming.batch_rows import Payloads, encoded, too_large
 from waterclock.spark.streaming.batching import batches_of, rejected_of
 
 _ENCODED_SCHEMA = (
@@ -50,6 +52,11 @@ PARQUET_OPTIONS = {
     "parquet.enable.dictionary#payload": "false",
 }
 """Options of the Parquet files of outputs, for which a task gathers this size of a row group and one row more."""
+
+COPIES_IN_JAVA = 4
+"""Copies of a row that Java's heap holds at the least while it writes Parquet or shuffles: the value, a row of Spark in
+an array of twice the size, and the written form.
+"""
 
 MOST_READING_ALL = 8
 """Up to this many tasks, each reads the payloads of its own sources, which are in all files of a topic: 0.4 µs per
@@ -211,15 +218,32 @@ def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str, check: 
 
 def _encoded(batches: DataFrame, source: PipelineSource) -> DataFrame:
     """Write batches as bytes in the tasks that read their payloads, each file once."""
-    return by_position(batches).mapInArrow(freezing_imports(_encode, source=source), _ENCODED_SCHEMA)
+    encode = freezing_imports(_encode, source=source, heap=java_heap(batches.sparkSession))
+    return by_position(batches).mapInArrow(encode, _ENCODED_SCHEMA)
 
 
-def _encode(batches: Iterator[pa.RecordBatch], source: PipelineSource) -> Iterator[pa.RecordBatch]:
+def _encode(batches: Iterator[pa.RecordBatch], source: PipelineSource, heap: int | None) -> Iterator[pa.RecordBatch]:
     with connect(source.url, source.ledgers) as database:
         topic = database.topic(source.topic)
         payloads = Payloads.to_write(topic, fail_on_data_loss=source.fail_on_data_loss, on_damage=source.on_damage)
         for rows, messages in encoded(batches, payloads):
+            _refuse_exceeding(rows, messages, payloads, heap)
             facts = rows.select(_FACTS)
             for first in range(0, rows.num_rows, _BATCHES_AT_ONCE):
                 payload = messages.slice(first, _BATCHES_AT_ONCE)
                 yield facts.slice(first, _BATCHES_AT_ONCE).append_column("payload", payload)
+
+
+def _refuse_exceeding(rows: pa.RecordBatch, messages: pa.BinaryArray, payloads: Payloads, heap: int | None) -> None:
+    """Check that Java can hold each batch. Otherwise it would end, and nobody would learn which batch was too large."""
+    if heap is None or messages.nbytes * COPIES_IN_JAVA <= heap:
+        return
+    sizes = pc.call_function("binary_length", [messages]).to_numpy()
+    row = int(np.argmax(sizes))
+    if sizes[row] * COPIES_IN_JAVA > heap:
+        limit = (
+            f"Java's memory: they have {sizes[row]:,} bytes, and Java has {heap:,} and needs"
+            f" {COPIES_IN_JAVA} times as much as a batch"
+        )
+        remedy = "Raise spark.driver.memory, or on a cluster spark.executor.memory"
+        raise too_large(rows.slice(row), payloads, limit, remedy)

@@ -1,11 +1,13 @@
-"""Changes settings of a session for some of its queries."""
+"""Changes settings of a session for some of its queries, and reads its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any, cast
 
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from waterclock.spark.runtime.partitions import MOST_CONNECTING, PARTITIONS
 
@@ -32,3 +34,15 @@ def planned_once(spark: SparkSession) -> Mapping[str, str]:
     then joins small partitions, which pays for many.
     """
     return {_ADAPTIVE: "false"} if int(spark.conf.get(PARTITIONS) or 1) <= MOST_CONNECTING else {}
+
+
+def java_heap(spark: SparkSession) -> int | None:
+    """Return the bytes of memory of the Java process that runs tasks; None through Spark Connect."""
+    if is_remote():
+        return None
+    context = cast("Any", spark.sparkContext)
+    jvm = context._jvm  # noqa: SLF001  # no other way leads there
+    if context.master == "local" or context.master.startswith("local["):
+        return jvm.java.lang.Runtime.getRuntime().maxMemory()
+    memory = context.getConf().get("spark.executor.memory", "1g")
+    return jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(memory)

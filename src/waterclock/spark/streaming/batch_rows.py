@@ -106,7 +106,7 @@ def looks(
                 messages = _columns(messages_in(rows, payloads, None if rows.num_rows == 1 else MOST_BYTES))
             except _TOO_LARGE as error:
                 if rows.num_rows == 1:
-                    raise _too_large(rows, payloads, error) from error
+                    raise _exceeds_worker(rows, payloads, error) from error
                 half = rows.num_rows // 2
                 fewer = [rows.slice(0, half), rows.slice(half)]
                 if isinstance(error, TooManyBytesError):
@@ -126,16 +126,20 @@ def _columns(messages: pa.Table) -> pa.RecordBatch:
     return columns[0]
 
 
-def _too_large(rows: pa.RecordBatch, payloads: Payloads | None, error: Exception) -> UnavailableError:
+def _exceeds_worker(rows: pa.RecordBatch, payloads: Payloads | None, error: Exception) -> UnavailableError:
+    limit = f"the memory of a worker, or 2 GiB, the limit of a column ({type(error).__name__}: {error})"
+    return too_large(rows, payloads, limit, "Give workers more memory")
+
+
+def too_large(rows: pa.RecordBatch, payloads: Payloads | None, limit: str, remedy: str) -> UnavailableError:
+    """Return the error of a batch, the first of the rows, that exceeds a limit."""
     _, known = unpack(rows)
     place = ":".join(str(known[name][0]) for name in POSITION)
     topic = "" if payloads is None else f" of topic {quoted(payloads.topic.name)}"
     source, count = (rows.column(name)[0].as_py() for name in ("source", "count"))
-    why = f"{type(error).__name__}: {error}"
     return UnavailableError(
         f"cannot write a batch of source {quoted(source)}, whose first message is at {place}{topic}: its"
-        f" {count} messages exceed the memory of a worker, or 2 GiB, the limit of a column ({why}). Give"
-        " workers more memory, choose a shorter window, or send smaller messages"
+        f" {count} messages exceed {limit}. {remedy}, choose a shorter window, or send smaller messages"
     )
 
 
@@ -251,7 +255,7 @@ def encoded(
         try:
             written = encode_batches(rows, messages, row_counts(rows))
         except _TOO_LARGE as error:
-            raise _too_large(rows, payloads, error) from error
+            raise _exceeds_worker(rows, payloads, error) from error
         yield rows, written
 
 
