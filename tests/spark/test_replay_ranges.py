@@ -7,7 +7,7 @@ import random
 from unittest.mock import patch
 
 import pyarrow as pa
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from tests.batching.definition import Rule
 from tests.batching.traffic import STREAMS, rules
@@ -105,7 +105,6 @@ RUNS = Rule(5, 0, boundaries=("c",))
 @example(received_at_once(("c", 0), ("a", 60)), RUNS, [40, 80], 4, 30)
 @example(received_at_once(("c", 0), ("a", 30), ("a", 60)), RUNS, [40, 80], 4, 30)
 @example(received_at_once(("c", 0), ("a", 38), ("a", 40)), RUNS._replace(on_conflict="isolate"), [40, 80], 4, 30)
-@settings(deadline=None, max_examples=40)
 @given(
     messages=topics(),
     rule=rules,

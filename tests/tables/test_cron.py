@@ -11,7 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from waterclock.errors import InvalidArgumentError
@@ -93,7 +93,6 @@ def odd_changes() -> list[tuple[str, datetime]]:
 @example(("Australia/Lord_Howe", datetime(2026, 10, 3, 15, 30, tzinfo=UTC)), "*/15", "3")
 @example(("Australia/Lord_Howe", datetime(2026, 4, 4, 15, 0, tzinfo=UTC)), "0", "*/2")
 @example(("Australia/Lord_Howe", datetime(2026, 10, 3, 15, 30, tzinfo=UTC)), "0", "*/3")
-@settings(max_examples=60)
 def test_a_wildcard_ticks_at_every_minute_that_the_clock_shows(
     change: tuple[str, datetime], minutes: str, hours: str
 ) -> None:

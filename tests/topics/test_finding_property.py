@@ -27,7 +27,7 @@ def shared_backend(tmp_path_factory: pytest.TempPathFactory) -> Generator[Backen
     backend.close()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flow=LEDGERS,
     sealed=st.integers(0, 5),

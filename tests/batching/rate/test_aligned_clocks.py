@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.clocks import (
     POLL,
@@ -99,7 +99,6 @@ def test_messages_received_when_they_were_sent_are_batched_as_sent(
 
 
 @given(calls(), options, st.data())
-@settings(max_examples=50)
 def test_a_restored_batcher_continues_with_the_same_batches(
     arrivals: list[list[Message]], chosen: dict[str, Any], data: st.DataObject
 ) -> None:
@@ -150,7 +149,6 @@ def test_damaged_alignment_in_a_state_is_refused() -> None:
 
 
 @given(calls(), options, st.lists(st.integers(0, 60), max_size=3), st.integers(0, 3 * SECOND), st.booleans())
-@settings(max_examples=50)
 def test_columns_align_clocks_as_the_class_does(
     arrivals: list[list[Message]], chosen: dict[str, Any], cuts: list[int], delay: int, compiled: bool
 ) -> None:
