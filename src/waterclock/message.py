@@ -236,7 +236,7 @@ def _headers(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(f"headers must be a dict of strings, got {quoted(value)}")
     checked: dict[str, str] = {}
-    for key, text in value.items():  # pyright: ignore[reportUnknownVariableType]
+    for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise InvalidArgumentError(f"headers must be a dict of strings, got {quoted(key)}: {quoted(text)}")
         checked[key] = text

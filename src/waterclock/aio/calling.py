@@ -10,8 +10,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial, update_wrapper
 from itertools import islice
+from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from waterclock._support.closing import Closing
 from waterclock._support.quoting import quoted
 from waterclock.aio.threads import CallThreads
 from waterclock.errors import InvalidArgumentError
@@ -20,6 +22,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _S = TypeVar("_S")
 _Sync = TypeVar("_Sync")
+_Closing = TypeVar("_Closing", bound=Closing)
 
 _ITEMS_A_CALL = 500
 """Items that an iterator fetches from its thread at once: a call takes 50 µs, a message 2 µs."""
@@ -68,6 +71,18 @@ class Facade(Generic[_Sync]):
                 f" got {quoted(f'{kind.__module__}.{kind.__qualname__}')}"
             )
         return await run_sync(lambda own: method(self.sync, *args, **(kwargs | {"connection": own})))
+
+
+class ClosedAtExit(Facade[_Closing]):
+    """A facade that is closed at the end of its ``async with``."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.threads.call(self.sync.close, is_owed=True)
 
 
 class Awaited(Generic[_P, _R]):

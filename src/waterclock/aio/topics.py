@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
-from waterclock.aio.calling import Awaited, AwaitedAs, AwaitedProperty, Facade, Iterated, Plain
+from waterclock.aio.calling import Awaited, AwaitedAs, AwaitedProperty, ClosedAtExit, Facade, Iterated, Plain
 from waterclock.message import Position
 from waterclock.topics.catalogue.topic_info import TopicInfo
 from waterclock.topics.finding.subscription_rows import SubscriptionInfo
@@ -16,7 +13,7 @@ from waterclock.topics.topic import Topic as SyncTopic
 from waterclock.topics.writing.producing import Producer as SyncProducer
 
 
-class Producer(Facade[SyncProducer]):
+class Producer(ClosedAtExit[SyncProducer]):
     """Gathers messages into appends; see `waterclock.Topic.producer`."""
 
     last_sequence = Plain[SyncProducer, int | None](lambda producer: producer.last_sequence)
@@ -25,16 +22,8 @@ class Producer(Facade[SyncProducer]):
     flush = Awaited(SyncProducer.flush)
     close = Awaited(SyncProducer.close)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.threads.call(self.sync.close, is_owed=True)
-
-
-class Subscription(Facade[SyncSubscription]):
+class Subscription(ClosedAtExit[SyncSubscription]):
     """A durable reading position in a topic; see `waterclock.Subscription`."""
 
     position = AwaitedProperty[SyncSubscription, Position](lambda subscription: subscription.position)
@@ -45,14 +34,6 @@ class Subscription(Facade[SyncSubscription]):
     seek = Awaited(SyncSubscription.seek)
     expire = Awaited(SyncSubscription.expire)
     close = Awaited(SyncSubscription.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.threads.call(self.sync.close, is_owed=True)
 
 
 def _subscribed(topic: Topic, subscription: SyncSubscription) -> Subscription:

@@ -78,7 +78,7 @@ def each(value: object, read: Callable[[Any], _T]) -> list[_T]:
     """Take a list."""
     if not isinstance(value, list):
         raise TypeError(f"expected a list, got {quoted(value)}")
-    return [read(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return [read(item) for item in value]
 
 
 def maybe(value: object, read: Callable[[Any], _T]) -> _T | None:

@@ -107,7 +107,7 @@ def _hang_up(connection: Any) -> None:
     """Shut down a connection's socket without waiting; its owner closes it."""
     with suppress(Exception):
         # PyMySQL offers no other way to its socket.
-        number = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()  # noqa: SLF001
+        number = connection.fileno() if hasattr(connection, "fileno") else connection._sock.fileno()  # noqa: SLF001  # as above
         with socket.socket(fileno=os.dup(number)) as copy:
             copy.shutdown(socket.SHUT_RDWR)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from functools import _lru_cache_wrapper, lru_cache  # pyright: ignore[reportPrivateUsage]
+from functools import _lru_cache_wrapper, lru_cache  # pyright: ignore[reportPrivateUsage]  # the type of a cached function
 from itertools import count
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary

@@ -95,7 +95,7 @@ class _MetricsServer(socketserver.ThreadingTCPServer):
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
-        super().__init__(place[:2] if family == socket.AF_INET else place, _Handler)  # pyright: ignore[reportArgumentType]
+        super().__init__(place[:2] if family == socket.AF_INET else place, _Handler)  # pyright: ignore[reportArgumentType]  # IPv6 has four parts
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, or say at once that too many requests are being answered."""

@@ -149,12 +149,12 @@ def _handle_errors(app: FastAPI, database: Database) -> None:
 
 def _add_probes(app: FastAPI, database: Database) -> None:
     @app.get("/livez", tags=["probes"])
-    async def livez() -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]
+    async def livez() -> dict[str, str]:  # pyright: ignore[reportUnusedFunction]  # a route
         """Answer that the process runs."""
         return {"status": "live"}
 
     @app.get("/readyz", tags=["probes"])
-    def readyz() -> Response:  # pyright: ignore[reportUnusedFunction]
+    def readyz() -> Response:  # pyright: ignore[reportUnusedFunction]  # a route
         """Answer whether the database can be read."""
         try:
             with database.backend.patience(_READY_WITHIN):

@@ -79,16 +79,16 @@ class WaterclockSource(DataSource):
         """Check the options and prepare a write."""
         # Spark starts a Python for each stream to plan its reads: that one imports neither writers nor message tables,
         # which would be a fifth of its work.
-        from waterclock.spark.writing.sink import make_writer  # noqa: PLC0415
-        from waterclock.spark.writing.write_options import WriteOptions  # noqa: PLC0415
+        from waterclock.spark.writing.sink import make_writer  # noqa: PLC0415  # as above
+        from waterclock.spark.writing.write_options import WriteOptions  # noqa: PLC0415  # as above
 
         with plainly():
             return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802  # Spark's
         """Check the options and prepare the writes of a stream."""
-        from waterclock.spark.writing.sink import make_writer  # noqa: PLC0415
-        from waterclock.spark.writing.write_options import WriteOptions  # noqa: PLC0415
+        from waterclock.spark.writing.sink import make_writer  # noqa: PLC0415  # as above
+        from waterclock.spark.writing.write_options import WriteOptions  # noqa: PLC0415  # as above
 
         with plainly():
             return make_writer(WriteOptions.checked(self.options), schema, overwrite=overwrite, streaming=True)
@@ -116,11 +116,12 @@ def portable_source() -> type[DataSource]:
     """
 
     class PortableSource(DataSource):
-        def __new__(cls, options: MutableMapping[str, str]) -> DataSource:  # pyright: ignore[reportInconsistentConstructor]
-            import importlib  # noqa: PLC0415
-            import os  # noqa: PLC0415  # of its own code, nothing around it comes along
-            import platform  # noqa: PLC0415
-            import sys  # noqa: PLC0415
+        def __new__(cls, options: MutableMapping[str, str]) -> DataSource:  # pyright: ignore[reportInconsistentConstructor]  # of another class
+            # Of its own code, nothing around it comes along.
+            import importlib  # noqa: PLC0415  # as above
+            import os  # noqa: PLC0415  # as above
+            import platform  # noqa: PLC0415  # as above
+            import sys  # noqa: PLC0415  # as above
 
             try:
                 source = importlib.import_module("waterclock.spark.registering").WaterclockSource

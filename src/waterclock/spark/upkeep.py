@@ -112,8 +112,7 @@ def _results_of(spark: SparkSession, pieces: Sequence[_T], work: Callable[[_T], 
     numbers = spark.range(0, len(pieces), 1, len(pieces))
     with described(spark, f"{what}: {len(pieces)}"):
         done = numbers.mapInArrow(partial(_worked, list(pieces), work), _RESULTS_SCHEMA).collect()
-    # They come from our own tasks.
-    return [pickle.loads(row.result) for row in sorted(done, key=lambda row: row.id)]  # noqa: S301
+    return [pickle.loads(row.result) for row in sorted(done, key=lambda row: row.id)]  # noqa: S301  # of our own tasks
 
 
 def _worked(

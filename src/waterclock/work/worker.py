@@ -305,7 +305,7 @@ class Worker:
         """Return the fetcher of a table."""
         table = self._sources[number].open()
         kinds = None if table.options.groups else handlers.kinds
-        subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]
+        subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]  # a dict of keywords of several types
         subscription.patience = math.inf  # wait for an unavailable database
         with self._changing:
             recorder = self._recorders.get(table.context.backend)

@@ -33,7 +33,7 @@ def state_of_refusal(error: Any) -> str | None:
     if failed is None or not (failed.used_password or failed.needs_password):
         return None
     from psycopg import Error, pq  # noqa: PLC0415  # the driver need not be there for other databases
-    from psycopg.conninfo import make_conninfo  # noqa: PLC0415
+    from psycopg.conninfo import make_conninfo  # noqa: PLC0415  # as above
 
     options = {option.keyword.decode(): option.val.decode() for option in failed.info if option.val is not None}
     with tempfile.TemporaryFile() as heard:  # deleted with its handle, and in no folder

@@ -52,7 +52,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _REFUSED = frozenset(
     {
         KafkaError._AUTHENTICATION,  # noqa: SLF001  # named so by confluent_kafka
-        KafkaError._SSL,  # noqa: SLF001
+        KafkaError._SSL,  # noqa: SLF001  # as above
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.SASL_AUTHENTICATION_FAILED,

@@ -54,8 +54,8 @@ _HOLD = 1.0
 drops its queue at a pause and needs 0.3 s to fetch again.
 """
 
-_NO_OFFSET = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-_DOWN = frozenset({KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001
+_NO_OFFSET = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001  # the client's names
+_DOWN = frozenset({KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001  # as above
 
 
 class KafkaIngest:

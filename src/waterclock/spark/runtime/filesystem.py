@@ -61,8 +61,8 @@ class _Hadoop:
     def __init__(self, spark: SparkSession) -> None:
         context = cast("Any", spark.sparkContext)
         self._gateway = context._gateway  # noqa: SLF001  # no other way leads there
-        self._classes = context._jvm.org.apache.hadoop.fs  # noqa: SLF001
-        self._configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._classes = context._jvm.org.apache.hadoop.fs  # noqa: SLF001  # as above
+        self._configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
 
     def open(self, place: str) -> tuple[Any, Any]:
         """Return a path and its filesystem."""

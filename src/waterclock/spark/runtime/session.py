@@ -134,7 +134,7 @@ def _write_local_checkpoints_plainly(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     settings = context._jsc.hadoopConfiguration()  # noqa: SLF001  # no other way leads there
     # On the first use of a filesystem Hadoop loads all known ones, and then reads its settings again.
-    context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)  # noqa: SLF001
+    context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(settings)  # noqa: SLF001  # as above
     settings.unset("fs.AbstractFileSystem.file.impl")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,12 +12,10 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
-from waterclock.database.schema.table_catalogue import message_tables
-from waterclock.differing_options import warn_of_differences
-from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, SchemaError
+from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.tables.catalogue.context import table_dialect
-from waterclock.tables.catalogue.creating import ensure_dead_letter_table, register
-from waterclock.tables.model.options import DURATIONS, IdType, Payload, TableOptions
+from waterclock.tables.catalogue.creating import ensure_dead_letter_table, make_if_missing, register
+from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.schema import (
     ADOPTED,
     DOCUMENT_COLUMNS,
@@ -81,15 +78,9 @@ def adopt(
             " message table and insert the rows there"
         )
     wanted = user_columns(columns)
-    known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)
 
-    def adopt_if_unknown(connection: sa.Connection) -> TableOptions | None:
-        text = connection.execute(known).scalar()
-        if text is not None:
-            if exist_ok:
-                return TableOptions.from_json(name, text)
-            raise AlreadyExistsError(f"message table {name!r} already exists; open it, or pass exist_ok=True")
+    def adopt_table(connection: sa.Connection) -> None:
         inspector = sa.inspect(connection)
         if not inspector.has_table(name):
             raise NotFoundError(f"no SQL table named {name!r} to adopt; omit adopt to create it")
@@ -108,13 +99,8 @@ def adopt(
             connection, rows, options.id_type, grouped=options.groups is not None, free=options.has_free_messages
         )
         register(backend, connection, name, complete)
-        return None
 
-    backend.create_catalogue()
-    existing = backend.transact(adopt_if_unknown)
-    if existing is not None:
-        defaults = asdict(TableOptions.check())
-        warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)
+    make_if_missing(backend, name, options, adopt_table, exist_ok=exist_ok)
 
 
 def _check(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from numbers import Number
 from typing import Any
@@ -51,21 +51,38 @@ def create(
     days_of(table_dialect(backend), name, options)  # raises before anything is created
     if options.turns_by is not None:
         key_source(options.turns_by, extra)
-    known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
     complete = options.with_dead_letter(name)
 
-    def create_if_missing(connection: sa.Connection) -> TableOptions | None:
-        text = connection.execute(known).scalar()
-        if text is not None:
-            if exist_ok:
-                return TableOptions.from_json(name, text)
-            raise AlreadyExistsError(f"message table {quoted(name)} already exists; open it, or pass exist_ok=True")
+    def create_table(connection: sa.Connection) -> None:
         ensure_dead_letter_table(backend, connection, name, complete, extra)
         _make(backend, connection, name, complete, extra)
-        return None
+
+    make_if_missing(backend, name, options, create_table, exist_ok=exist_ok)
+
+
+def make_if_missing(
+    backend: Backend, name: str, options: TableOptions, make: Callable[[sa.Connection], None], *, exist_ok: bool
+) -> None:
+    """Make a message table, unless it exists; warn if it exists with other options.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If it exists and ``exist_ok`` is False.
+    """
+    known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
+
+    def make_if_unknown(connection: sa.Connection) -> TableOptions | None:
+        text = connection.execute(known).scalar()
+        if text is None:
+            make(connection)
+            return None
+        if exist_ok:
+            return TableOptions.from_json(name, text)
+        raise AlreadyExistsError(f"message table {quoted(name)} already exists; open it, or pass exist_ok=True")
 
     backend.create_catalogue()
-    existing = backend.transact(create_if_missing)
+    existing = backend.transact(make_if_unknown)
     if existing is not None:
         defaults = asdict(TableOptions.check())
         warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -11,6 +11,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide, find_out
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.finishing.acking import back_off_at_once, is_one_update
 from waterclock.tables.messages.finishing.dead_letters import bury, dies_when_given_back, exhausted_reason
@@ -18,7 +19,6 @@ from waterclock.tables.messages.rows import locking
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
-_T = TypeVar("_T")
 
 
 def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int | None) -> int:
@@ -27,7 +27,7 @@ def nack_all(context: TableContext, deliveries: Iterable[Delivery], delay: int |
     decide(context, deliveries, "nack")
     ours = sorted({one for one in deliveries if not one.over}, key=lambda one: one.leased.seq)
     count = 0
-    for chunk in _chunks(ours):
+    for chunk in pieces(ours, _CHUNK):
         # Messages that die are put into another table.
         dies = any(dies_when_given_back(context, one.leased) for one in chunk)
         if not dies and is_one_update(context, [one.leased for one in chunk]):
@@ -83,9 +83,8 @@ def _nack_chunk(
 
 def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
     """Send messages now, as if for the first time; return how many were not acked."""
-    return sum(
-        context.backend.transact(lambda own, chunk=chunk: _send_now(context, own, chunk)) for chunk in _chunks(ids)
-    )
+    chunks = pieces(ids, _CHUNK)
+    return sum(context.backend.transact(lambda own, some=some: _send_now(context, own, some)) for some in chunks)
 
 
 def retry_delayed(context: TableContext) -> int:
@@ -114,8 +113,3 @@ def retry_delayed(context: TableContext) -> int:
 
 def _send_now(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
     return acking.reschedule(context, connection, ids, context.backend.now(connection), 0)
-
-
-def _chunks(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for start in range(0, len(items), _CHUNK):
-        yield items[start : start + _CHUNK]

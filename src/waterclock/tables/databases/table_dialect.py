@@ -29,6 +29,9 @@ KEPT = "kept"
 NAMED_AT_ONCE = 5000
 """Rows that one statement names: servers limit the length of a statement, and planners have limits, too."""
 
+Key = tuple[sa.Column[Any], sa.Column[Any]]
+"""The columns of a key: the table's id, and a name within the table."""
+
 _T = TypeVar("_T")
 
 
@@ -195,9 +198,7 @@ class TableDialect(ABC):
         """
         return self.any_of(value, name)
 
-    def any_key(
-        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
-    ) -> sa.ColumnElement[bool]:
+    def any_key(self, table: sa.Table, value: int, columns: Key, name: str) -> sa.ColumnElement[bool]:
         """Return the condition that a row's key is ``value`` and an element of the list bound as ``name``.
 
         It uses the key's index even if the database believes that few rows have ``value``. Use it for rows that are
@@ -207,13 +208,7 @@ class TableDialect(ABC):
         return (columns[0] == value) & self.any_of(columns[1], name)
 
     def lock_keys(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        *,
-        skip_locked: bool = False,
+        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock the rows that `any_key` selects, in their state after locking.
 
@@ -228,13 +223,7 @@ class TableDialect(ABC):
         return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
 
     def rows_of_each(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        *,
-        skip_locked: bool = False,
+        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select all rows whose key begins with ``value`` and an element of the list bound as ``name``.
 
@@ -249,12 +238,7 @@ class TableDialect(ABC):
         return chosen.with_for_update(skip_locked=True) if skip_locked else chosen
 
     def delete_keys(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        which: sa.ColumnElement[bool],
+        self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]
     ) -> sa.Delete | sa.TextClause:
         """Delete those of the rows that `any_key` selects for which ``which`` is true. Waits for no other row."""
         return sa.delete(table).where(self.any_key(table, value, columns, name), which)
@@ -329,9 +313,7 @@ class TableDialect(ABC):
         """Return the kept names, as rows of ``name`` and ``nth``."""
         raise NotImplementedError
 
-    def has_name(
-        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], names: sa.FromClause
-    ) -> sa.ColumnElement[bool]:
+    def has_name(self, table: sa.Table, value: int, columns: Key, names: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return the condition that a row's key is ``value`` and one of the rows of ``name``, as `any_key`."""
         raise NotImplementedError
 

@@ -55,7 +55,7 @@ class KeyRange:
     @classmethod
     def parse(cls, text: str, argument: str) -> KeyRange:
         """Parse a range; InvalidArgumentError names the argument."""
-        found = _RANGE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        found = _RANGE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
         if found is None:
             raise InvalidArgumentError(
                 f"{argument} must be a key range of hexadecimal digits such as '-80', '40-80' or '80-', got"

@@ -106,7 +106,7 @@ def _lower_some(storage: Storage, start: int, connection: sa.Connection) -> int 
         following: int = rows[-1]["ledger"] + 1
         _write(storage, connection, {"stale_peaks": max(stale, following)})
         return following
-    total = {} if agreed else peak_columns(None if None in peak.values() else peak)  # pyright: ignore[reportArgumentType]
+    total = {} if agreed else peak_columns(None if None in peak.values() else peak)  # pyright: ignore[reportArgumentType]  # without None
     _write(storage, connection, {"stale_peaks": None, **total})
     return None
 

@@ -206,7 +206,7 @@ def _hints(function: Handler) -> dict[str, Any]:
 
 def _is_async(function: Handler) -> bool:
     while hasattr(function, "func"):  # a functools.partial
-        function = function.func  # pyright: ignore[reportFunctionMemberAccess]
+        function = function.func  # pyright: ignore[reportFunctionMemberAccess]  # hasattr says so
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  # an object may be called, too
     )

@@ -123,12 +123,12 @@ class DeliveryInChild(Delivery):
         self.set_facts(facts)
 
     @property
-    def context(self) -> TableContext:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def context(self) -> TableContext:  # pyright: ignore[reportIncompatibleVariableOverride]  # opened on use
         """Return the context of its table."""
         return self._home.open()[0]
 
     @property
-    def _callers(self) -> CallerConnections:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _callers(self) -> CallerConnections:  # pyright: ignore[reportIncompatibleVariableOverride]  # as above
         return self._home.open()[1]
 
 

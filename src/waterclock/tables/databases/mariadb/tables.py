@@ -20,7 +20,7 @@ from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import add_keys, column_of
-from waterclock.tables.databases.table_dialect import TableDialect
+from waterclock.tables.databases.table_dialect import Key, TableDialect
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
@@ -207,25 +207,14 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         return column.in_(sa.bindparam(name, type_=column.type, expanding=True))
 
     def lock_keys(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        *,
-        skip_locked: bool = False,
+        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock them by key: the server scans a small table, and waits for locked rows that it skips."""
         chosen = super().lock_keys(table, value, columns, name, skip_locked=skip_locked)
         return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
 
     def delete_keys(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        which: sa.ColumnElement[bool],
+        self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]
     ) -> sa.TextClause:
         """Delete them one by one: a DELETE that scans a small table waits for locked rows that it does not delete.
 

@@ -31,7 +31,7 @@ from waterclock.tables.databases.postgresql.inserting import insert_fresh, inser
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
-from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, TableDialect
+from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, Key, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
@@ -165,9 +165,7 @@ def _of_table(column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[boo
     return (column + sa.literal_column("0") if is_of_groups else column) == value
 
 
-def _has_key(
-    table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], wanted: sa.FromClause
-) -> sa.ColumnElement[bool]:
+def _has_key(table: sa.Table, value: int, columns: Key, wanted: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row's key is ``value`` and an element of the column ``value`` of ``wanted``."""
     keyed = table.alias("keyed")
     place = sa.select(sa.literal_column("keyed.ctid").label("place")).select_from(keyed)
@@ -309,9 +307,7 @@ class PostgresqlTables(TableDialect):
         listed = sa.select(sa.type_coerce(_unnested(name, value.type), value.type))
         return sa.func.coalesce(value.in_(listed), sa.false())
 
-    def any_key(
-        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], name: str
-    ) -> sa.ColumnElement[bool]:
+    def any_key(self, table: sa.Table, value: int, columns: Key, name: str) -> sa.ColumnElement[bool]:
         """Return the condition that a row's key is ``value`` and an element of the array bound as ``name``.
 
         Each is looked up separately. A planner without statistics believes ``value`` alone to be selective, and would
@@ -339,13 +335,7 @@ class PostgresqlTables(TableDialect):
         return _look_up(found, value, columns, name)
 
     def lock_keys(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        *,
-        skip_locked: bool = False,
+        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock rows one by one.
 
@@ -358,13 +348,7 @@ class PostgresqlTables(TableDialect):
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
 
     def rows_of_each(
-        self,
-        table: sa.Table,
-        value: int,
-        columns: tuple[sa.Column[Any], sa.Column[Any]],
-        name: str,
-        *,
-        skip_locked: bool = False,
+        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select the rows element by element: a cached plan may compare all rows that have ``value`` with the list."""
         wanted = _listed(columns[1], name)
@@ -385,9 +369,7 @@ class PostgresqlTables(TableDialect):
         names = _kept(sa.Text()).table_valued(sa.column("name", sa.Text), with_ordinality="nth")
         return names.render_derived("kept")
 
-    def has_name(
-        self, table: sa.Table, value: int, columns: tuple[sa.Column[Any], sa.Column[Any]], names: sa.FromClause
-    ) -> sa.ColumnElement[bool]:
+    def has_name(self, table: sa.Table, value: int, columns: Key, names: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return the condition that a row's key is ``value`` and one of the rows of ``name``, as `any_key`."""
         return _has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
 

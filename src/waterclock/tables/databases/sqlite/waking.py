@@ -136,7 +136,7 @@ class LogWatch:
             return None
         try:
             # Exists only on systems with inotify, and is needed only by waiting consumers.
-            from inotify_simple import INotify, flags  # noqa: PLC0415
+            from inotify_simple import INotify, flags  # noqa: PLC0415  # as above
         except ImportError:
             return None
         path = Path(database).resolve()

@@ -17,6 +17,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, InvalidArgumentError, SchemaError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.group_state import UNGROUPED, settle
 from waterclock.tables.messages.rows.locking import lock_ids, still_leased
 from waterclock.tables.model.attempts import Failure
@@ -168,7 +169,7 @@ def bury_claimed(context: TableContext, connection: SqlConnection, seqs: Sequenc
 def bury_ids(context: TableContext, ids: Sequence[Any], why: str) -> int:
     """Move messages to the dead-letter table by id; return how many. Those that consumers have stay with them."""
     dead_letter_table(context)
-    chunks = (ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK))
+    chunks = pieces(ids, _CHUNK)
     return sum(context.backend.transact(lambda own, some=some: _bury_some(context, own, some, why)) for some in chunks)
 
 

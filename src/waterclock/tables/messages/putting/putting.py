@@ -107,7 +107,7 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
         payload = row["message"]
         if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
             # Before the transaction: within it, writers that use up the pool would wait for one more connection.
-            context.backend.largest_value  # noqa: B018
+            context.backend.largest_value  # noqa: B018  # caches it
             break
     nameless = [row for row in rows if row["id"] is None]
     if nameless and context.options.id_type == "text":
