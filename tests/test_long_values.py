@@ -14,7 +14,7 @@ import waterclock as wc
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.cli import main
 from waterclock.ingest.files import MessageFile, message_from_json
-from waterclock.ingest.mapping.collectd import parse_message
+from waterclock.ingest.mapping.collectd import collectd_time, parse_topic
 from waterclock.message import Position
 
 LONG = "x" * 2**20
@@ -50,8 +50,8 @@ MESSAGES: dict[str, Callable[[], object]] = {
     "a column": lambda: wc.assign_batches(pa.table({LONG: [1]}), window=1, max_delay=1),
     "now": lambda: wc.assign_batches(pa.table(TABLE), window=1, max_delay=1, now=LONG),
     "calls": lambda: RateAwareColumns(["a"]).add(np.zeros(1, int), np.zeros(1, int), np.arange(10**6)),
-    "a topic of collectd": lambda: parse_message(LONG, b""),
-    "a payload of collectd": lambda: parse_message("collectd/a/b/c", LONG.encode()),
+    "a topic of collectd": lambda: parse_topic(LONG),
+    "a payload of collectd": lambda: collectd_time(LONG.encode()),
     "JSON": lambda: message_from_json(ITEMS),
     "a field of JSON": lambda: message_from_json({"source": "a", "stream": "b", "event_time": 1, LONG: 1}),
     "base64": lambda: message_from_json({"source": "a", "stream": "b", "event_time": 1, "payload_base64": LONG + "?"}),

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from waterclock._support.quoting import counted
 from waterclock.batching.batch import Batch
 from waterclock.figures.arguments import check_frame
-from waterclock.figures.glyphs import beyond, box, dots, window
+from waterclock.figures.glyphs import box, dots, window
 from waterclock.figures.legend import LegendLine, draw_legend, outside_line, reason_lines
 from waterclock.figures.panel import HEADER, MARGIN, empty_panel, panel
 from waterclock.figures.scale import Scale, tick_label, tick_step
@@ -132,6 +132,12 @@ def _draw_lanes(
             path(parent, "message glyph", [beyond(scale.left - 10, y, -_ARROW)])
         if max(times) > scale.end:
             path(parent, "message glyph", [beyond(scale.right + 10, y, _ARROW)])
+
+
+def beyond(x: float, y: float, reach: float) -> str:
+    """Draw an arrow head with its point at x, to the right, or to the left if ``reach`` (px) is negative."""
+    half = number(abs(reach))
+    return f"M{number(x - reach)} {number(y - abs(reach))}l{number(reach)} {half}l{number(-reach)} {half}"
 
 
 def _draw_axis(parent: Element, scale: Scale, bottom: float, origin: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tests.figures.state_diagram import Arrow, Box, state_diagram
 from tests.tables.steps import GROUP_STEPS, MESSAGE_STEPS, Step
 
-from waterclock.tables.model.states import GROUPS, HOLDS, MESSAGES, Meaning
+from .meanings import GROUPS, HOLDS, MESSAGES, Meaning
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "states.md"
@@ -129,7 +129,7 @@ def page() -> str:
     """Write the reference page of states."""
     return f"""# States
 
-`python -m tests.tables.drawings` generates this page from `waterclock.tables.model.states` and
+`python -m tests.tables.drawings` generates this page from `tests/tables/meanings.py` and
 `tests/tables/steps.py`. A test calls every verb, and compares the transitions that occur with those listed here.
 
 A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the

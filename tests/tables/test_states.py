@@ -14,9 +14,10 @@ from tests.tables.drawings import files
 
 from waterclock.connection import Database, connect
 from waterclock.errors import NotFoundError
-from waterclock.tables.model.states import GROUPS, HOLDS, MESSAGES, GroupState, MessageColumns, MessageState, state_of
+from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, state_of
 
 from .conftest import MovableClock
+from .meanings import GROUPS, HOLDS, MESSAGES
 from .states_walk import POLICIES, GroupMove, MessageMove, Walk, kept_walks
 from .steps import GROUP_STEPS, MESSAGE_STEPS, Step, Verb
 

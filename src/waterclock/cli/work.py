@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 import threading
@@ -30,8 +29,6 @@ _SAY_EVERY = 30.0  # s
 _LOOK_EVERY = 0.5  # s
 _UPKEEP_EVERY = 60_000_000_000  # ns
 _UPKEEP_ENDS = 2.0  # s for a running task of upkeep, once the worker has ended
-
-_log = logging.getLogger(__name__)
 
 
 def work(

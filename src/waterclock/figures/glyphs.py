@@ -53,12 +53,6 @@ def torn_box(left: float, right: float, top: float, height: float) -> str:
     return f"M{_pair(left, top)}H{number(right)}{edge}H{number(left)}z"
 
 
-def beyond(x: float, y: float, reach: float) -> str:
-    """Draw an arrow head with its point at x, to the right, or to the left if ``reach`` (px) is negative."""
-    half = abs(reach)
-    return f"M{_pair(x - reach, y - half)}l{_pair(reach, half)}l{_pair(-reach, half)}"
-
-
 def _pair(x: float, y: float) -> str:
     second = number(y)
     return f"{number(x)}{second}" if second.startswith("-") else f"{number(x)} {second}"

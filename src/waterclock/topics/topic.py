@@ -467,7 +467,9 @@ class Topic:
         """Check that everything in the catalogue exists and is intact. The topic may be in use.
 
         Compares rows with one another: numbers without holes, bounds, running maxima. Compares files with rows: each
-        exists with its length and an intact footer, and there are no others. Parameters
+        exists with its length and an intact footer, and there are no others.
+
+        Parameters
         ----------
         deep
             Also read every byte, compare it with its checksum, and compare every bound with the messages.

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from waterclock._support.quoting import quoted
 from waterclock.arrow import MESSAGE_SCHEMA, from_arrow
 from waterclock.errors import InvalidArgumentError
-from waterclock.ingest.mapping.collectd import parse_columns, parse_message, parse_topic
+from waterclock.ingest.mapping.collectd import parse_columns
+from waterclock.message import Message
 from waterclock.time import MAX_NS
 
 PART = st.text(st.characters(blacklist_characters="/", blacklist_categories=("Cs",)), min_size=1)
-PREFIX = st.lists(PART, max_size=3).map("/".join)
 TOPIC = st.lists(PART, min_size=3, max_size=3).map(lambda parts: "/".join(["collectd", *parts]))
 NUMBER = st.one_of(
     st.floats().map(lambda x: f"{x:.15g}"), st.integers(-(2**63), 2**64 - 1).map(str), st.sampled_from(["U", "nan"])
@@ -31,18 +31,22 @@ def payloads(draw: st.DrawFn) -> tuple[bytes, int]:
     return text.encode(), int(f"{seconds}{decimals:0<9}")
 
 
-def columns(rows: list[tuple[str, bytes, int]], prefix: str = "collectd") -> pa.Table:
+def columns(rows: list[tuple[str, bytes, int]]) -> pa.Table:
     topics, contents, times = zip(*rows, strict=True) if rows else ((), (), ())
     return parse_columns(
         pa.chunked_array([pa.array(topics, pa.string())]),
         pa.chunked_array([pa.array(contents, pa.binary())]),
         pa.chunked_array([pa.array(times, pa.int64())]),
-        prefix=prefix,
     )
 
 
+def parsed(topic: str, payload: bytes, receive_time: int = 0) -> Message:
+    [message] = from_arrow(columns([(topic, payload, receive_time)]))
+    return message
+
+
 def test_a_message_has_its_host_as_source_and_its_plugin_and_type_as_stream() -> None:
-    message = parse_message("collectd/press-01/cpu-0/cpu-idle", b"1795250333.149:98.5\0", receive_time=7)
+    message = parsed("collectd/press-01/cpu-0/cpu-idle", b"1795250333.149:98.5\0", 7)
     assert (message.source, message.stream) == ("press-01", "cpu-0/cpu-idle")
     assert message.event_time == 1_795_250_333_149_000_000
     assert message.receive_time == 7
@@ -53,23 +57,23 @@ def test_a_message_has_its_host_as_source_and_its_plugin_and_type_as_stream() ->
 @given(payloads())
 def test_the_event_time_is_exact_and_the_payload_unchanged(given_payload: tuple[bytes, int]) -> None:
     payload, event_time = given_payload
-    message = parse_message("collectd/h/p/t", payload)
+    message = parsed("collectd/h/p/t", payload)
     assert message.event_time == event_time
     assert message.payload == payload
 
 
-@given(PREFIX, PART, PART, PART)
-def test_any_prefix_may_stand_before_the_host(prefix: str, host: str, plugin: str, kind: str) -> None:
-    topic = "/".join([prefix, host, plugin, kind] if prefix else [host, plugin, kind])
-    assert parse_topic(topic, prefix=prefix) == (host, f"{plugin}/{kind}")
+@given(PART, PART, PART)
+def test_any_name_may_be_a_host_a_plugin_or_a_type(host: str, plugin: str, kind: str) -> None:
+    message = parsed(f"collectd/{host}/{plugin}/{kind}", b"1:2")
+    assert (message.source, message.stream) == (host, f"{plugin}/{kind}")
 
 
 @given(st.lists(st.tuples(TOPIC, payloads(), st.integers(0, MAX_NS)), max_size=20))
-def test_columns_read_the_same_as_one_message_at_a_time(rows: list[tuple[str, tuple[bytes, int], int]]) -> None:
+def test_many_messages_are_read_as_each_alone(rows: list[tuple[str, tuple[bytes, int], int]]) -> None:
     raw = [(topic, payload, received) for topic, (payload, _), received in rows]
     table = columns(raw)
     assert table.schema == MESSAGE_SCHEMA
-    assert from_arrow(table) == [parse_message(topic, payload, receive_time=at) for topic, payload, at in raw]
+    assert from_arrow(table) == [parsed(topic, payload, at) for topic, payload, at in raw]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_columns_read_the_same_as_one_message_at_a_time(rows: list[tuple[str, tu
 )
 def test_a_topic_of_another_form_is_an_error_that_names_it(topic: str) -> None:
     with pytest.raises(InvalidArgumentError) as one:
-        parse_message(topic, b"1:2")
+        parsed(topic, b"1:2")
     with pytest.raises(InvalidArgumentError) as many:
         columns([("collectd/h/p/t", b"1:2", 0), (topic, b"1:2", 0)])
     assert repr(topic) in str(one.value)
@@ -128,7 +132,7 @@ def test_a_topic_of_another_form_is_an_error_that_names_it(topic: str) -> None:
 )
 def test_a_payload_of_another_form_is_an_error_that_names_it(payload: bytes) -> None:
     with pytest.raises(InvalidArgumentError) as one:
-        parse_message("collectd/h/p/t", payload)
+        parsed("collectd/h/p/t", payload)
     with pytest.raises(InvalidArgumentError) as many:
         columns([("collectd/h/p/t", b"1:2", 0), ("collectd/h/p/t", payload, 0)])
     assert quoted(payload) in str(one.value)
@@ -136,6 +140,6 @@ def test_a_payload_of_another_form_is_an_error_that_names_it(payload: bytes) -> 
 
 
 def test_a_time_that_int64_nanoseconds_cannot_hold_is_an_error() -> None:
-    assert parse_message("collectd/h/p/t", b"9223372036.854775807:1").event_time == MAX_NS
+    assert parsed("collectd/h/p/t", b"9223372036.854775807:1").event_time == MAX_NS
     with pytest.raises(InvalidArgumentError, match=r"9223372036\.854775808:1.*Is its unit seconds"):
-        parse_message("collectd/h/p/t", b"9223372036.854775808:1")
+        parsed("collectd/h/p/t", b"9223372036.854775808:1")

@@ -58,7 +58,6 @@ _REMEDIES = (
 _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.MULTILINE)
 _JAVA_CAUSE = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _JAVA_NAME = re.compile(r"\b(?:[a-z][a-z0-9_]*\.){2,}(?=[A-Z]\w*(?:Exception|Error))")
-_CONNECT_GONE = "UNAVAILABLE"
 
 _JVM_DIED = (
     "Spark's Java process ended, most likely because it ran out of memory."

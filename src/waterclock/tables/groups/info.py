@@ -19,8 +19,8 @@ from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.schema import CANCELLED, not_acked
 from waterclock.tables.model.states import (
-    GROUPS,
-    HOLDS,
+    GROUP_REASONS,
+    HOLD_REASONS,
     GroupFacts,
     GroupState,
     Hold,
@@ -116,9 +116,9 @@ class Members:
 def blocked_by(state: GroupState, members: Members, paused_until: int | None, drain_to: str | None) -> str | None:
     """Return the reason why the next message of a group in this state is not sent."""
     shown = members.head if state in ("leased", "draining") else members.next
-    if shown is None or not GROUPS[state].reason:
+    if shown is None or state not in GROUP_REASONS:
         return None
-    return GROUPS[state].reason.format(
+    return GROUP_REASONS[state].format(
         id=repr(shown.id),
         epoch=shown.epoch,
         verb="backs off" if shown.epoch else "is scheduled",
@@ -221,14 +221,14 @@ def held_by_table(context: TableContext, connection: sa.Connection, now: int) ->
         return TableHold("paused", paused("its table", paused_until), paused_until)
     free_at = rate_free_at(context, connection)
     if free_at is not None and free_at > now:
-        return TableHold("rate", HOLDS["rate"].reason.format(when=format_time(free_at)), free_at)
+        return TableHold("rate", HOLD_REASONS["rate"].format(when=format_time(free_at)), free_at)
     return None
 
 
 def paused(what: str, until: int) -> str:
     """Describe a pause that ends then, ns."""
     words = " until it is resumed" if until == MAX_NS else f" until {format_time(until)}"
-    return HOLDS["paused"].reason.format(what=what, until=words)
+    return HOLD_REASONS["paused"].format(what=what, until=words)
 
 
 def _with_table_hold(info: GroupInfo, held: TableHold) -> GroupInfo:
@@ -240,11 +240,11 @@ def _with_hold(info: GroupInfo, row: sa.Row[*tuple[Any, ...]] | None, living: se
     """Return the reason why a ready group is not sent."""
     if row is not None and row.assigned not in (UNASSIGNED, *living):
         then = "the group is pinned to it" if row.pinned else "the next consumer that claims takes it over"
-        reason = HOLDS["owner_away"].reason.format(who=row.assigned, then=then)
+        reason = HOLD_REASONS["owner_away"].format(who=row.assigned, then=then)
         return replace(info, hold="owner_away", blocked_by=reason)
     is_late = row is not None and info.state == "ready" and (row.ready_at is None or row.ready_at > now)
     if is_late or (row is not None and row.head is not None and info.head_id is None):
-        return replace(info, hold="unsettled", blocked_by=HOLDS["unsettled"].reason)
+        return replace(info, hold="unsettled", blocked_by=HOLD_REASONS["unsettled"])
     return info
 
 
@@ -271,7 +271,7 @@ def seen_locked(context: TableContext, info: GroupInfo) -> GroupInfo:
 
 def locked(what: str) -> str:
     """Describe a lock by another transaction."""
-    return HOLDS["locked"].reason.format(what=what)
+    return HOLD_REASONS["locked"].format(what=what)
 
 
 def _are_free(context: TableContext, own: SqlConnection, name: str) -> bool:

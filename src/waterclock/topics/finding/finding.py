@@ -62,7 +62,6 @@ def find_first(
     storage: Storage,
     by: str,
     time: int,
-    after: int | None = None,
     on_damage: OnDamage = "raise",
     *,
     at_lost: bool = False,
@@ -71,14 +70,14 @@ def find_first(
 
     After *PIP-345: Optimize finding message by timestamp* ('Detailed Design', step 12).
 
-    A ledger whose file is lost is skipped with a warning: the result is the first readable message. Parameters
+    A ledger whose file is lost is skipped with a warning: the result is the first readable message.
+
+    Parameters
     ----------
     by
         publish_time, event_time, receive_time or effective_time.
     time
         ns since the epoch.
-    after
-        Number of a ledger that is not open: only those that follow it are searched.
     on_damage
         ``skip``: if the message is in a damaged entry or row group, return the beginning of that, for a reader that
         skips it. If a whole ledger is corrupt, return its beginning.
@@ -92,7 +91,8 @@ def find_first(
     UnavailableError
         If a file cannot be read now, but may be later.
     """
-    lost = -1 if after is None else after  # up to this one, ledgers without bounds cannot hold the answer
+    after: int | None = None  # only ledgers that follow this one may hold the answer
+    lost = -1  # up to this one, ledgers without bounds cannot hold the answer
     while True:
         row = _look(storage, by, time, after, lost)
         unmeasured = _unmeasured(row)

@@ -28,8 +28,8 @@ from waterclock.tables.messages.rows.process_heartbeat import everywhere
 from waterclock.tables.model.attempts import Attempt, read_attempts
 from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, MESSAGE_KEY, REASON, is_expired, not_acked
 from waterclock.tables.model.states import (
-    HOLDS,
-    MESSAGES,
+    HOLD_REASONS,
+    MESSAGE_REASONS,
     GroupState,
     Hold,
     MessageColumns,
@@ -160,7 +160,7 @@ def _explain(
     owner = None if group is None else group.owner
     name = f"group {row.group_id!r}" if row.group_id else "the group of messages without one"
     exhausted = f"message {row.id!r} has used up its attempts ({columns.epoch}); skip it, or reschedule it"
-    reason = MESSAGES[state].reason.format(
+    reason = MESSAGE_REASONS[state].format(
         when=format_time(when),
         expired=format_time(when if columns.expires_at is None else columns.expires_at),
         epoch=columns.epoch,
@@ -224,13 +224,13 @@ def _held_by_key(context: TableContext, connection: sa.Connection, message_id: A
         when = format_time(free_at)
         return TableHold(
             "key_rate",
-            HOLDS["key_rate"].reason.format(name=context.options.turns_by, key=quoted(key), when=when),
+            HOLD_REASONS["key_rate"].format(name=context.options.turns_by, key=quoted(key), when=when),
             free_at,
         )
     if claim_id is not None or in_flight(context, connection, {key}, 1).free[key]:
         return None
     count = connection.execute(sa.select(sa.func.count()).where(rows.c[MESSAGE_KEY] == key, is_out(rows))).scalar()
-    return TableHold("limit", HOLDS["limit"].reason.format(key=quoted(key), count=count), MAX_NS)
+    return TableHold("limit", HOLD_REASONS["limit"].format(key=quoted(key), count=count), MAX_NS)
 
 
 def _dead_letter(context: TableContext, connection: sa.Connection, message_id: Any) -> Explanation | None:
@@ -245,7 +245,7 @@ def _dead_letter(context: TableContext, connection: sa.Connection, message_id: A
     if row is None:
         return None
     when = format_time(getattr(row, DIED))
-    reason = MESSAGES["dead"].reason.format(when=when, why=getattr(row, REASON), table=repr(context.dead.name))
+    reason = MESSAGE_REASONS["dead"].format(when=when, why=getattr(row, REASON), table=repr(context.dead.name))
     return Explanation(row.id, "dead", reason, attempts=read_attempts(row.failed_attempts))
 
 

@@ -1,0 +1,109 @@
+"""The meanings of the states of messages and groups, for the documentation's page of states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from waterclock.tables.model.states import GroupState, Hold, MessageState
+
+
+class Meaning(NamedTuple):
+    """The meaning of a state, and how the rows show it, in SQL."""
+
+    words: str
+    shown_by: str
+
+
+MESSAGES: Mapping[MessageState, Meaning] = {
+    "acked": Meaning("Handled. It is never sent again.", "`time_acked` is not NULL"),
+    "ack_held_back": Meaning(
+        'Handled and acked before its turn, with `ack_order="hold"`: the ack counts once those before it are acked.',
+        "`ack_held_at` is not NULL",
+    ),
+    "leased": Meaning(
+        "Delivered to a consumer whose lease has not ended.", "`claim_id` is not NULL, `time_next` is in the future"
+    ),
+    "cancelled": Meaning(
+        "Cancelled before a consumer handled it: it is never sent again, and does not block others. A leased message"
+        " stays `leased` when it is cancelled, and its consumer sees it in `delivery.cancelled`.",
+        "`expires_at` is the smallest bigint, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is"
+        " dropped",
+    ),
+    "expired": Meaning(
+        "No consumer took it before `expires_at`: it is never sent again, and does not block others. A leased message"
+        " stays `leased`.",
+        "`expires_at` is past, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is dropped",
+    ),
+    "blocked": Meaning(
+        "Waits for earlier messages of its group.", "a row of the group with a smaller `position` is not acked"
+    ),
+    "exhausted": Meaning(
+        "The first of its group, with all its attempts used up: it is not sent again and blocks its group.",
+        "`epoch` has reached `max_attempts`",
+    ),
+    "backing_off": Meaning(
+        "Sent before, given back, and due later.", "`time_next` is in the future, `epoch` is above 0"
+    ),
+    "scheduled": Meaning("Never sent, and due later.", "`time_next` is in the future"),
+    "ready": Meaning(
+        "Due, and not leased. A message whose lease ended without an ack is ready again.", "`time_next` is past"
+    ),
+    "dead": Meaning(
+        "In the dead-letter table: its attempts are used up, its consumer gave it up, or it expired.",
+        "a row of the dead-letter table",
+    ),
+    "absent": Meaning("Not in the table: not put yet, purged, or moved to another table.", "no row"),
+}
+"""In the order of `state_of`: the first that fits counts."""
+
+HOLDS: Mapping[Hold, Meaning] = {
+    "paused": Meaning("Its table or its group is paused.", "`paused_until` of either is in the future"),
+    "rate": Meaning(
+        "The table has sent as many messages as its `rate_limit` allows.", "`rate_next` of the table is in the future"
+    ),
+    "key_rate": Meaning(
+        "Consumers got as many messages of its key as the `rate` of the table allows.",
+        "`rate_next` in the rows of its `message_key` in `waterclock_message_keys` is in the future",
+    ),
+    "limit": Meaning(
+        "Consumers have as many messages of its key as the `limit` of the table allows.",
+        "as many unacked messages have its `message_key` and a `claim_id`",
+    ),
+    "owner_away": Meaning(
+        "The owner of its group is gone. If the group is not pinned, the next claim takes it over.",
+        "`waterclock_consumers` has no live row with the name in `assigned`",
+    ),
+    "unsettled": Meaning(
+        "Plain SQL deleted an earlier message. A consumer repairs the group within `poll_interval`.",
+        "`ready_at` of the group contradicts its messages",
+    ),
+    "locked": Meaning(
+        "An open transaction has locked it, its group, or another message of the group.",
+        "`SKIP LOCKED` skips the row of the group or of the message",
+    ),
+}
+"""The reasons that keep a ready message from being sent."""
+
+GROUPS: Mapping[GroupState, Meaning] = {
+    "idle": Meaning("Has no messages; its owner, a pause or a pin is remembered.", "`head` is NULL"),
+    "unrouted": Meaning(
+        "Its messages are new; the next claim places them.", "rows with `routed` = 0 and no `position`"
+    ),
+    "draining": Meaning(
+        "Goes to another consumer as soon as none of its messages is leased.", "`drain_to` is not NULL"
+    ),
+    "leased": Meaning(
+        "Its messages are with a consumer. A sequenced group sends nothing more until they are acked or given back.",
+        "the row at `head` is leased",
+    ),
+    "exhausted": Meaning("Its next message has used up its attempts.", "`ready_at` is NULL, though it has messages"),
+    "paused": Meaning("Sends nothing until it is resumed.", "`paused_until` is in the future"),
+    "ready": Meaning(
+        "Its next message is due, or has expired and is skipped; the next consumer that may have the group gets it.",
+        "`ready_at` is past",
+    ),
+    "due_later": Meaning("Its next message is scheduled or backs off.", "`ready_at` is in the future"),
+    "absent": Meaning("Has no messages, and no settings are remembered.", "no row"),
+}
+"""In the order of `state_of_group`: the first that fits counts."""
