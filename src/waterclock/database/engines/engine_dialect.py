@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -32,8 +33,8 @@ OURS = "waterclock_ours"
 """Execution option of transactions that end if the client is silent for so long."""
 
 
-class EngineDialect(Protocol):
-    """The database-specific part of a backend."""
+class EngineDialect(ABC):
+    """The database-specific part of a backend. Its methods that are not abstract fit most databases."""
 
     name: str
     """``"sqlite"``, ``"postgresql"`` or ``"mysql"``, which is MariaDB's scheme in URLs, and its extra."""
@@ -63,100 +64,121 @@ class EngineDialect(Protocol):
     rows were last removed, ns; None if only reading a table shows its size."""
 
     def log_size(self, url: sa.URL) -> int | None:
-        """Return the bytes of the write-ahead log, if it grows while a reader holds an old snapshot."""
-        ...
+        """Return the bytes of the write-ahead log, if it grows while a reader holds an old snapshot.
 
+        On servers it does not: old versions of rows are in the tables, or in a log that the server counts.
+        """
+        del url
+        return None
+
+    @abstractmethod
     def create_engine(self, url: sa.URL) -> sa.Engine:
         """Create an engine whose connections are configured for durable, concurrent use."""
-        ...
 
     def is_missing(self, url: sa.URL) -> bool:
-        """Return whether the database is a file that connecting would create."""
-        ...
+        """Return whether the database is a file that connecting would create; a server creates none."""
+        del url
+        return False
 
     def prepare_catalogue(self, engine: sa.Engine) -> None:
-        """Configure the database before its catalogue is created."""
-        ...
+        """Configure the database before its catalogue is created; servers need nothing."""
+        del engine
 
+    @abstractmethod
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """Return the engine in the form for write transactions."""
-        ...
 
     def for_callers(self, engine: sa.Engine) -> sa.Engine:
-        """Return the engine in the form for callers' transactions."""
-        ...
+        """Return the engine in the form for callers' transactions; on servers their own settings apply."""
+        return engine
 
     def turns(self, url: sa.URL) -> Turns | None:
-        """Return the queue of writers; None if the database has a better one."""
-        ...
+        """Return the queue of writers; None for servers, which wake a transaction when its row is free."""
+        del url
+        return None
 
     def set_up_direct(self, connection: Any) -> None:
         """Prepare a driver's connection for frequent statements, if the database has a `frame`."""
-        ...
+        del connection
 
     def is_whole(self, connection: Any) -> bool:
-        """Return whether a driver's connection is idle and intact."""
-        ...
+        """Return whether a driver's connection is idle and intact, if the database has a `frame`."""
+        del connection
+        return False
 
     def indexed(self, engine: sa.Engine) -> sa.Engine:
         """Return a writer or reader in the form for frequent statements on fast growing tables.
 
-        Their plans use indexes whatever the statistics say.
+        Their plans use indexes whatever the statistics say. MariaDB plans each statement when it runs, and SQLite
+        always uses an index without statistics.
         """
-        ...
+        return engine
 
+    @abstractmethod
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """Return the engine in the form for transactions that read one snapshot."""
-        ...
 
+    @abstractmethod
     def now(self) -> sa.ColumnElement[int] | None:
         """Return the SQL expression of the database's clock in ns, or None if it has only its host's."""
-        ...
 
+    @abstractmethod
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Return whether a retry of the transaction may succeed: busy, deadlock, serialization."""
-        ...
 
     def has_stale_plan(self, error: exc.DBAPIError) -> bool:
-        """Return whether a statement failed because its table was altered after the session had prepared it."""
-        ...
+        """Return whether a statement failed because its table was altered after the session had prepared it.
 
+        It can only fail so if the server does not plan it again by itself.
+        """
+        del error
+        return False
+
+    @abstractmethod
     def too_large(self, error: exc.DBAPIError) -> str | None:
         """Return which limit of the database a value or statement exceeds, and the remedy; None for other errors."""
-        ...
 
+    @abstractmethod
     def refusal(self, error: exc.DBAPIError) -> str | None:
         """Return why the database as a whole cannot be written or read, as `FULL` and others; None for other errors."""
-        ...
 
     def timed_out(self, error: exc.DBAPIError) -> bool:
-        """Return whether a time limit ended the statement: the server's, the session's, or an operator's."""
-        ...
+        """Return whether a time limit ended the statement: the server's, the session's, or an operator's.
+
+        A file sets no limits, and has no roles.
+        """
+        del error
+        return False
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Return whether the user lacks a privilege for the statement."""
-        ...
+        del error
+        return False
 
     def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
-        """Return whether a caller's transaction does not see changes of others since it began to read."""
-        ...
+        """Return whether a caller's transaction does not see changes of others since it began to read.
 
+        On MariaDB and SQLite, its writes see the newest rows, or are refused.
+        """
+        del connection
+        return False
+
+    @abstractmethod
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
         """Limit the lock waits of a transaction's statements to so many seconds, rounded to a second."""
-        ...
 
+    @abstractmethod
     def largest_value(self, connection: sa.Connection) -> int:
         """Return the maximum bytes of one value in a statement."""
-        ...
 
     def size_in_statement(self, value: str | bytes) -> int:
         """Return how many of the bytes of `largest_value` a value takes."""
-        ...
+        return len(value) if isinstance(value, bytes) else len(value.encode())
 
+    @abstractmethod
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Allow one process at a time to migrate, until the transaction ends or `unlock_migrations`."""
-        ...
 
     def unlock_migrations(self, connection: sa.Connection) -> None:
         """Release the lock for the next process that migrates, if it would outlive the transaction."""
-        ...
+        del connection

@@ -10,11 +10,17 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
-from waterclock.database.driver_fast_path import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
+from waterclock.database.engines.engine_dialect import (
+    BROKEN,
+    FULL,
+    LONGEST_LOCK_WAIT,
+    LONGEST_SILENCE,
+    OURS,
+    READ_ONLY,
+    EngineDialect,
+)
 from waterclock.database.engines.mariadb_packets import PACKET_TOO_LARGE, refuse_oversized
 from waterclock.database.engines.pool import ping_after_idling
-from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import UnavailableError
 
 NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) * 1000)"
@@ -101,12 +107,12 @@ _SESSION = {
 _INIT = "SET " + ", ".join(f"{name}={value}" for name, value in _SESSION.items())
 
 
-class MariadbDialect:
+class MariadbDialect(EngineDialect):
     """MariaDB's `EngineDialect`."""
 
     name = "mysql"
     longest_pause = 0.05
-    frame: Frame | None = None  # switching to autocommit and back costs more round trips than the commit
+    frame = None  # switching to autocommit and back costs more round trips than the commit
     commits_each = False
     outlives_errors = True
 
@@ -123,36 +129,9 @@ class MariadbDialect:
         ping_after_idling(engine)
         return engine
 
-    def is_missing(self, url: sa.URL) -> bool:
-        """Return False: a server creates no database on connecting."""
-        del url
-        return False
-
-    def prepare_catalogue(self, engine: sa.Engine) -> None:
-        """Do nothing: the server has its own log."""
-
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED, as every session is configured: locks only the rows it touches."""
         return engine.execution_options(**{OURS: True})
-
-    def for_callers(self, engine: sa.Engine) -> sa.Engine:
-        """Return it unchanged: the session's own settings apply."""
-        return engine
-
-    def turns(self, url: sa.URL) -> None:
-        """Return None: the server wakes a transaction when the row that it waits for is free."""
-
-    def set_up_direct(self, connection: Any) -> None:
-        """Do nothing: there is no fast path."""
-
-    def is_whole(self, connection: Any) -> bool:
-        """Never called."""
-        del connection
-        return False
-
-    def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Return it unchanged: each statement is planned when it runs, from the current indexes."""
-        return engine
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ: the first read fixes the snapshot."""
@@ -165,10 +144,6 @@ class MariadbDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Deadlock, a lock wait timeout, or a broken connection."""
         return error.connection_invalidated or _code(error) in _TRANSIENT
-
-    def has_stale_plan(self, error: exc.DBAPIError) -> bool:  # noqa: ARG002  # as the others
-        """Return False: statements are planned each time, or again by themselves."""
-        return False
 
     def too_large(self, error: exc.DBAPIError) -> str | None:
         """Return the remedy for max_allowed_packet, or for a row that InnoDB cannot store."""
@@ -193,7 +168,7 @@ class MariadbDialect:
         """max_statement_time, a killed statement, or a lock wait timeout."""
         return _code(error) in _OUT_OF_TIME
 
-    long_transactions: sa.TextClause | None = sa.text("""
+    long_transactions = sa.text("""
         SELECT trx.trx_mysql_thread_id AS process, TIMESTAMPDIFF(SECOND, trx.trx_started, NOW()) AS seconds,
             list.user AS user, '' AS program
         FROM information_schema.innodb_trx AS trx
@@ -201,30 +176,21 @@ class MariadbDialect:
         WHERE trx.trx_started < NOW() - INTERVAL :longest SECOND AND trx.trx_mysql_thread_id <> CONNECTION_ID()
         ORDER BY trx.trx_started""")
 
-    stored_size: sa.TextClause = sa.text("""
+    stored_size = sa.text("""
         SELECT sum(data_length + index_length), sum(data_free),
             (SELECT variable_value FROM information_schema.global_status
                 WHERE variable_name = 'INNODB_HISTORY_LIST_LENGTH')
         FROM information_schema.tables WHERE table_schema = DATABASE()""")
 
-    stored_tables: sa.TextClause | None = sa.text("""
+    stored_tables = sa.text("""
         SELECT table_name, table_rows, NULL, data_length, index_length, NULL FROM information_schema.tables
         WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND (table_name LIKE 'waterclock\\_%'
             OR table_name IN (SELECT name FROM waterclock_message_tables))
         ORDER BY data_length + index_length DESC LIMIT :most""")
 
-    def log_size(self, url: sa.URL) -> int | None:  # noqa: ARG002  # as in the base
-        """Return None: old versions of rows are in the undo log, which the server counts."""
-        return None
-
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the user, the database, a table, a column or a routine, or because of a server's privilege."""
         return _code(error) in _FORBIDDEN
-
-    def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
-        """Return False: writes see the newest rows, or are refused."""
-        del connection
-        return False
 
     @contextmanager
     def lock_wait(self, connection: sa.Connection, seconds: float) -> Generator[None]:

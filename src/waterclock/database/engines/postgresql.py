@@ -12,7 +12,15 @@ from sqlalchemy import event, exc
 
 from waterclock._support.quoting import quoted
 from waterclock.database.driver_fast_path import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FULL, LONGEST_LOCK_WAIT, LONGEST_SILENCE, OURS, READ_ONLY
+from waterclock.database.engines.engine_dialect import (
+    BROKEN,
+    FULL,
+    LONGEST_LOCK_WAIT,
+    LONGEST_SILENCE,
+    OURS,
+    READ_ONLY,
+    EngineDialect,
+)
 from waterclock.database.engines.pool import ping_after_idling
 from waterclock.database.engines.postgresql_sign_in import state_of_refusal
 from waterclock.database.sql_connection import SqlConnection
@@ -100,7 +108,7 @@ def is_pooled(url: sa.URL) -> bool:
     return url.query.get("prepare_threshold") == "none"
 
 
-class PostgresqlDialect:
+class PostgresqlDialect(EngineDialect):
     """PostgreSQL's `EngineDialect`."""
 
     name = "postgresql"
@@ -108,7 +116,6 @@ class PostgresqlDialect:
     commits_each = True
     # psycopg counts a statement as prepared even if the server skipped it because an earlier one failed.
     outlives_errors = False
-    frame: Frame | None
 
     def __init__(self) -> None:
         self.frame = _framed("BEGIN")
@@ -135,24 +142,9 @@ class PostgresqlDialect:
         ping_after_idling(engine)
         return engine
 
-    def is_missing(self, url: sa.URL) -> bool:
-        """Return False: a server creates no database on connecting."""
-        del url
-        return False
-
-    def prepare_catalogue(self, engine: sa.Engine) -> None:
-        """Do nothing: the server has its own log."""
-
     def writer(self, engine: sa.Engine) -> sa.Engine:
         """READ COMMITTED: a claim that waited for a row sees the other transaction's commit instead of failing."""
         return engine.execution_options(isolation_level="READ COMMITTED", **{OURS: True})
-
-    def for_callers(self, engine: sa.Engine) -> sa.Engine:
-        """Return it unchanged: the session's own settings apply."""
-        return engine
-
-    def turns(self, url: sa.URL) -> None:
-        """Return None: the server wakes a transaction when the row that it waits for is free."""
 
     def set_up_direct(self, connection: Any) -> None:
         """Cache plans, but only those that stay valid."""
@@ -209,7 +201,7 @@ class PostgresqlDialect:
         return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
     # A role without pg_read_all_stats sees this only for its own processes.
-    long_transactions: sa.TextClause | None = sa.text("""
+    long_transactions = sa.text("""
         SELECT pid AS process, CAST(extract(epoch FROM clock_timestamp() - xact_start) AS BIGINT) AS seconds,
             usename AS "user", application_name AS program
         FROM pg_stat_activity
@@ -218,10 +210,10 @@ class PostgresqlDialect:
             AND backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()
         ORDER BY xact_start""")
 
-    stored_size: sa.TextClause = sa.text("SELECT pg_database_size(current_database()), NULL, NULL")
+    stored_size = sa.text("SELECT pg_database_size(current_database()), NULL, NULL")
 
     # Partitioned tables first: the catalogue does not count their pages.
-    stored_tables: sa.TextClause | None = sa.text("""
+    stored_tables = sa.text("""
         WITH ours AS (
             SELECT class.oid, class.relname FROM pg_class AS class
                 JOIN pg_namespace AS space ON space.oid = class.relnamespace
@@ -236,10 +228,6 @@ class PostgresqlDialect:
         FROM ours LEFT JOIN LATERAL pg_partition_tree(ours.oid) AS part ON true
             JOIN pg_stat_user_tables AS stat ON stat.relid = coalesce(part.relid, ours.oid)
         GROUP BY ours.relname""")
-
-    def log_size(self, url: sa.URL) -> int | None:  # noqa: ARG002  # as in the base
-        """Return None: old versions of rows are in the tables."""
-        return None
 
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """insufficient_privilege, or a failed login."""
@@ -262,17 +250,10 @@ class PostgresqlDialect:
         """Return a gigabyte, less the rest of the row."""
         return _LARGEST_MESSAGE
 
-    def size_in_statement(self, value: str | bytes) -> int:
-        """Count its bytes."""
-        return len(value) if isinstance(value, bytes) else len(value.encode())
-
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Take an advisory lock that ends with the transaction, with a longer timeout for the migration."""
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_MIGRATION_LOCK_SECONDS}s'")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-
-    def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Do nothing: the lock ends with the transaction."""
 
 
 def _framed(*begin: str) -> Frame:

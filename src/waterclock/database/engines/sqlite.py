@@ -12,10 +12,9 @@ from sqlalchemy import event, exc
 from waterclock._support.quoting import quoted
 from waterclock._support.urls import shown
 from waterclock.database.driver_fast_path import Frame
-from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY
+from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY, EngineDialect
 from waterclock.database.engines.sqlite_file import file_of, log_of, open_also_read_only
 from waterclock.database.engines.writer_queue import Turns
-from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
 PAGE_SIZE = 16_384
@@ -50,19 +49,19 @@ _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _PRIMARY_CODE = 0xFF  # the low byte of an extended result code, for example of SQLITE_BUSY_SNAPSHOT
 
 
-class SqliteDialect:
+class SqliteDialect(EngineDialect):
     """SQLite's `EngineDialect`."""
 
     name = "sqlite"
-    long_transactions: sa.TextClause | None = None
-    stored_size: sa.TextClause = sa.text("""
+    long_transactions = None
+    stored_size = sa.text("""
         SELECT pages.page_count * size.page_size, free.freelist_count * size.page_size, NULL
         FROM pragma_page_count() AS pages, pragma_page_size() AS size, pragma_freelist_count() AS free""")
-    stored_tables: sa.TextClause | None = None
+    stored_tables = None
     longest_pause = 0.005  # the lock is free only for moments: infrequent tries wait long behind a busy writer
     commits_each = False
     outlives_errors = True
-    frame: Frame | None = Frame(
+    frame = Frame(
         begin=("BEGIN IMMEDIATE",),
         commit="COMMIT",
         rollback="ROLLBACK",
@@ -135,10 +134,6 @@ class SqliteDialect:
         """Ask the driver whether a transaction is open."""
         return not connection.in_transaction
 
-    def indexed(self, engine: sa.Engine) -> sa.Engine:
-        """Return it unchanged: without statistics an index is always used."""
-        return engine
-
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """Begin deferred: the first read fixes the snapshot."""
         return engine.execution_options(**{_BEGIN: "BEGIN"})
@@ -150,10 +145,6 @@ class SqliteDialect:
     def is_transient(self, error: exc.DBAPIError) -> bool:
         """Busy or locked."""
         return _primary_code(error) in _TRANSIENT
-
-    def has_stale_plan(self, error: exc.DBAPIError) -> bool:  # noqa: ARG002  # as the others
-        """Return False: statements are planned each time, or again by themselves."""
-        return False
 
     def too_large(self, error: exc.DBAPIError) -> str | None:
         """SQLITE_TOOBIG: a value, a row or a statement longer than SQLite was built for."""
@@ -168,21 +159,6 @@ class SqliteDialect:
         code = getattr(error.orig, "sqlite_errorcode", None)
         return None if code is None else _REFUSALS.get(code, _REFUSALS.get(code & _PRIMARY_CODE))
 
-    def timed_out(self, error: exc.DBAPIError) -> bool:
-        """Return False: a file sets no limits."""
-        del error
-        return False
-
-    def is_forbidden(self, error: exc.DBAPIError) -> bool:
-        """Return False: a file has no roles."""
-        del error
-        return False
-
-    def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
-        """Return False: a transaction that would write after others did is refused as busy."""
-        del connection
-        return False
-
     def lock_wait(self, connection: sa.Connection, seconds: float) -> AbstractContextManager[object]:
         """Do nothing: a write transaction waits for nothing once it has begun."""
         del connection, seconds
@@ -192,10 +168,6 @@ class SqliteDialect:
         """Ask the connection: a billion bytes, unless SQLite was built with another limit or it was lowered."""
         driver: Any = connection.connection.driver_connection
         return driver.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
-
-    def size_in_statement(self, value: str | bytes) -> int:
-        """Count its bytes."""
-        return len(value) if isinstance(value, bytes) else len(value.encode())
 
     def give_back_space(self, connection: sa.Connection) -> bool:
         """Truncate some free pages off the file; return whether there are more.
@@ -213,9 +185,6 @@ class SqliteDialect:
 
     def lock_migrations(self, connection: sa.Connection) -> None:
         """Do nothing: BEGIN IMMEDIATE holds the only write lock."""
-
-    def unlock_migrations(self, connection: sa.Connection) -> None:
-        """Do nothing: the lock ends with the transaction."""
 
 
 def _primary_code(error: exc.DBAPIError) -> int | None:

@@ -57,28 +57,16 @@ class ClaimFailures:
         is_away = isinstance(error, UnavailableError) and not isinstance(error, TimedOutError)
         pause = RETRY_EVERY if is_away else self._pause
         self._pause = RETRY_EVERY if is_away else min(self._pause * 2, LONGEST_PAUSE)
+        extra = self._event("claims_fail", table)
         if self.since is None:
-            self.since = now
+            self.since = self._warned_at = now
             _log.warning(
-                "%s cannot claim from %r, retrying in %g s: %s",
-                self._consumer,
-                table,
-                pause,
-                error,
-                extra=self._event("claims_fail", table),
+                "%s cannot claim from %r, retrying in %g s: %s", self._consumer, table, pause, error, extra=extra
             )
-            self._warned_at = now
         elif now - self._warned_at >= WARN_EVERY:
-            lasts = now - self.since
-            _log.warning(
-                "%s has been unable to claim from %r for %.0f s: %s",
-                self._consumer,
-                table,
-                lasts,
-                error,
-                extra=self._event("claims_fail", table),
-            )
             self._warned_at = now
+            said = "%s has been unable to claim from %r for %.0f s: %s"
+            _log.warning(said, self._consumer, table, now - self.since, error, extra=extra)
         self._process.note_failing(self._subscription, str(error))
         self._groups.claims_fail_since = self.since
         return pause

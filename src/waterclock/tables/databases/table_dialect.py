@@ -17,6 +17,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.message_keys import add_keys
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
@@ -62,6 +63,12 @@ class TableDialect(ABC):
     unacked_apart: bool
     """Whether, in a table with partitions, unacked messages have their own, selected by ``time_acked IS NULL``."""
 
+    key_statements: Sequence[Sequence[str]]
+    """The statements of `equip_keys`: for keys in a column, and for keys in a header."""
+
+    source_differs: str
+    """The condition that a changed message has another source of its key, as of `add_keys`."""
+
     orders_groups_by_priority = False
     """Whether a table with groups has an index of unacked messages that begins with their priority."""
 
@@ -103,9 +110,9 @@ class TableDialect(ABC):
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
 
-    @abstractmethod
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger, in place of the index of due messages."""
+        add_keys(connection, rows, source, self.key_statements[source.header is not None], self.source_differs)
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return a key in the form of the index of unrouted messages."""

@@ -12,11 +12,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.schema.table_catalogue import groups
+from waterclock.tables.databases.claiming_rows import BELOW_EVERY_PRIORITY
 
 MOST_LEVELS = 64
 """Maximum pairs of an owner and a priority to search: each costs two seeks. Groups of other pairs are not found."""
 
-_BELOW_EVERY_PRIORITY = -(2**31) - 1
 _OWNER = sa.select(groups.c.assigned).order_by(groups.c.assigned).limit(1)
 _FIRST = _OWNER.where(groups.c.assigned >= sa.literal(""))
 _NEXT = _OWNER.where(groups.c.assigned > sa.bindparam("owner"))
@@ -46,7 +46,7 @@ def _levels(connection: sa.Connection, table_id: int) -> Iterator[tuple[str, int
     seeks = 0
     owner = connection.execute(_FIRST).scalar()
     while owner is not None and seeks < MOST_LEVELS:
-        above = _BELOW_EVERY_PRIORITY
+        above = BELOW_EVERY_PRIORITY
         while above is not None and seeks < MOST_LEVELS:
             values: dict[str, Any] = {"owner": owner, "table_id": table_id, "above": above}
             above = connection.execute(_PRIORITY, values).scalar()

@@ -19,14 +19,13 @@ from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
-from waterclock.tables.databases.message_keys import add_keys, column_of
+from waterclock.tables.databases.message_keys import column_of
 from waterclock.tables.databases.table_dialect import Key, TableDialect
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import LEASED_KEY, MESSAGE_KEY, IdItem
-from waterclock.tables.model.values.key_names import KeySource
 
 _SO_MANY_ROWS = sa.text(
     "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
@@ -95,6 +94,8 @@ _DIFFERS = "NOT (CAST(NEW.%(source)s AS BINARY) <=> CAST(OLD.%(source)s AS BINAR
 
 class MariadbTables(ClaimsInSteps, TableDialect):
     one_writer = False
+    key_statements = _KEYS
+    source_differs = _DIFFERS
     deletes_wait = True
     locks_in_parts = False
     latest_first = True
@@ -152,10 +153,6 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
         for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
             connection.execute(DDL(statement, context={"table": quote(name), "now": self.clock, **triggers}))
-
-    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
-        """Add the column of keys with its indexes and its trigger."""
-        add_keys(connection, rows, source, _KEYS[source.header is not None], _DIFFERS)
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return the key itself: the server has no indexes by expressions."""

@@ -16,7 +16,7 @@ from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.model.schema import PARTITIONED, Text
 
 _SENT_IN_BINARY = (sa.Integer, sa.LargeBinary, sa.String, Text)  # twice as fast as text
-_UNIQUE_VIOLATION = "23505"
+UNIQUE_VIOLATION = "23505"
 
 _Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
 
@@ -39,7 +39,7 @@ def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.Colum
     try:
         connection.exec_driver_sql(text, parameters | values | _clock(now))
     except exc.IntegrityError as error:
-        if getattr(error.orig, "sqlstate", None) != _UNIQUE_VIOLATION:
+        if getattr(error.orig, "sqlstate", None) != UNIQUE_VIOLATION:
             raise
         return False
     return True

@@ -18,11 +18,11 @@ from sqlalchemy.schema import DDL, CreateTable
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.indexes import index_expiring
 from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.postgresql.inserting import UNIQUE_VIOLATION
 from waterclock.tables.model.claims.epochs import times_sent_sql
 from waterclock.tables.model.days import DAY, Gone
 from waterclock.tables.model.options import IdType
 
-_UNIQUE_VIOLATION = "23505"
 _ONCE = (
     # It runs after the insert, which has then waited for a concurrent ack of the same id. It runs once per statement
     # and looks each row up: a join might scan all acked messages.
@@ -159,7 +159,7 @@ def insert_unacked(
             with _part_of(connection):
                 return insert(new)
         except exc.IntegrityError as error:
-            if getattr(error.orig, "sqlstate", None) != _UNIQUE_VIOLATION:
+            if getattr(error.orig, "sqlstate", None) != UNIQUE_VIOLATION:
                 raise
             ids = sa.bindparam("ids", type_=sa.ARRAY(rows.c.id.type))
             acked = sa.select(rows.c.id).where(rows.c.id == sa.any_(ids), rows.c.time_acked.is_not(None))

@@ -23,7 +23,7 @@ from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_late, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import INDEXES, add_keys, column_of, index_of_unrouted
+from waterclock.tables.databases.message_keys import INDEXES, column_of, index_of_unrouted
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.databases.postgresql.claiming import by_priority, claim_statement, first_late, is_late, key_is
@@ -37,7 +37,6 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem, not_acked
-from waterclock.tables.model.values.key_names import KeySource
 
 _KEPT = "waterclock.kept"
 """A setting: any role may set one with a prefix, and it ends with the transaction."""
@@ -188,6 +187,8 @@ def _drawing(rows: sa.Table, dialect: sa.Dialect) -> sa.Select[Any]:
 
 class PostgresqlTables(TableDialect):
     one_writer = False
+    key_statements = _KEYS
+    source_differs = _DIFFERS
     deletes_wait = False
     locks_in_parts = True
     reads_old = False
@@ -218,10 +219,6 @@ class PostgresqlTables(TableDialect):
         index_expiring(connection, rows)
         _index_unacked(connection, rows, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         _guard(connection, rows, grouped=grouped)
-
-    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
-        """Add the column of keys with its indexes and its trigger."""
-        add_keys(connection, rows, source, _KEYS[source.header is not None], _DIFFERS)
 
     def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the first column of the index of unrouted messages."""

@@ -19,14 +19,13 @@ from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import INDEXES, add_keys, column_of, index_of_unrouted
+from waterclock.tables.databases.message_keys import INDEXES, column_of, index_of_unrouted
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import OWN_COLUMNS, IdItem
-from waterclock.tables.model.values.key_names import KeySource
 
 _GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
@@ -132,6 +131,8 @@ def _has_its_type(column: sa.Column[Any]) -> str:
 
 class SqliteTables(ClaimsInSteps, TableDialect):
     one_writer = True
+    key_statements = _KEYS
+    source_differs = _DIFFERS
     deletes_wait = False
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
@@ -172,10 +173,6 @@ class SqliteTables(ClaimsInSteps, TableDialect):
                     "new_id": _NEW_ID[id_type] % {"table": table},
                 }
                 connection.execute(DDL(statement, context=context))
-
-    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
-        """Add the column of keys with its indexes and its trigger."""
-        add_keys(connection, rows, source, _KEYS[source.header is not None], _DIFFERS)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

@@ -284,6 +284,11 @@ def _refuse_unknown(context: TableContext, message: Mapping[str, Any], own: tupl
             raise InvalidArgumentError(unknown_name("column", name, known, remedy, table))
 
 
+def id_from_text(context: TableContext, text: str) -> MessageId:
+    """Read an id that the catalogue keeps as text."""
+    return check_id(context, int(text) if context.options.id_type == "bigint" else text)
+
+
 def check_id(context: TableContext, value: Any) -> MessageId:
     """Return an id in the table's type; raise InvalidArgumentError for another type."""
     kind = context.options.id_type

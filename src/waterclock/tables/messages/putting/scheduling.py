@@ -34,7 +34,7 @@ from waterclock.errors import (
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.table_row import change
 from waterclock.tables.messages.putting.drawing_ids import draw_id, draw_uuid
-from waterclock.tables.messages.putting.putting import MessageId, PutIds, check_id, prepare_rows, put_rows
+from waterclock.tables.messages.putting.putting import MessageId, PutIds, id_from_text, prepare_rows, put_rows
 from waterclock.tables.model.keyspace import WHOLE, KeyRange, keyspace_id
 from waterclock.tables.model.schema import not_acked
 from waterclock.tables.model.timing.cron import ON_TIME, CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
@@ -403,12 +403,8 @@ def _is_under_way(context: TableContext, connection: SqlConnection, last_id: str
         return False
     rows = context.rows
     lives = sa.func.coalesce(rows.c.expires_at, MAX_NS) > context.backend.now_sql()
-    found = sa.select(rows.c.seq).where(rows.c.id == _message_id(context, last_id), not_acked(rows), lives)
+    found = sa.select(rows.c.seq).where(rows.c.id == id_from_text(context, last_id), not_acked(rows), lives)
     return connection.execute(found).first() is not None
-
-
-def _message_id(context: TableContext, text: str) -> MessageId:
-    return check_id(context, int(text) if context.options.id_type == "bigint" else text)
 
 
 def _packed(context: TableContext, message: Mapping[str, Any]) -> str:
@@ -443,7 +439,7 @@ def _read(context: TableContext, row: Any, now: int) -> Schedule:
         bool(row.paused),
         row.last_tick,
         row.next_tick,
-        None if row.last_id is None else _message_id(context, row.last_id),
+        None if row.last_id is None else id_from_text(context, row.last_id),
         _ahead(row.seen_until, now),
         read_ticks(row.history),
     )

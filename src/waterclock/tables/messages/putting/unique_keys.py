@@ -25,7 +25,7 @@ from waterclock.tables.messages.putting.putting import (
     PreparedRows,
     PutIds,
     UniqueKey,
-    check_id,
+    id_from_text,
     put_rows,
 )
 from waterclock.tables.model.schema import not_acked, user_column_names
@@ -153,7 +153,7 @@ def _waiting(
     context: TableContext, connection: SqlConnection, held: Mapping[str, Any], *, locks: bool
 ) -> dict[str, MessageId]:
     """Return which messages still have their keys."""
-    ids = {name: _message_id(context, row.message_id) for name, row in held.items() if row.message_id is not None}
+    ids = {name: id_from_text(context, row.message_id) for name, row in held.items() if row.message_id is not None}
     if not ids:
         return {}
     # A caller's transaction may have an old snapshot, so our own transaction reads rows that others have committed.
@@ -183,10 +183,6 @@ def _looking_at(
         return {row.id: bool(row.is_unclaimed) for row in rows}
 
     return look
-
-
-def _message_id(context: TableContext, text: str) -> MessageId:
-    return check_id(context, int(text) if context.options.id_type == "bigint" else text)
 
 
 def _replace(
