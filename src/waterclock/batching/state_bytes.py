@@ -36,7 +36,6 @@ class StateForm(NamedTuple):
     name: str
 
     def write(self, facts: bytes, messages: Sequence[Message]) -> bytes:
-        """Write facts and messages."""
         columns = [to_arrow(run, positions=True).replace_schema_metadata({self.key: facts}) for run in _runs(messages)]
         return framed(self.form, to_ipc(*columns))
 

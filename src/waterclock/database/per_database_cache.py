@@ -39,7 +39,6 @@ class PerDatabaseCache(Generic[_T]):
         self.known: WeakKeyDictionary[Any, _T] = WeakKeyDictionary()
 
     def of(self, database: object) -> _T:
-        """Return the object of a database."""
         found = self.known.get(database)
         if found is None:
             with self._making:

@@ -30,7 +30,6 @@ def check_frame(width: int, title: str) -> None:
 
 
 def batch_list(batches: Iterable[Batch]) -> list[Batch]:
-    """Return the batches as a list."""
     items = _items("batches", batches, "waterclock.Batch objects")
     for item in items:
         if not isinstance(item, Batch):

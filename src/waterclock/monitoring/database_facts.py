@@ -65,7 +65,6 @@ class FactsReader:
         self._counter = TableCounter(backend)
 
     def read(self) -> Facts:
-        """Read all facts."""
         began = moments.monotonic()
         backend = self._backend
         with answers_within(LONGEST), backend.patience(LONGEST):

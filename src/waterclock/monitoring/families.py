@@ -42,7 +42,6 @@ class KnownLabels:
         self._known: set[str] = set()
 
     def of(self, name: str) -> str:
-        """Return the label of a name."""
         own = label(name)
         if own not in self._known:
             if len(self._known) >= self._limit:

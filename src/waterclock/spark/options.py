@@ -30,7 +30,6 @@ class Opening:
         return represented(self, vars(self))
 
     def connect(self) -> Database:
-        """Open the database."""
         return connect(self.url, self.ledgers)
 
 

@@ -65,7 +65,6 @@ class ChangingOptions:
     get one."""
 
     def given(self) -> OptionChanges:
-        """Return the given options."""
         found: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.limit is not None:
             found["limit"] = _counts("limit", [self.limit])

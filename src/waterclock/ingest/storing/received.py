@@ -71,6 +71,5 @@ HASH_BYTES = 8
 
 
 def content_hash(topic: str | bytes, payload: bytes) -> bytes:
-    """Return a hash of a topic and payload."""
     name = topic if isinstance(topic, bytes) else topic.encode(errors="surrogatepass")
     return hashlib.blake2b(payload, digest_size=HASH_BYTES, key=hashlib.blake2b(name, digest_size=32).digest()).digest()

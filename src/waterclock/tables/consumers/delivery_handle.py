@@ -30,7 +30,6 @@ _FIELDS = 9
 
 
 def handle_of(delivery: Delivery) -> str:
-    """Return the handle of a delivery."""
     leased = delivery.leased
     message_id = str(leased.id) if isinstance(leased.id, uuid.UUID) else leased.id
     fields = [*leased._replace(id=message_id), delivery.lease_until, delivery.since_claim()[0]]

@@ -251,7 +251,6 @@ class _Plan:
                     self._damage.meet(gap.error, gap.messages)
 
     def slices(self) -> list[Slice | SliceRun]:
-        """Return the slices."""
         self._end_run()
         return self._slices
 

@@ -116,7 +116,6 @@ class RateLanes:
         return [batch for batcher in self.batchers.values() for batch in batcher.flush()]
 
     def reset(self, source: str | None = None) -> list[Batch]:
-        """Reset one source, or all."""
         names = list(self.batchers) if source is None else [source]
         return [batch for name in names for batch in self.batchers[name].reset()]
 

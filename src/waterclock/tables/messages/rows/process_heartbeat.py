@@ -204,7 +204,6 @@ class ProcessHeartbeat:
             return list(self._subscriptions)
 
     def now(self) -> Activity:
-        """Return the activity of this process."""
         now = moments.monotonic_ns()
         passed_by, until = self._passed_by
         with self._counting:
