@@ -29,6 +29,7 @@ def filled(shell: Shell) -> Shell:
         for first in range(0, 180, 6):
             topic.append(traffic()[first : first + 6])
         database.create_table("batches", id_type="text")
+        database.create_table("cut", id_type="text")
         database.create_table("numbers")
     return shell
 
@@ -117,12 +118,13 @@ def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) ->
         assert landed(database.table("batches")) == wanted
     runs = {name: wc.Batch.from_bytes(data).run for name, data in wanted.items()}
     assert {row["id"]: row["run"] and to_time(row["run"], "run") for row in printed} == runs
-    assert "boundary needs by='event_time', got 'rate'" in refused_by_rate(filled)
-
-
-def refused_by_rate(shell: Shell) -> str:
-    shell("batch", "telemetry", "--into", "batches", "--by", "rate", "--boundary", "m1", expect=2)
-    return shell.said
+    filled("batch", "telemetry", "--into", "cut", "--by", "rate", "--boundary", "m1")
+    with wc.connect("sqlite:///factory.db") as database:
+        by_rate = [wc.Batch.from_bytes(data) for data in landed(database.table("cut")).values()]
+    assert len({batch.run for batch in by_rate if batch.reason == "boundary"}) > 3
+    by_id = ("--by", "id", "--id-of", "pulse", "--max-delay", "1s")
+    filled("batch", "telemetry", "--into", "batches", *by_id, "--boundary", "m1", expect=2)
+    assert "boundary needs by='event_time', got 'id'" in filled.said
 
 
 def test_a_follower_ends_at_a_signal_having_committed_whole_steps(filled: Shell) -> None:

@@ -68,11 +68,13 @@ def test_an_ingest_from_kafka_is_a_part_too(file: Path) -> None:
     assert [part.name for part in read(file, text + BATCH).parts] == ["ingest", "batch batches", "upkeep"]
 
 
-def test_boundaries_are_passed_on_by_event_time_and_refused_by_rate(file: Path) -> None:
-    part, *_ = read(file, BATCH + 'boundaries = ["-run", "stop"]').parts
-    assert part.words[-2:] == ("--boundary=-run", "--boundary=stop")
-    with pytest.raises(InvalidArgumentError, match="boundaries needs by = 'event_time', got 'rate'"):
-        read(file, '[[batch]]\ntopic = "t"\ninto = "b"\nby = "rate"\nboundaries = ["run"]')
+def test_boundaries_are_passed_on_by_event_time_and_rate_and_refused_by_id(file: Path) -> None:
+    by_rate = '[[batch]]\ntopic = "t"\ninto = "b"\nby = "rate"\n'
+    for text in (BATCH, by_rate):
+        part, *_ = read(file, text + 'boundaries = ["-run", "stop"]').parts
+        assert part.words[-2:] == ("--boundary=-run", "--boundary=stop")
+    with pytest.raises(InvalidArgumentError, match="boundaries needs by = 'event_time' or by = 'rate', got 'id'"):
+        read(file, by_rate.replace("rate", "id") + 'id_of = "x"\nmax_delay = "1s"\nboundaries = ["run"]')
 
 
 def test_batching_by_id_passes_its_options_on(file: Path) -> None:

@@ -299,20 +299,23 @@ def test_batches_by_rate_are_those_of_the_batcher(
 
 
 @pytest.mark.one_database
-def test_aligned_clocks_and_disorder_give_the_batches_of_the_batcher_byte_for_byte(
+def test_aligned_clocks_disorder_and_boundaries_give_the_batches_of_the_batcher_byte_for_byte(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower
 ) -> None:
-    batcher = wc.RateAwareBatcher("1s", clocks="align", max_disorder="700ms")
-    rule = ByRate.checked("1s", clocks="align", max_disorder="700ms")
+    batcher = wc.RateAwareBatcher("1s", clocks="align", max_disorder="700ms", boundaries=["run"])
+    rule = ByRate.checked("1s", clocks="align", max_disorder="700ms", boundaries=["run"])
     follower = follow(rule)
     for second in range(6):
         received = START + (second + 1) * SECOND
-        topic.append(
-            wc.Message(
-                "beam", stream, START + off + number * SECOND // 14, publish_time=received, receive_time=received
-            )
+        sent = [
+            (stream, START + off + number * SECOND // 14)
             for stream, off in (("detector", 0), ("monitor", -60 * SECOND if second < 3 else 30 * SECOND))
             for number in range(second * 14, (second + 1) * 14)
+        ]
+        sent += [("run", received - SECOND // 3)] * (second in (1, 3))
+        topic.append(
+            wc.Message("beam", stream, event_time, publish_time=received, receive_time=received)
+            for stream, event_time in sent
         )
         follower.step()
         follower = follow(rule)
@@ -320,7 +323,10 @@ def test_aligned_clocks_and_disorder_give_the_batches_of_the_batcher_byte_for_by
     wanted = [batch for call in calls for batch in batcher.add(call)]
     assert landed(table) == {batch.id: batch.to_bytes() for batch in wanted}
     assert wanted[-1].offsets["monitor"] == wanted[-1].offsets["detector"] - 30 * SECOND
-    with pytest.raises(wc.InvalidArgumentError, match="clocks = align, max_disorder = 700ms"):
+    assert {"boundary", "slots"} <= {batch.reason for batch in wanted}
+    assert len({batch.run for batch in wanted}) == 3
+    written = r"clocks = align, max_disorder = 700ms, boundaries = \['run'\]"
+    with pytest.raises(wc.InvalidArgumentError, match=written):
         follow(ByRate.checked("1s"))
 
 

@@ -1,4 +1,4 @@
-"""Aligned clocks and a disorder give batches of the same bytes in the class, in a stream, and in a replay."""
+"""Aligned clocks, a disorder and boundaries give equal bytes in the class, in a stream, and in a replay."""
 
 from __future__ import annotations
 
@@ -109,18 +109,25 @@ def test_each_source_has_its_own_clocks() -> None:
     assert same
 
 
-def test_spark_aligns_clocks_and_waits_for_disorder_in_a_replay_and_in_a_stream(
+def test_spark_aligns_clocks_waits_for_disorder_and_cuts_runs_in_a_replay_and_in_a_stream(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    arrivals = positioned(traffic([good, creeping(0.01), stepping(-5, 10)], 30))
+    sent = traffic([good, creeping(0.01), stepping(-5, 10)], 30)
+    for place in (70, 150):
+        sent[place].append(sent[place][0].replace(stream="run"))
+    arrivals = positioned(sent)
     messages = [m for call in arrivals for m in call]
-    batches = run(arrivals, clocks="align", max_disorder="1s")
+    chosen: dict[str, Any] = {"clocks": "align", "max_disorder": "1s", "boundaries": ["run"]}
+    batches = run(arrivals, **chosen)
+    assert len({batch.run for batch in batches}) == 3
+    assert [batch.reason for batch in batches].count("boundary") == 2
     expected = sorted(batch.to_bytes() for batch in batches)
     rows = spark.createDataFrame(pa.Table.from_batches([to_arrow(messages, positions=True)]).select(METADATA))
-    replay = rate_aware_batches(rows.repartition(4), clocks="align", max_disorder="1s").toArrow()
+    replay = rate_aware_batches(rows.repartition(4), **chosen).toArrow()
     same = sorted(p for _, some in encoded(iter(replay.to_batches()), None) for p in some.to_pylist()) == expected
     assert same
     assert {row["id"]: dict(row["offsets"]) for row in replay.to_pylist()} == {b.id: b.offsets for b in batches}
+    assert {row["id"]: row["run"] for row in replay.to_pylist()} == {b.id: b.run for b in batches}
     folder = tmp_path / "topic"
     folder.mkdir()
     for number, calls_ in enumerate((arrivals[:90], arrivals[90:])):
@@ -129,8 +136,7 @@ def test_spark_aligns_clocks_and_waits_for_disorder_in_a_replay_and_in_a_stream(
     (
         rate_aware_batches(
             spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder)),
-            clocks="align",
-            max_disorder="1s",
+            **chosen,
         )
         .writeStream.foreachBatch(lambda some, _: found.extend(some.toArrow().to_batches()))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))

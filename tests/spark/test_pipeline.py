@@ -281,7 +281,8 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
     by_time, by_rate = file.pipelines
     assert (by_time.name, by_rate.name) == ("by-time", "by-rate")
     chosen = {"gated": frozenset({"s0"}), "timeout": math.inf, "forget_after": "1h", "clocks": "align"} | {
-        "max_disorder": "900ms"
+        "max_disorder": "900ms",
+        "boundaries": frozenset({"run"}),
     }
     assert by_rate.rule == chosen
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
@@ -318,7 +319,7 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         (
             'table = "rates"',
             'table = "batches"\nurl = "sqlite:///{folder}/other.db"',
-            "line 39: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
+            "line 40: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
         ),
     ):
         with pytest.raises(wc.InvalidArgumentError) as refused:
@@ -568,6 +569,7 @@ timeout = inf
 forget_after = "1h"
 clocks = "align"
 max_disorder = "900ms"
+boundaries = ["run"]
 [[pipeline.output]]
 what = "batches"
 table = "rates"

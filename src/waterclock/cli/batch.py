@@ -78,7 +78,7 @@ def batch(
     gap
         Batches are sessions: one also ends at a longer silence, for example 30s, and window is the longest session.
     boundary
-        By event time, a stream whose messages cut windows and begin runs; may be given several times.
+        By event time and by rate, a stream whose messages cut windows and begin runs; may be given several times.
     on_conflict
         Effect of a second message of a stream on the open batch: split it, replace the older message, stand alone, or
         keep both. The default is split, and keep with --gap.
@@ -124,7 +124,7 @@ def batch(
             "window": window,
             "max_lead": max_lead != "0s",
             "gap": gap,
-            "boundary": boundary,
+            "boundary": by == "id" and boundary,
             "on_conflict": on_conflict,
             "max_delay": by == "rate" and max_delay,
         },
@@ -148,7 +148,7 @@ def batch(
 
         rules = {
             "event_time": (window, max_delay, max_lead, on_conflict, gap, boundary),
-            "rate": (batch_length, longest, timeout, clocks, max_disorder),
+            "rate": (batch_length, longest, timeout, clocks, max_disorder, boundary),
             "id": (id_of, max_delay, stream),
         }
         batch_into(

@@ -105,8 +105,8 @@ def _batching(table: TomlTable) -> Part:
     boundaries = [f"--boundary={stream}" for stream in table.texts("boundaries") or ()]
     streams = [f"--stream={stream}" for stream in table.texts("streams") or ()]
     options = {"into": into, **_rule(table)}
-    if boundaries and options["by"] != "event_time":
-        raise table.wrong("boundaries", f"batch.boundaries needs by = 'event_time', got {options['by']!r}")
+    if boundaries and options["by"] == "id":
+        raise table.wrong("boundaries", "batch.boundaries needs by = 'event_time' or by = 'rate', got 'id'")
     if streams and options["by"] != "id":
         raise table.wrong("streams", f"batch.streams needs by = 'id', got {options['by']!r}")
     skew, since = table.optional("max_skew"), table.optional("since")

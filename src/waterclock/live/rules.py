@@ -126,11 +126,12 @@ class ByRate:
         gated: Gated = True,
         clocks: Clocks = "as_sent",
         max_disorder: Duration = 0,
+        boundaries: Iterable[str] | None = None,
     ) -> ByRate:
         """Check the user's options."""
         adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
-        options = RateOptions.checked(length, timeout, gated, clocks=clocks, max_disorder=max_disorder)
+        options = RateOptions.checked(length, timeout, gated, None, clocks, max_disorder, boundaries)
         if adaptive is not None:
             options.rule.with_length(adaptive.bounds[1])  # checks the longest length, too
         return cls(options, adaptive)
@@ -149,7 +150,11 @@ class ByRate:
         clocks = ", clocks = align" if self.options.aligns else ""
         disorder = self.options.max_disorder
         disordered = f", max_disorder = {format_duration(disorder)}" if disorder else ""
-        return f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}{clocks}{disordered}"
+        named = self.options.boundaries
+        bounded = f", boundaries = {list(named)}" if named else ""
+        return (
+            f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}{clocks}{disordered}{bounded}"
+        )
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""

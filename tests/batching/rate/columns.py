@@ -12,12 +12,12 @@ from waterclock.batching.rate.by_column.columns import RateBatches
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 
-Described = tuple[int, int, int, str, list[int]]
-"""Start, end, closing time, reason and numbers of messages of a batch."""
+Described = tuple[int, int, int, str, list[int], int | None]
+"""Start, end, closing time, reason, numbers of messages and run of a batch."""
 
 
 def described(batches: list[Batch], numbers: dict[int, int]) -> list[Described]:
-    return [(b.start, b.end, b.closed_at, b.reason, sorted(numbers[id(m)] for m in b.messages)) for b in batches]
+    return [(b.start, b.end, b.closed_at, b.reason, sorted(numbers[id(m)] for m in b.messages), b.run) for b in batches]
 
 
 def described_columns(batches: RateBatches) -> list[Described]:
@@ -28,6 +28,7 @@ def described_columns(batches: RateBatches) -> list[Described]:
             int(batches.closed_at[k]),
             batches.reasons[k],
             sorted(batches.messages[batches.offsets[k] : batches.offsets[k + 1]].tolist()),
+            batches.runs[k],
         )
         for k in range(len(batches.starts))
     ]
@@ -52,4 +53,4 @@ def received(arrivals: list[list[Message]]) -> Any:
     return np.array([m.receive_time or 0 for call in arrivals for m in call], np.int64)
 
 
-NAMES = ["log", "a", "b", "c", "late", "det", "mon", "cpu", "disk"]
+NAMES = ["log", "a", "b", "c", "late", "det", "mon", "cpu", "disk", "run"]

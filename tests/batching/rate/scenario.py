@@ -92,6 +92,7 @@ def found(batch: Batch) -> dict[str, Any]:
         "end": (batch.end - at(0)) / SECOND,
         "reason": batch.reason,
         "messages": dict(sorted(counts.items())),
+        **({} if batch.run is None else {"run": (batch.run - at(0)) / SECOND}),
     }
 
 

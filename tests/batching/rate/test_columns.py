@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, received, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
-from tests.kernel_forms import in_form
+from tests.kernel_forms import in_form, interpreting
 
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
@@ -128,6 +128,14 @@ def test_times_from_all_over_int64_do_no_harm(
     assert len(found.messages) == sum(map(len, arrivals))
 
 
+def test_differences_of_decades_between_event_times_do_no_harm() -> None:
+    half = 15 * 86_400 * SECOND
+    arrivals = [[message("a", halves * half)] for halves in (4, -1470, 510, 512, 2422, 2423)]
+    with interpreting():
+        found = RateAwareColumns(NAMES, batch_length="30d").add(*laid_out(arrivals, NAMES), flush=True)
+    assert described_columns(found) == run_class(arrivals, {"batch_length": "30d"})
+
+
 def test_a_stream_that_is_out_of_order_at_first_is_learned_alike() -> None:
     times = [-45_176, -(2**63), -668_144, -489, -254, -33, 0]
     arrivals = [[message("a", event_time) for event_time in times[:4]], *([message("a", t)] for t in times[4:])]
@@ -156,6 +164,8 @@ def test_a_scenario_gives_the_same_batches_in_columns(path: Any) -> None:
     expected = [(batch["reason"], batch["messages"]) for batch in scenario.batches]
     assert [(batch[3], count) for batch, count in zip(batches, counts, strict=True)] == expected
     assert [(batch[0] - at(0)) / SECOND for batch in batches] == [batch["start"] for batch in scenario.batches]
+    runs = [None if batch[5] is None else (batch[5] - at(0)) / SECOND for batch in batches]
+    assert runs == [batch.get("run") for batch in scenario.batches]
 
 
 def test_batches_can_be_turned_around() -> None:
@@ -270,7 +280,7 @@ def test_a_strange_state_is_refused(state: bytes) -> None:
 
 
 def test_compressed_zeros_do_not_fill_the_memory() -> None:
-    head = b'{"version": 1, "factor": null, "count": 0,'
+    head = b'{"version": 1, "factor": null, "count": 0, "boundaries": [], "run": null,'
     head += b'"shapes": [[1],[27],[0,20],[0,32],[0],[0],[0],[0],[0,0],[0],[0,5],[0,3]]}\n'
     bomb = zlib.compress(bytes(10**6), 9) * 20
     with pytest.raises(DamagedError, match="expected arrays of 220 bytes"):

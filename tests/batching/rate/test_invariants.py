@@ -54,7 +54,7 @@ def test_the_high_water_mark_keeps_below_its_cap(arrivals: list[list[Message]], 
         mark, window = batcher.high_water_mark, batcher.window
         assert mark is not None
         assert window is not None
-        assert mark <= window[0] + 3 * batcher.batch_length
+        assert mark <= window[0] + 3 * batcher.batch_length + chosen["max_disorder"]
         assert before is None or mark >= before or any(batch.reason == "stall" for batch in batches)
         before = mark
 

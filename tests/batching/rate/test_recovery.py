@@ -349,7 +349,7 @@ def test_the_columns_agree_and_nothing_is_lost_where_clocks_break_and_come_again
     found = described_columns(columns.add(*laid_out(arrivals[:half], NAMES)))
     columns = RateAwareColumns.restore(columns.state(), NAMES)
     assert found + described_columns(columns.add(*laid_out(arrivals[half:], NAMES), flush=True)) == expected
-    assert sum(len(batch[-1]) for batch in expected) == sum(map(len, arrivals))
+    assert sum(len(batch[4]) for batch in expected) == sum(map(len, arrivals))
     assert len({batch[0] for batch in expected}) == len(expected)
 
 

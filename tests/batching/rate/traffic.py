@@ -89,5 +89,6 @@ options = st.fixed_dictionaries(
         "timeout": st.sampled_from([None, None, "auto", "auto", 100_000_000, 900_000_000, float("inf")]),
         "gated": st.sampled_from([True, True, False, ("a", "b"), ("a", "b", "c", "late")]),
         "max_disorder": st.sampled_from([0, 0, 0, 100_000_000, 900_000_000]),
+        "boundaries": st.sampled_from([None, None, ("late",), ("log", "c")]),
     }
 )

@@ -12,7 +12,7 @@ STABLE_DIFFERENCES = 16
 """Beyond *RateAwareMessageBatcher*: a stream without a whole rate needs so many differences for a period of its own."""
 
 LONGEST_DIFFERENCE = 2**57
-"""Longest difference (ns) in these, so that 32 of them fit 64 bits."""
+"""Longer differences (ns) count as this one, so that 32 of them fit 64 bits, and no stream has a period with one."""
 
 NEVER = MAX_NS + 1
 """Later than every event time."""
@@ -93,7 +93,7 @@ class StreamPeriodEstimator:
             The rate in use, Hz. It is kept while the estimate differs from it by no more than rounding, and jitter
             makes the new one uncertain: the median of 32 differences at 14 Hz with 10 ms of jitter is 15 Hz at times.
         """
-        kept = sorted(self.differences)
+        kept = self._sorted()
         count = len(kept)
         if count < MIN_DIFFERENCES:
             return None
@@ -118,9 +118,9 @@ class StreamPeriodEstimator:
         It is stable if seven in eight of at least 16 differences are near multiples of the period. As no rounding
         corrects it, it is the mean over all differences, which is more exact than their median.
         """
-        kept = sorted(self.differences)
+        kept = self._sorted()
         count = len(kept)
-        if count < STABLE_DIFFERENCES or kept[-1] > LONGEST_DIFFERENCE:
+        if count < STABLE_DIFFERENCES or kept[-1] == LONGEST_DIFFERENCE:
             return None
         guess, _ = _period(kept, kept[(count - 1) // 2] + kept[count // 2])
         pulses = [max(1, int(difference / guess + 0.5)) for difference in kept]
@@ -128,6 +128,12 @@ class StreamPeriodEstimator:
         off = (abs(difference - period * number) for difference, number in zip(kept, pulses, strict=True))
         fitting = sum(_NEAR * distance <= period for distance in off)
         return period if 0 < period <= _SECOND and 8 * fitting >= 7 * count else None
+
+    def _sorted(self) -> list[int]:
+        kept = sorted(self.differences)
+        if kept and kept[-1] > LONGEST_DIFFERENCE:
+            kept = [min(difference, LONGEST_DIFFERENCE) for difference in kept]
+        return kept
 
 
 def _is_near(raw: float, rate: int) -> bool:

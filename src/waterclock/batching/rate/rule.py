@@ -66,6 +66,9 @@ _DEFAULT_TIMEOUT = Fraction(6, 5)
 Gated = bool | Collection[str] | Callable[[str], bool]
 """Which streams may gate: all, none, those named, or those for which a function returns True."""
 
+RIDES, GATES, CUTS = range(3)
+"""The role of a stream: it rides along, it may gate, or its messages are boundaries."""
+
 
 class RateRule(NamedTuple):
     """The checked options of batching by rate.
@@ -144,7 +147,7 @@ class RateWindow(NamedTuple):
     Attributes
     ----------
     start, end
-        The window; both ends belong to it for a stream without a grid.
+        The window; both ends belong to it for a stream without a grid. If it is cut, its end belongs to the next one.
     cap
         The high-water mark goes no further than this.
     timeout_at
@@ -156,6 +159,8 @@ class RateWindow(NamedTuple):
     era_from, era_until
         Times outside are in another era. So are the last 999 lengths of 64-bit time: no window is so near its end that
         a distance from it overflows.
+    is_cut
+        Whether a boundary ends it.
     """
 
     start: int
@@ -166,6 +171,7 @@ class RateWindow(NamedTuple):
     held_until: int
     era_from: int
     era_until: int
+    is_cut: bool = False
 
     @classmethod
     def at(cls, start: int, rule: RateRule) -> RateWindow:
@@ -183,6 +189,11 @@ class RateWindow(NamedTuple):
             era_from=start - ERA * length,
             era_until=min(start, _latest_start(length)) + length + ERA * length,
         )
+
+    def cut_at(self, boundary: int | None) -> RateWindow:
+        """Cut the window at a boundary (ns), if it is in it."""
+        within = boundary is not None and self.start < boundary <= self.end
+        return self._replace(end=boundary, is_cut=True) if within else self
 
 
 def placed(anchor: int, batch_length: int) -> int:
@@ -244,6 +255,18 @@ def gate_chooser(gated: Gated) -> Callable[[str], bool]:
     if callable(gated):
         return gated
     raise InvalidArgumentError(f"gated must be True, False, a collection of streams or a function, got {quoted(gated)}")
+
+
+def role_chooser(gated: Gated, boundaries: Collection[str]) -> Callable[[str], int]:
+    """Return a function that finds the role of a stream: one of boundaries never gates.
+
+    Raises
+    ------
+    InvalidArgumentError
+        As `gate_chooser`.
+    """
+    may_gate = gate_chooser(gated)
+    return lambda stream: CUTS if stream in boundaries else GATES if may_gate(stream) else RIDES
 
 
 def _length(batch_length: Duration) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from waterclock.time import MIN_NS
 
 MOST_RUNS = 64
-"""Maximum number of runs. Only a stall that moves back and a new batch length begin one."""
+"""Maximum number of runs. Only a stall that moves back, a new batch length and a boundary begin one."""
 
 
 @dataclass(slots=True)

@@ -79,13 +79,13 @@ def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
         return ByEventTime.checked(*options)
     if by == "id":
         return ById.checked(*options)
-    batch_length, longest, timeout, clocks, max_disorder = options
+    batch_length, longest, timeout, *further = options
     if longest is not None:
         if batch_length != "adaptive":
             raise InvalidArgumentError(f"longest needs batch_length 'adaptive', got {quoted(batch_length)}")
         batch_length = AdaptiveBatchLength(longest=longest)
     timeout = float("inf") if timeout == "inf" else timeout
-    return ByRate.checked(batch_length, timeout, clocks=clocks, max_disorder=max_disorder)
+    return ByRate.checked(batch_length, timeout, True, *further)
 
 
 def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow: bool) -> None:

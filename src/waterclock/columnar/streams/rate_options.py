@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from waterclock.batching.declared_streams import stream_names
 from waterclock.batching.rate.by_message.aligned import Clocks, checked_clocks
 from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import Gated, RateRule, gate_chooser
@@ -19,6 +21,7 @@ class RateOptions(NamedTuple):
     forget_after: int | None = None
     aligns: bool = False
     max_disorder: int = 0
+    boundaries: tuple[str, ...] = ()
 
     @classmethod
     def checked(
@@ -29,6 +32,7 @@ class RateOptions(NamedTuple):
         forget_after: Duration | None = None,
         clocks: Clocks = "as_sent",
         max_disorder: Duration = 0,
+        boundaries: Iterable[str] | None = None,
     ) -> RateOptions:
         """Check the user's options.
 
@@ -40,7 +44,9 @@ class RateOptions(NamedTuple):
         disorder = RateRule.checked(batch_length, timeout, max_disorder).max_disorder
         gate_chooser(gated)
         chosen = gated if callable(gated) or isinstance(gated, bool) else frozenset(gated)
-        return cls(batch_length, timeout, chosen, checked_silence(forget_after), checked_clocks(clocks), disorder)
+        names = tuple(sorted(set(stream_names(boundaries or (), "boundaries"))))
+        silence, aligns = checked_silence(forget_after), checked_clocks(clocks)
+        return cls(batch_length, timeout, chosen, silence, aligns, disorder, names)
 
     @property
     def rule(self) -> RateRule:
@@ -55,4 +61,5 @@ class RateOptions(NamedTuple):
         gated = self.gated
         chosen = "a function" if callable(gated) else gated if isinstance(gated, bool) else sorted(gated)
         further = [*["align"] * self.aligns, *[rule.max_disorder] * (rule.max_disorder > 0)]
-        return [rule.batch_length, ratio, chosen, self.forget_after, *further]
+        boundaries = [list(self.boundaries)] * bool(self.boundaries)
+        return [rule.batch_length, ratio, chosen, self.forget_after, *further, *boundaries]

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import ReplayRange
-from waterclock.batching.facts import count, each, read_as
+from waterclock.batching.facts import count, each, maybe, moment, read_as
 from waterclock.batching.rate.by_column.columns import KERNEL, long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
 from waterclock.batching.rate.long_call import warn
-from waterclock.batching.rate.rule import gate_chooser
+from waterclock.batching.rate.rule import role_chooser
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.packing import encoded, local_streams
@@ -152,7 +152,8 @@ class RateStream:
         known = self._entries if self._options.forget_after is None else np.c_[self._entries, self._clocks]
         entries = np.ascontiguousarray(known.T).tobytes()
         parts = [arrays, entries, *[self._offsets.tobytes()] * self._options.aligns]
-        facts = [_VERSION, self._options.facts(), shapes, *map(len, parts)]
+        runs = self._rules.runs if self._options.boundaries else None
+        facts = [_VERSION, self._options.facts(), shapes, runs, *map(len, parts)]
         return framed(_FORM, json.dumps(facts).encode(), b"\n", *parts, self._kept.to_cell())
 
     @classmethod
@@ -170,7 +171,8 @@ class RateStream:
         """
         facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):
-            written, shapes, *lengths = facts
+            written, shapes, runs, *lengths = facts
+            runs = maybe(runs, lambda runs: each(runs, lambda run: maybe(run, moment)))
             shapes, (arrays, entries, *offsets) = each(shapes, count), each(lengths, count)
         refuse_options(written, options.facts())
         restored = cls(options)
@@ -185,7 +187,10 @@ class RateStream:
                 *places, restored._clocks = known.reshape(3, -1)
                 restored._entries = np.stack(places, axis=1)
             from_arrays(restored._rules, shapes, rest[:arrays], restored._kept.sources)
-        if {len(restored._entries), len(restored._rules.facts)} != {len(restored._kept.source_names)}:
+        restored._rules.runs = [None] * len(restored._rules.facts) if runs is None else runs
+        if {len(restored._entries), len(restored._rules.facts), len(restored._rules.runs)} != {
+            len(restored._kept.source_names)
+        }:
             raise DamagedError(f"{_NAME} is corrupt: its sources do not match its rules")
         if options.aligns and len(restored._offsets) != len(restored._kept.messages):
             raise DamagedError(f"{_NAME} is corrupt: its offsets do not match its messages")
@@ -194,13 +199,13 @@ class RateStream:
     def _places(self, ordered: ManySources) -> npt.NDArray[np.int64]:
         """Return the place of each message's stream among those of all sources."""
         streams = max(1, len(ordered.stream_names))
-        gate = gate_chooser(self._options.gated)
+        role = role_chooser(self._options.gated, self._options.boundaries)
         return self._rules.admit(
             len(ordered.source_names),
             ordered.sources.astype(np.int64) * streams + ordered.streams,
             streams,
             lambda met: np.array(
-                [gate(name) for name in ordered.stream_names.take(pa.array(met)).to_pylist()], np.bool_
+                [role(name) for name in ordered.stream_names.take(pa.array(met)).to_pylist()], np.int64
             ),
         )
 
@@ -369,6 +374,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches, offsets: npt.NDArray
         first=found.offsets[:-1] - np.repeat(firsts[:-1], per_source[sources]),
         count=sizes,
         outside=outside,
+        runs=pa.array(found.runs, pa.int64()),
         offsets=maps,
     )
     columns = [

@@ -260,10 +260,12 @@ def _event_time_rule(table: TomlTable) -> dict[str, Any]:
     if on_conflict is not None:
         table.check("on_conflict", lambda: EventTimeRule.checked(0, 0, 0, cast("Any", on_conflict)))
         rule["on_conflict"] = on_conflict
+    return rule | _boundaries(table)
+
+
+def _boundaries(table: TomlTable) -> dict[str, Any]:
     boundaries = table.texts("boundaries")
-    if boundaries:
-        rule["boundaries"] = frozenset(boundaries)
-    return rule
+    return {"boundaries": frozenset(boundaries)} if boundaries else {}
 
 
 def _id_rule(table: TomlTable) -> dict[str, Any]:
@@ -295,7 +297,7 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
         raise table.wrong("gated", f"batching.gated must be true, false, or a list of streams, got {quoted(gated)}")
     if gated is not None:
         rule["gated"] = frozenset(cast("list[str]", gated)) if isinstance(gated, list) else gated
-    return rule
+    return rule | _boundaries(table)
 
 
 _RULES: dict[By, Callable[[TomlTable], dict[str, Any]]] = {

@@ -179,6 +179,7 @@ def rate_aware_batches(
     max_skew: Duration = "10s",
     clocks: Clocks = "as_sent",
     max_disorder: Duration = 0,
+    boundaries: Iterable[str] | None = None,
 ) -> DataFrame:
     """Batch messages by the rates of their streams, as `waterclock.RateAwareBatcher` does for each source.
 
@@ -189,7 +190,7 @@ def rate_aware_batches(
         source and stream (STRING), event_time and receive_time (BIGINT ns, or TIMESTAMP) and their position: ledger,
         entry (BIGINT) and index (INT). The messages of one entry arrived together: a source's share of it is one call
         of its batcher.
-    batch_length, timeout, gated, forget_after, clocks, max_disorder
+    batch_length, timeout, gated, forget_after, clocks, max_disorder, boundaries
         As of `waterclock.RateAwareBatcher`; a function for ``gated`` must be one that can be pickled. Without
         ``forget_after`` a stream's state keeps every source that it has ever seen.
     buckets
@@ -221,7 +222,7 @@ def rate_aware_batches(
     it returns the source's open windows and forgets its state. While the topic keeps ``max_skew``, the batches are
     those of a replay. A message which breaks it begins a forgotten source again.
     """
-    options = (df, batch_length, timeout, gated, buckets, forget_after, max_skew, clocks, max_disorder)
+    options = (df, batch_length, timeout, gated, buckets, forget_after, max_skew, clocks, max_disorder, boundaries)
     return batches_of(rate_aware_outcomes(*options))
 
 
@@ -235,6 +236,7 @@ def rate_aware_outcomes(
     max_skew: Duration = "10s",
     clocks: Clocks = "as_sent",
     max_disorder: Duration = 0,
+    boundaries: Iterable[str] | None = None,
     *,
     ended: bool = True,
     span: ReplayRange | None = None,
@@ -255,7 +257,7 @@ def rate_aware_outcomes(
     DataFrame
         Columns `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`; ``rejection`` is null everywhere.
     """
-    options = RateOptions.checked(batch_length, timeout, gated, forget_after, clocks, max_disorder)
+    options = RateOptions.checked(batch_length, timeout, gated, forget_after, clocks, max_disorder, boundaries)
     skew = to_duration(max_skew, "max_skew")
     buckets = _buckets(df, buckets)
     messages, record = _messages(df)

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from waterclock._support.quoting import quoted
+from waterclock.batching.declared_streams import stream_names
 from waterclock.batching.kernels import Kernel
 from waterclock.batching.rate.by_column.columns_state import RateColumnsState
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
 from waterclock.batching.rate.by_message.aligned import ALIGNMENT, Clocks, checked_clocks
 from waterclock.batching.rate.long_call import warn
-from waterclock.batching.rate.rule import ERA, Gated, RateRule, gate_chooser
+from waterclock.batching.rate.rule import CUTS, ERA, RIDES, Gated, RateRule, role_chooser
+from waterclock.batching.rate.runs import boundaries_by_batch, runs_of
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import MAX_NS, Duration
 
@@ -40,6 +42,8 @@ class RateBatches(NamedTuple):
         Numbers of messages in the order in which they joined their batch, int64; the very first message is number 0.
     shifts
         The ns by which each of ``messages`` was aligned, int64; zeros unless clocks are aligned.
+    runs
+        As of `Batch`, ns.
     """
 
     starts: Ints
@@ -49,6 +53,7 @@ class RateBatches(NamedTuple):
     offsets: Ints
     messages: Ints
     shifts: Ints
+    runs: tuple[int | None, ...]
 
     def batch_of(self, count: int, first: int = 0) -> Ints:
         """Return the batch of each message from ``first`` on, as its place here; -1 without one."""
@@ -87,7 +92,7 @@ class RateAwareColumns:
     ----------
     streams
         The names of the streams, which the numbers in `add` refer to.
-    batch_length, timeout, gated, clocks, max_disorder
+    batch_length, timeout, gated, clocks, max_disorder, boundaries
         As of `RateAwareBatcher`.
 
     Raises
@@ -103,6 +108,7 @@ class RateAwareColumns:
     """
 
     __slots__ = (
+        "_boundaries",
         "_clocks",
         "_codes",
         "_count",
@@ -113,6 +119,7 @@ class RateAwareColumns:
         "_paused",
         "_rings",
         "_row_of",
+        "_run_of_source",
         "_shifts",
         "_times",
         "_tracks",
@@ -127,21 +134,24 @@ class RateAwareColumns:
         gated: Gated = True,
         clocks: Clocks = "as_sent",
         max_disorder: Duration = 0,
+        boundaries: Iterable[str] | None = None,
     ) -> None:
         rule = RateRule.checked(batch_length, timeout, max_disorder)
         if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
             raise InvalidArgumentError(f"streams must be a list of names, got {quoted(streams)}")
         self._names = list(streams)
         self._factor = rule.factor
-        may_gate = np.array([*map(gate_chooser(gated), streams), False], np.bool_)
+        self._boundaries = frozenset(stream_names(boundaries or (), "boundaries"))
+        self._run_of_source: list[int | None] = [None]
+        roles = np.array([*map(role_chooser(gated, self._boundaries), streams), RIDES], np.int64)
         kernel = KERNEL.interpreted
-        self._row_of = np.where(may_gate, np.arange(len(may_gate)), len(may_gate) - 1).astype(np.uint32)
+        self._row_of = np.where(roles != RIDES, np.arange(len(roles)), len(roles) - 1).astype(np.uint32)
         self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
         self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
         self._facts[[kernel.AUTO, kernel.DISORDER]] = rule.auto, rule.max_disorder
-        self._tracks = np.zeros((len(may_gate), kernel.TRACK_COLUMNS), np.int64)
-        self._tracks[:, kernel.MAY_GATE] = may_gate
-        self._rings = np.zeros((len(may_gate), kernel.KEPT_DIFFERENCES), np.int64)
+        self._tracks = np.zeros((len(roles), kernel.TRACK_COLUMNS), np.int64)
+        self._tracks[:, kernel.ROLE] = roles
+        self._rings = np.zeros((len(roles), kernel.KEPT_DIFFERENCES), np.int64)
         self._clocks = np.zeros((len(self._names), checked_clocks(clocks) * ALIGNMENT.interpreted.COLUMNS), np.int64)
         self._paused = True  # no time passes until the clock is read again
         self._count = 0
@@ -195,16 +205,16 @@ class RateAwareColumns:
         gated
             Which of them may gate.
         """
-        may_gate = np.array(list(map(gate_chooser(gated), streams)), np.bool_)
+        roles = np.array(list(map(role_chooser(gated, self._boundaries), streams)), np.int64)
         riding = len(self._row_of) - 1
-        added = len(may_gate)
+        added = len(roles)
         tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
-        tracks[:, KERNEL.interpreted.MAY_GATE] = may_gate
+        tracks[:, KERNEL.interpreted.ROLE] = roles
         rings = np.zeros((added, self._rings.shape[1]), np.int64)
-        # Streams that may not gate share the last row, which moves.
+        # Streams that ride along share the last row, which moves.
         self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
         self._rings = np.concatenate([self._rings[:riding], rings, self._rings[riding:]])
-        rows = np.where(may_gate, riding + np.arange(added), riding + added).astype(np.uint32)
+        rows = np.where(roles != RIDES, riding + np.arange(added), riding + added).astype(np.uint32)
         moved = [_moved(self._row_of, riding, added), _moved(self._codes, riding, added)]
         self._row_of = np.concatenate([moved[0][:-1], rows, moved[0][-1:]])
         self._codes = moved[1]
@@ -286,7 +296,8 @@ class RateAwareColumns:
             "elsewhere": elsewhere[: self._facts[kernel.ERAS]],
             "runs": runs[: self._facts[kernel.RUNS]],
         }
-        return RateColumnsState(self._factor, self._count, **arrays).to_bytes()
+        names = sorted(self._boundaries)
+        return RateColumnsState(self._factor, self._count, names, self._run_of_source[0], **arrays).to_bytes()
 
     @classmethod
     def restore(cls, state: bytes, streams: Sequence[str] = ()) -> RateAwareColumns:
@@ -311,7 +322,8 @@ class RateAwareColumns:
         For the clock, no time passes between `state` and `restore`.
         """
         known = RateColumnsState.from_bytes(state)
-        restored = cls([])
+        restored = cls([], boundaries=known.boundaries)
+        restored._run_of_source = [known.run]
         restored._factor, restored._count = known.factor, known.taken
         for name in _ARRAYS:
             setattr(restored, f"_{name}", getattr(known, name))
@@ -399,14 +411,19 @@ class RateAwareColumns:
             *children, waits_for, joined, starts, ends, closed_at, reasons, until,
         )  # fmt: skip
         closed, given_out = facts[kernel.BATCHES], facts[kernel.ACTIVE_FROM]
+        leaving, offsets = joined[:given_out], np.concatenate([[0], until[:closed]])
+        boundaries = {}
+        if self._boundaries:
+            boundaries = boundaries_by_batch(offsets, times[leaving], tracks[rows[leaving], kernel.ROLE] == CUTS)
         batches = RateBatches(
             starts[:closed].copy(),
             ends[:closed].copy(),
             closed_at[:closed].copy(),
             tuple(kernel.REASONS[reason] for reason in reasons[:closed].tolist()),
-            np.concatenate([[0], until[:closed]]),
-            numbers[joined[:given_out]],
-            self._shifts[joined[:given_out]],
+            offsets,
+            numbers[leaving],
+            self._shifts[leaving],
+            tuple(runs_of(self._run_of_source, (0, int(closed)), starts, ends, boundaries)),
         )
         kept = np.concatenate([joined[given_out : facts[kernel.JOINED]], np.flatnonzero(waits_for >= 0)])
         self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]

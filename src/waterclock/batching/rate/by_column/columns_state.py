@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.facts import count, each, maybe, parsed, read_as, whole
+from waterclock.batching.facts import count, each, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.state_bytes import refuse_version
 from waterclock.checksum import framed, has_form, unframed
 from waterclock.errors import SchemaError
@@ -32,12 +32,16 @@ class RateColumnsState(NamedTuple):
         The timeout in batch lengths; None for no timeout.
     taken
         Total number of messages.
+    boundaries, run
+        The streams whose messages cut windows, and the run after the last batch, ns.
     row_of, facts, tracks, rings, codes, times, numbers, waits_for, clocks, shifts, elsewhere, runs
         The attributes of `RateAwareColumns` of these names; of the last two, the rows in use.
     """
 
     factor: Fraction | None
     taken: int
+    boundaries: list[str]
+    run: int | None
     row_of: Array
     facts: Array
     tracks: Array
@@ -58,6 +62,8 @@ class RateColumnsState(NamedTuple):
             "version": _VERSION,
             "factor": None if self.factor is None else self.factor.as_integer_ratio(),
             "count": self.taken,
+            "boundaries": self.boundaries,
+            "run": self.run,
             "shapes": [array.shape for array in arrays],
         }
         # NumPy's own files take ten times as long, and a stream writes a state per source and micro-batch.
@@ -83,7 +89,8 @@ class RateColumnsState(NamedTuple):
             refuse_version(facts["version"], _VERSION)
             factor = maybe(facts["factor"], lambda ratio: Fraction(*each(ratio, whole)))
             shapes = each(facts["shapes"], lambda shape: each(shape, count))
-            return cls(factor, count(facts["count"]), **_arrays(compressed, shapes))
+            boundaries, run = each(facts["boundaries"], text), maybe(facts["run"], moment)
+            return cls(factor, count(facts["count"]), boundaries, run, **_arrays(compressed, shapes))
 
 
 _ARRAYS: dict[str, type[np.generic]] = {

@@ -18,8 +18,10 @@ from waterclock.batching.rate.period import KEPT_DIFFERENCES, LONGEST_DIFFERENCE
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
 from waterclock.batching.rate.rule import (
     ABSENT,
+    CUTS,
     ERA,
     FORGETS,
+    GATES,
     HORIZON,
     MOST_AWAITED,
     MOST_ERAS,
@@ -41,7 +43,7 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
 
 # The columns of a track.
 (
-    MAY_GATE,
+    ROLE,
     TRACKED,
     NEWEST,
     KEPT,
@@ -96,8 +98,9 @@ Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the te
     SLOWEST,
     AWAITED,
     DISORDER,
+    CUT_AT,  # the boundary that ends the window, ns; NEVER without
     FACTS,
-) = range(31)
+) = range(32)
 
 # Rows of other eras' traffic and of runs follow in the same array, since each further array costs time at every call.
 ELSEWHERE_FROM = FACTS
@@ -221,7 +224,7 @@ def _own_period(ring: Ints, count: int) -> int:
     if count < STABLE_DIFFERENCES:
         return 0
     ordered = np.sort(ring[:count])
-    if ordered[count - 1] > LONGEST_DIFFERENCE:
+    if ordered[count - 1] == LONGEST_DIFFERENCE:
         return 0
     guess, _ = _period(ordered, ordered[(count - 1) // 2] + ordered[count // 2])
     total = pulses = fitting = 0
@@ -324,7 +327,7 @@ def _observe(row: int, event_time: int, set_back: int, known: Known) -> None:
     if track[NEWEST] == NEVER or event_time < track[NEWEST] - set_back:
         track[NEWEST] = event_time
     elif event_time > track[NEWEST]:
-        if track[MAY_GATE]:
+        if track[ROLE] == GATES:
             known.rings[row, track[NEXT_KEPT]] = event_time - track[NEWEST]
             track[NEXT_KEPT] = (track[NEXT_KEPT] + 1) % KEPT_DIFFERENCES
             track[KEPT] = min(track[KEPT] + 1, KEPT_DIFFERENCES)
@@ -346,37 +349,41 @@ def _notice(track: Ints, event_time: int) -> None:
 def _place_track(track: Ints, facts: Ints, steps: int) -> None:
     """As `Track.place`."""
     start, length, disorder = facts[WINDOW_START], facts[LENGTH], facts[DISORDER]
-    if steps and track[STEADY]:
+    is_cut = facts[CUT_AT] != NEVER
+    if steps and track[STEADY] and not is_cut:
         moved = steps * length
         track[OVER_FROM] += moved
         if track[RATE]:
             track[LAST_FROM] += moved
             track[FAR_FROM] += moved
     elif not track[RATE]:
-        track[OVER_FROM] = start + length + 1
+        last = start if track[ROLE] == CUTS else facts[CUT_AT] - 1 if is_cut else start + length
+        track[OVER_FROM] = last + 1
         track[LAST_FROM] = track[FAR_FROM] = NEVER
-        track[STEADY] = 1
+        track[STEADY] = not is_cut
     else:
-        end = start + length
-        track[OVER_FROM] = _earliest(track[ORIGIN], track[RATE], end, 0)
+        end = facts[CUT_AT] if is_cut else start + length
+        track[OVER_FROM] = end if is_cut else _earliest(track[ORIGIN], track[RATE], end, 0)
         if disorder:
             track[LAST_FROM] = track[OVER_FROM] + disorder
         else:
-            track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end, 1)
+            track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end + DRIFT_TOLERANCE * is_cut, 1)
         track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length + disorder, 0)
         rate = track[RATE]
-        track[STEADY] = (length % -rate if rate < 0 else length % _SECOND * rate % _SECOND) == 0
+        track[STEADY] = not is_cut and (length % -rate if rate < 0 else length % _SECOND * rate % _SECOND) == 0
     if track[NEWEST] < start - ERA * length:
         track[NEWEST] = NEVER
     track[PRESENT] = track[SATISFIED] = 0
     track[FIRST] = NEVER
-    track[NOTICE_FROM] = BEFORE_ALL if track[MAY_GATE] else NEVER
+    track[NOTICE_FROM] = BEFORE_ALL if track[ROLE] == GATES else NEVER
 
 
 @njit(error_model="numpy")
 def _regrid(row: int, start: int, known: Known) -> None:
     """As `Track.regrid`."""
     track, length = known.tracks[row], known.facts[LENGTH]
+    for k in range(track[KEPT]):
+        known.rings[row, k] = min(known.rings[row, k], LONGEST_DIFFERENCE)
     rate = _estimate(known.rings[row], track[KEPT], max(track[RATE], 0))
     origin = track[ORIGIN]
     if not rate:
@@ -396,8 +403,11 @@ def _regrid(row: int, start: int, known: Known) -> None:
 
 
 @njit(error_model="numpy")
-def _windows_to(track: Ints, event_time: int, start: int, length: int) -> int:
+def _windows_to(track: Ints, event_time: int, facts: Ints) -> int:
     """As `Track.windows_to`."""
+    start, length = facts[WINDOW_START], facts[LENGTH]
+    if facts[CUT_AT] != NEVER:
+        return int(event_time >= facts[CUT_AT])
     steps = (event_time - start) // length
     if track[RATE] and event_time >= _earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, 0):
         steps += 1
@@ -679,9 +689,9 @@ def _windows_to_first(gating_only: bool, known: Known, messages: WaitingMessages
     nearest = NEVER
     for row in range(len(known.tracks)):
         track = known.tracks[row]
-        if track[PILED] and (track[RATE] or not gating_only):
+        if track[PILED] and (track[RATE] or track[ROLE] == CUTS or not gating_only):
             oldest = int(messages.times[int(track[ROOT])])
-            nearest = min(nearest, _windows_to(track, oldest, known.facts[WINDOW_START], known.facts[LENGTH]))
+            nearest = min(nearest, _windows_to(track, oldest, known.facts))
     return 0 if nearest == NEVER else nearest
 
 
@@ -693,7 +703,7 @@ def _complete_windows(known: Known) -> int:
         track = known.tracks[row]
         if track[RATE]:
             newest = track[PILE_NEWEST] - facts[DISORDER]
-            complete = min(complete, _windows_to(track, newest, facts[WINDOW_START], facts[LENGTH]))
+            complete = min(complete, _windows_to(track, newest, facts))
     return max(complete, 0)
 
 
@@ -706,7 +716,7 @@ def _gap(known: Known, messages: WaitingMessages) -> int:
     if not facts[GATING]:
         if facts[JOINED] - facts[ACTIVE_FROM] > facts[STRAYS]:
             return 0
-        complete = (facts[HIGH_WATER] - facts[DISORDER] - facts[WINDOW_START]) // facts[LENGTH]
+        complete = _windows_to(known.tracks[-1], facts[HIGH_WATER] - facts[DISORDER], facts)
         steps = _windows_to_first(False, known, messages)
         return max(min(steps, complete), 0) if facts[DISORDER] else steps
     if facts[CONTRIBUTING]:
@@ -801,15 +811,66 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
     length = facts[LENGTH]
     _set_timeout(facts)
     _begin_start(start, length, facts)
-    facts[WINDOW_START] = start
+    facts[WINDOW_START], facts[CUT_AT] = start, NEVER
+    boundary = NEVER
+    for track in known.tracks:
+        if track[TRACKED] and track[ROLE] == CUTS:
+            _place_track(track, facts, steps)
+            _let_in(track, facts, messages, out)
+            if track[PILED]:
+                boundary = min(boundary, messages.times[int(track[ROOT])])
+    if boundary <= start + length:
+        facts[CUT_AT] = boundary
+    for track in known.tracks:
+        if track[TRACKED] and track[ROLE] != CUTS:
+            _place_track(track, facts, steps)
+    _admit_waiting(known, messages, out)
+
+
+@njit(error_model="numpy")
+def _skip(steps: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    """As `Assembly.skip`."""
+    facts = known.facts
+    if facts[CUT_AT] == NEVER:
+        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+    else:
+        _open_window(facts[CUT_AT], 0, known, messages, out)
+
+
+@njit(error_model="numpy")
+def _cut(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    """As `Assembly._cut`, when `_place_ahead` has found the boundary."""
+    facts = known.facts
+    for track in known.tracks:
+        if track[TRACKED]:
+            _place_track(track, facts, 0)
+    stop, facts[JOINED] = facts[JOINED], facts[ACTIVE_FROM]
+    for place in range(facts[JOINED], stop):
+        message = out.joined[place]
+        row, event_time = messages.rows[message], messages.times[message]
+        track = known.tracks[row]
+        if not _in_era(event_time, facts[WINDOW_START], facts[LENGTH]):
+            _join(message, facts, out)
+        elif event_time < track[OVER_FROM] or (not track[RATE] and event_time > facts[HELD_UNTIL]):
+            _join(message, facts, out)
+            _notice(track, event_time)
+        else:
+            _push(row, message, known.tracks, messages)
+    facts[UNMOVED] = 0
+    _admit_waiting(known, messages, out)
+
+
+@njit(error_model="numpy")
+def _admit_waiting(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+    """As `Assembly._admit_waiting`."""
+    facts = known.facts
+    start, length = facts[WINDOW_START], facts[LENGTH]
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
     newest_gating = start + length
-    for row in range(len(known.tracks)):
-        track = known.tracks[row]
+    for track in known.tracks:
         if not track[TRACKED]:
             continue
-        _place_track(track, facts, steps)
         if track[PILED]:
             _let_in(track, facts, messages, out)
         if track[PILED]:
@@ -905,16 +966,19 @@ def _give_out(reason: int, known: Known, messages: WaitingMessages, out: KernelO
     if facts[DOUBTFUL] == 1 and start >= facts[TRUSTED_FROM] and _is_agreed(known):
         facts[DOUBTFUL] = 0
     facts[OUTNUMBERED] = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM]
-    _write_batch(start, start + length, reason, facts, out)
+    if facts[CUT_AT] == NEVER:
+        _write_batch(start, start + length, reason, facts, out)
+    else:
+        _write_batch(start, facts[CUT_AT], STALL if reason == STALL else BOUNDARY, facts, out)
     facts[AWAITED] = max(facts[SLOWEST], facts[AWAITED] - facts[AWAITED] // FORGETS)
     facts[SLOWEST] = 0
     _review(known)
 
 
-SLOTS, GAP, TIMEOUT, STALL, FLUSH, START = range(6)
+SLOTS, GAP, TIMEOUT, STALL, FLUSH, START, BOUNDARY = range(7)
 """Why a batch closed, as the kernel writes it."""
 
-REASONS = ("slots", "gap", "timeout", "stall", "flush", "start")
+REASONS = ("slots", "gap", "timeout", "stall", "flush", "start", "boundary")
 
 
 @njit(error_model="numpy")
@@ -938,21 +1002,22 @@ def _close_complete(known: Known, messages: WaitingMessages, out: KernelOutput) 
             return facts[BATCHES] > before
         if facts[JOINED] > facts[ACTIVE_FROM]:
             _give_out(reason, known, messages, out)
-        steps = max(steps, 1)
-        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+        _skip(max(steps, 1), known, messages, out)
 
 
 @njit(error_model="numpy")
 def _place_ahead(row: int, message: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts, track = known.facts, known.tracks[row]
     event_time = messages.times[message]
-    if not track[RATE] and facts[GATING] and event_time > facts[HELD_UNTIL]:
+    if not track[RATE] and track[ROLE] != CUTS and facts[GATING] and event_time > facts[HELD_UNTIL]:
         _join(message, facts, out)
         if event_time >= track[NOTICE_FROM]:
             _notice_and_count(track, event_time, facts)
         return
     _push(row, message, known.tracks, messages)
     facts[ALL_PILED] += 1
+    if track[ROLE] == CUTS and event_time <= facts[WINDOW_START] + facts[LENGTH]:
+        facts[CUT_AT] = min(facts[CUT_AT], event_time)
     if not track[RATE]:
         return
     facts[HELD_UNTIL] = max(facts[HELD_UNTIL], event_time + _ahead(facts))
@@ -1008,7 +1073,7 @@ def _take(first: int, stop: int, known: Known, messages: WaitingMessages, out: K
         row = rows[message]
         event_time = messages.times[message]
         if tracks[row, TRACKED] and tracks[row, NEWEST] < event_time <= era_until:
-            if tracks[row, MAY_GATE]:
+            if tracks[row, ROLE] == GATES:
                 rings[row, tracks[row, NEXT_KEPT]] = event_time - tracks[row, NEWEST]
                 tracks[row, NEXT_KEPT] = (tracks[row, NEXT_KEPT] + 1) % KEPT_DIFFERENCES
                 tracks[row, KEPT] = min(tracks[row, KEPT] + 1, KEPT_DIFFERENCES)
@@ -1118,11 +1183,13 @@ def _follow(oldest: int, newest: int, known: Known, messages: WaitingMessages, o
     _place_anew(oldest, known, messages, out)
     if out.until[batches] == (out.until[batches - 1] if batches else 0):
         facts[BATCHES] = batches  # the batch that this closes is empty
-    mark = BEFORE_ALL
+    mark, cut_at = BEFORE_ALL, facts[CUT_AT]
     for message in traffic[:count]:
         if _place(int(messages.rows[message]), message, known, messages, out):
             mark = max(mark, times[message])
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(mark, facts[WINDOW_START] + _ahead(facts)))
+    if facts[CUT_AT] < cut_at:
+        _cut(known, messages, out)
 
 
 @njit(error_model="numpy")
@@ -1154,6 +1221,7 @@ def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
 def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     start, length = facts[WINDOW_START], facts[LENGTH]
+    end = min(facts[CUT_AT], start + length)
     active = facts[JOINED] - facts[ACTIVE_FROM]
     if active:
         recent = facts[UNMOVED] or active
@@ -1162,17 +1230,16 @@ def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None
             times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
         oldest, anchor = _plausible_range(times, length, True)
         if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
-            anchor = start + length
-        if start <= anchor <= start + length:
+            anchor = end
+        if start <= anchor <= end:
             _give_out(STALL, known, messages, out)
-            _open_window(start + length, 1, known, messages, out)
+            _skip(1, known, messages, out)
         elif oldest > _era_until(start, length) and _apart(oldest, anchor) >= np.uint64(MOVING * length):
             _follow(oldest, anchor, known, messages, out)
         else:
             _place_anew(anchor, known, messages, out)
     elif facts[ALL_PILED]:
-        steps = max(1, _windows_to_first(False, known, messages))
-        _open_window(start + steps * length, steps, known, messages, out)
+        _skip(max(1, _windows_to_first(False, known, messages)), known, messages, out)
     _close_complete(known, messages, out)
     _moved(facts[DOUBTFUL] == 1 and _in_era(facts[WINDOW_START], start, length), facts)
     facts[SINCE] = facts[LOOKED]
@@ -1198,7 +1265,9 @@ def _gives_way(
 
 
 @njit(error_model="numpy", inline="always")
-def _add(first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
+def _add(  # noqa: C901  # a call for each message would cost more than its work
+    first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput
+) -> None:
     facts = known.facts
     facts[LOOKED] = now
     facts[SINCE] = min(facts[SINCE], now)
@@ -1211,8 +1280,11 @@ def _add(first: int, stop: int, now: int, known: Known, messages: WaitingMessage
         _moved(facts[DOUBTFUL] == 1, facts)
         facts[SINCE] = now
     start, length = facts[WINDOW_START], facts[LENGTH]
-    high_water, held = facts[HIGH_WATER], facts[JOINED]
+    high_water, held, cut_at = facts[HIGH_WATER], facts[JOINED], facts[CUT_AT]
     _take(first, stop, known, messages, out)
+    if facts[CUT_AT] < cut_at:
+        _cut(known, messages, out)
+        held = min(held, facts[JOINED])
     rivalled = _is_rivalled(facts)
     closed, stalled = False, rivalled and _gives_way(first, stop, high_water, held, known, messages, out)
     if not stalled and (not facts[WAITING] or facts[ALL_PILED] or _has_timed_out(start, facts)):
@@ -1239,7 +1311,7 @@ def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
             _give_out(FLUSH, known, messages, out)
         else:
             steps = max(1, _windows_to_first(False, known, messages))
-        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
+        _skip(steps, known, messages, out)
     facts[UNMOVED] = facts[ERAS] = 0
     facts[SINCE] = facts[LOOKED]
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from waterclock.batching.rate.by_column.columns import KERNEL, in_kernel
 from waterclock.batching.rate.by_message.aligned import ALIGNMENT
-from waterclock.batching.rate.rule import RateRule
+from waterclock.batching.rate.rule import CUTS, RIDES, RateRule
+from waterclock.batching.rate.runs import boundaries_by_batch, runs_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,6 +36,8 @@ class ManyBatches(NamedTuple):
         Places of the passed messages that are in batches, in the order in which they joined their batch.
     kept
         Places of the passed messages that are in no batch; source by source, to be passed again.
+    runs
+        As of `waterclock.Batch`, ns.
     """
 
     starts: Ints
@@ -45,6 +48,7 @@ class ManyBatches(NamedTuple):
     offsets: Ints
     messages: Ints
     kept: Ints
+    runs: list[int | None]
 
     def between(self, since: int, until: int) -> ManyBatches:
         """Take the batches that start at or after ``since`` and before ``until``, ns."""
@@ -59,6 +63,7 @@ class ManyBatches(NamedTuple):
             np.concatenate([[0], np.cumsum(counts[stays])]),
             self.messages[np.repeat(stays, counts)],
             self.kept,
+            [run for run, within in zip(self.runs, stays, strict=True) if within],
         )
 
 
@@ -78,8 +83,10 @@ class RateAwareMany:
         If clocks are aligned, a row of `clock_alignment` for each of `pairs`; else rows of no columns.
     facts
         A row per source, as the kernel lays it out.
+    runs
+        The run after the last batch of each source, ns; None before the first.
     tracks, rings
-        The rows of all sources in order: one for each stream that may gate, and one for all others.
+        The rows of all sources in order: one for each stream that does not ride along, and one for all others.
     track_bounds
         Source s has the rows ``track_bounds[s]`` to ``track_bounds[s + 1]``.
     pairs
@@ -89,12 +96,24 @@ class RateAwareMany:
         For each kept message, the row that it waits for among those of its source, or -1; and its source.
     """
 
-    __slots__ = ("_rule", "clocks", "facts", "kept_sources", "pairs", "rings", "track_bounds", "tracks", "waits_for")
+    __slots__ = (
+        "_rule",
+        "clocks",
+        "facts",
+        "kept_sources",
+        "pairs",
+        "rings",
+        "runs",
+        "track_bounds",
+        "tracks",
+        "waits_for",
+    )
 
     def __init__(self, rule: RateRule, *, aligns: bool = False) -> None:
         kernel = KERNEL.interpreted
         self._rule = rule
         self.facts = np.empty((0, kernel.ALL_FACTS), np.int64)
+        self.runs: list[int | None] = []
         self.tracks = np.empty((0, kernel.TRACK_COLUMNS), np.int64)
         self.rings = np.empty((0, kernel.KEPT_DIFFERENCES), np.int64)
         self.track_bounds = np.zeros(1, np.int64)
@@ -103,7 +122,7 @@ class RateAwareMany:
         self.waits_for = np.empty(0, np.int32)
         self.kept_sources = np.empty(0, np.int64)
 
-    def admit(self, sources: int, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> Ints:
+    def admit(self, sources: int, keys: Ints, streams: int, roles_of: Callable[[Ints], Ints]) -> Ints:
         """Add new sources and streams, and return the place of each message's stream in `pairs`.
 
         Parameters
@@ -114,8 +133,8 @@ class RateAwareMany:
             For each message, the number of its source times ``streams``, plus the number of its stream.
         streams
             Number of all streams. The numbers in `pairs` refer to these.
-        may_gate
-            Returns which of some streams may gate.
+        roles_of
+            Returns the roles of some streams.
         """
         kernel = KERNEL.interpreted
         added = sources - len(self.facts)
@@ -124,6 +143,7 @@ class RateAwareMany:
             facts[:, [kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(self._rule)
             facts[:, [kernel.AUTO, kernel.DISORDER]] = self._rule.auto, self._rule.max_disorder
             self.facts = np.concatenate([self.facts, facts])
+            self.runs += [None] * added
             self.track_bounds = np.append(self.track_bounds, self.track_bounds[-1] + 1 + np.arange(added))
             self.tracks = np.concatenate([self.tracks, np.zeros((added, kernel.TRACK_COLUMNS), np.int64)])
             self.rings = np.concatenate([self.rings, np.zeros((added, kernel.KEPT_DIFFERENCES), np.int64)])
@@ -131,7 +151,7 @@ class RateAwareMany:
         place = np.searchsorted(known, keys)
         is_known = known[np.minimum(place, len(known) - 1)] == keys if len(known) else np.zeros(len(keys), np.bool_)
         if not is_known.all():
-            self._admit(np.unique(keys[~is_known]), streams, may_gate)
+            self._admit(np.unique(keys[~is_known]), streams, roles_of)
             known = self.pairs[:, 0] * streams + self.pairs[:, 1]
             place = np.searchsorted(known, keys)
         return place
@@ -190,7 +210,12 @@ class RateAwareMany:
             joined, starts, ends, closed, reasons, until, batch_bounds, given, kept,
         )  # fmt: skip
         batches = int(batch_bounds[-1])
-        kept = kept[:keeps]
+        kept, leaving, offsets = kept[:keeps], given[: count - keeps], np.concatenate([[0], until[:batches]])
+        boundaries = {}
+        cutting = self.tracks[:, kernel.ROLE] == CUTS
+        if cutting.any():
+            row_of = np.repeat(self.track_bounds[:-1], np.diff(bounds)) + rows
+            boundaries = boundaries_by_batch(offsets, times[leaving], cutting[row_of[leaving]])
         self.waits_for, self.kept_sources = waits_for[kept], np.searchsorted(bounds, kept, side="right") - 1
         return ManyBatches(
             starts[:batches],
@@ -198,9 +223,10 @@ class RateAwareMany:
             closed[:batches],
             reasons[:batches],
             batch_bounds,
-            np.concatenate([[0], until[:batches]]),
-            given[: count - keeps],
+            offsets,
+            leaving,
             kept,
+            runs_of(self.runs, batch_bounds.tolist(), starts, ends, boundaries),
         )
 
     def use(self, rule: RateRule) -> None:
@@ -224,6 +250,7 @@ class RateAwareMany:
         rows = np.arange(self.track_bounds[-1]) + np.repeat(first - self.track_bounds[:-1], counts)
         number = np.full(len(self.facts), -1)
         number[wanted] = np.arange(len(wanted))
+        self.runs = [self.runs[source] for source in wanted.tolist()]
         self.facts, self.tracks, self.rings = self.facts[wanted], self.tracks[rows], self.rings[rows]
         known = number[self.pairs[:, 0]] >= 0
         pairs = self.pairs[known]
@@ -240,24 +267,25 @@ class RateAwareMany:
         before = np.concatenate([[0], calls_so_far])[bounds[:-1]]
         return np.flatnonzero(calls_so_far == np.repeat(before, np.diff(bounds)))
 
-    def _admit(self, keys: Ints, streams: int, may_gate: Callable[[Ints], npt.NDArray[np.bool_]]) -> None:
-        """Add rows for new streams, after those of their source's streams that may gate."""
+    def _admit(self, keys: Ints, streams: int, roles_of: Callable[[Ints], Ints]) -> None:
+        """Add rows for new streams, before the last one of their source if they do not ride along."""
         sources, numbers = np.divmod(keys, streams)
         met, place = np.unique(numbers, return_inverse=True)
-        gates = np.asarray(may_gate(met), np.bool_)[place]
+        roles = roles_of(met)[place]
+        apart = roles != RIDES
         count = len(self.facts)
         before = np.diff(self.track_bounds)
-        added = np.bincount(sources[gates], minlength=count)
+        added = np.bincount(sources[apart], minlength=count)
         bounds = np.concatenate([[0], np.cumsum(before + added)])
-        rank = np.cumsum(gates) - 1
+        rank = np.cumsum(apart) - 1
         first_rank = np.concatenate([[0], np.cumsum(added)])[sources]
-        rows = np.where(gates, before[sources] - 1 + rank - first_rank, before[sources] + added[sources] - 1)
-        # The last row of a source, which streams that may not gate share, stays the last.
+        rows = np.where(apart, before[sources] - 1 + rank - first_rank, before[sources] + added[sources] - 1)
+        # The last row of a source, which streams that ride along share, stays the last.
         moved = np.arange(len(self.tracks)) + np.repeat(bounds[:-1] - self.track_bounds[:-1], before)
         last = self.track_bounds[1:] - 1
         moved[last] = bounds[1:] - 1
         self.tracks, self.rings = (_moved(table, moved, int(bounds[-1])) for table in (self.tracks, self.rings))
-        self.tracks[bounds[sources[gates]] + rows[gates], KERNEL.interpreted.MAY_GATE] = 1
+        self.tracks[bounds[sources[apart]] + rows[apart], KERNEL.interpreted.ROLE] = roles[apart]
         known = self.pairs
         known[:, 2] = _behind(known[:, 2], before[known[:, 0]] - 1, added[known[:, 0]])
         pairs = np.concatenate([known, np.stack([sources, numbers, rows], axis=1)])

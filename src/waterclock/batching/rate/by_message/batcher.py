@@ -10,6 +10,7 @@ from waterclock._support.moments import monotonic
 from waterclock._support.quoting import quoted
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.batch import Batch, check_batch
+from waterclock.batching.declared_streams import stream_names
 from waterclock.batching.rate.by_message.aligned import TOO_MANY_CLOCKS, ClockAlignment, Clocks, checked_clocks
 from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.outside_watch import OutsideWatch
@@ -18,7 +19,7 @@ from waterclock.batching.rate.by_message.stall import StallWatch
 from waterclock.batching.rate.by_message.state import from_bytes, to_bytes
 from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.long_call import warn_of_long_call
-from waterclock.batching.rate.rule import ERA, MOVING, Gated, RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.rate.rule import ERA, GATES, MOVING, Gated, RateRule, RateWindow, placed, plausible_range
 from waterclock.batching.stats import BatcherStats
 from waterclock.batching.stream_clocks import StreamClocks
 from waterclock.errors import InvalidArgumentError
@@ -94,6 +95,12 @@ class RateAwareBatcher:
         With ``max_disorder``, a window closes when every gating stream has sent a message that is so much after its
         pulses in the window, and the high-water mark, the timeout and the plausible limits are so much later. Rates are
         estimated from each batch in order of event time.
+    Boundaries
+        A message of a stream in ``boundaries`` waits until its time begins a window. A window that it falls into ends
+        there, whatever the grids: earlier messages belong to it, and it closes (``boundary``) when every gating stream
+        has reached its last slot before the boundary, or as any other window. Its timeout counts from its start, as
+        always. A boundary behind the window cuts nothing, and one in another era has no effect on windows.
+        ``Batch.run`` is the newest boundary at or before the batch's start, of those in this batch or an earlier one.
     Messages that arrive together
         All messages of a call are placed before windows close; then every complete window closes.
 
@@ -127,6 +134,8 @@ class RateAwareBatcher:
     max_disorder
         How far a message may be behind an earlier one of its stream and still be in its own window: at most three batch
         lengths. Every batch closes so much later. Default 0: streams are in order. It does not change with the length.
+    boundaries
+        Streams whose messages begin runs, for example the start and the end of a measurement. They never gate.
 
     Raises
     ------
@@ -173,13 +182,14 @@ class RateAwareBatcher:
         forget_after: Duration | None = None,
         clocks: Clocks = "as_sent",
         max_disorder: Duration = 0,
+        boundaries: Iterable[str] | None = None,
     ) -> None:
         self._adaptive = adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
         self._rule = RateRule.checked(length, timeout, max_disorder)
         if adaptive is not None:
             self._rule.with_length(adaptive.bounds[1])  # checks the longest length, too
-        self._gate = Gate(gated)
+        self._gate = Gate(gated, stream_names(boundaries or (), "boundaries"))
         self._stall = StallWatch(clock)
         self._silence = Silence.checked(forget_after)
         self._alignment = ClockAlignment() if checked_clocks(clocks) else None
@@ -257,10 +267,14 @@ class RateAwareBatcher:
         if not assembly.active and not assembly.piled:
             self._begin_window(assembly, messages)
         window, high_water, held = assembly.window, assembly.high_water, len(assembly.active)
+        length = assembly.rule.batch_length
         assembly.take(messages)
+        if assembly.window is not window:
+            # A boundary has cut the window, and some of its messages wait now.
+            stall.unmoved, held = 0, min(held, len(assembly.active))
         batches: list[Batch] = []
         rivalled = assembly.is_rivalled
-        if rivalled and messages and self._is_stuck(messages, high_water, window, len(assembly.active) - held):
+        if rivalled and messages and self._is_stuck(messages, high_water, window, length, len(assembly.active) - held):
             self._give_way(assembly, batches)
             return batches
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
@@ -268,13 +282,12 @@ class RateAwareBatcher:
         if batches:
             stall.rearm(assembly.high_water if rivalled else None)
             return batches
-        batch_length = window.end - window.start
         stuck = False
         if assembly.high_water > high_water:
             stall.moved(assembly.high_water if rivalled else None)
         elif messages and not rivalled:
-            stuck = self._is_stuck(messages, high_water, window, len(assembly.active) - held)
-        if stuck or stall.is_overdue(batch_length):
+            stuck = self._is_stuck(messages, high_water, window, length, len(assembly.active) - held)
+        if stuck or stall.is_overdue(length):
             self._recover(assembly, batches)
         return batches
 
@@ -293,7 +306,7 @@ class RateAwareBatcher:
         assembly = self._assembly
         while assembly is not None and (assembly.active or assembly.piled):
             if assembly.active:
-                batches.append(assembly.close("flush"))
+                batches.append(assembly.close("boundary" if assembly.window.is_cut else "flush"))
             else:
                 assembly.skip(max(1, assembly.windows_to_first()))
         self._stall.rearm()
@@ -424,7 +437,8 @@ class RateAwareBatcher:
     @property
     def tracked_streams(self) -> set[str]:
         """Streams that gate, or may come to gate once their rate is known."""
-        return set() if self._assembly is None else set(self._assembly.tracks)
+        tracks = {} if self._assembly is None else self._assembly.tracks
+        return {stream for stream, track in tracks.items() if track.role == GATES}
 
     @property
     def gating_streams(self) -> set[str]:
@@ -435,7 +449,8 @@ class RateAwareBatcher:
     def state(self) -> bytes:
         """Encode the whole state of the batcher, including its options, for `restore`."""
         gated = None if callable(self._gate.gated) else self._gate.gated
-        return to_bytes(self._rule, gated, self._stall, self._silence, self._assembly, self._adaptive, self._alignment)
+        roles = gated, sorted(self._gate.boundaries)
+        return to_bytes(self._rule, roles, self._stall, self._silence, self._assembly, self._adaptive, self._alignment)
 
     @classmethod
     def restore(
@@ -465,7 +480,8 @@ class RateAwareBatcher:
                 f"gated must be {'the function' if known.gated is None else 'the streams, not a function,'}"
                 f" that the saved batcher used, got {quoted(gated)}"
             )
-        batcher = cls(gated=known.gated if known.gated is not None else gated or False, clock=clock)
+        chosen = known.gated if known.gated is not None else gated or False
+        batcher = cls(gated=chosen, clock=clock, boundaries=known.boundaries)
         batcher._rule = known.rule
         batcher._adaptive = known.adaptive
         batcher._silence = known.silence
@@ -539,14 +555,14 @@ class RateAwareBatcher:
         if assembly.lost and messages:
             assembly.find(plausible_range(map(_event_time, messages), assembly.rule.batch_length)[1])
 
-    def _is_stuck(self, messages: list[Message], mark: int, window: RateWindow, joined: int) -> bool:
+    def _is_stuck(self, messages: list[Message], mark: int, window: RateWindow, length: int, joined: int) -> bool:
         astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
-        return self._stall.is_stuck(astray, joined, mark, window.end - window.start)
+        return self._stall.is_stuck(astray, joined, mark, length)
 
     def _give_way(self, assembly: Assembly, batches: list[Batch]) -> None:
         """Recover if a rival's traffic has moved on."""
         window = assembly.window
-        contested = self._stall.is_contested(assembly.high_water, window.end - window.start)
+        contested = self._stall.is_contested(assembly.high_water, assembly.rule.batch_length)
         self._recover(assembly, batches)
         if contested and not window.era_from <= assembly.window.start <= window.era_until:
             assembly.doubtful = False  # it was compared with a rival that advanced, so it is no longer doubtful

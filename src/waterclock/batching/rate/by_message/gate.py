@@ -1,16 +1,16 @@
-"""The user's choice of streams that may gate. A function is called before anything changes, since it may raise."""
+"""The roles that the user chose for streams. A function is called before anything changes, since it may raise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from waterclock.batching.rate.rule import Gated, gate_chooser
+from waterclock.batching.rate.rule import Gated, role_chooser
 
 _MOST_ANSWERS = 4096
 
 
 class Gate:
-    """Decides whether a stream may gate.
+    """Decides the role of a stream.
 
     Attributes
     ----------
@@ -18,15 +18,18 @@ class Gate:
         The user's choice: a bool, a frozen set of names, or a function.
     asks
         Whether it is a function.
+    boundaries
+        The streams whose messages cut windows.
     """
 
-    __slots__ = ("_answers", "_choose", "asks", "gated")
+    __slots__ = ("_answers", "_choose", "asks", "boundaries", "gated")
 
-    def __init__(self, gated: Gated) -> None:
-        self._choose = gate_chooser(gated)
+    def __init__(self, gated: Gated, boundaries: Collection[str] = ()) -> None:
+        self._choose = role_chooser(gated, boundaries)
+        self.boundaries = frozenset(boundaries)
         self.gated = gated if isinstance(gated, bool) or callable(gated) else frozenset(gated)
         self.asks = callable(self.gated)
-        self._answers: dict[str, bool] = {}
+        self._answers: dict[str, int] = {}
 
     def ask(self, streams: Iterable[str]) -> None:
         """Call the function for streams without a recent answer. If it raises, nothing changes."""
@@ -34,8 +37,8 @@ class Gate:
             self._answers = {}
         for stream in dict.fromkeys(streams):
             if stream not in self._answers:
-                self._answers[stream] = bool(self._choose(stream))
+                self._answers[stream] = self._choose(stream)
 
-    def __call__(self, stream: str) -> bool:
-        """Return the answer; a function must have been called before."""
+    def __call__(self, stream: str) -> int:
+        """Return the role; a function must have been called before."""
         return self._answers[stream] if self.asks else self._choose(stream)

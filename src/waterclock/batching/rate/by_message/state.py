@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from fractions import Fraction
 from itertools import islice
@@ -17,12 +17,13 @@ from waterclock.arrow import from_arrow
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.facts import count, each, flag, maybe, moment, parsed, read_as, text, whole
 from waterclock.batching.rate.by_message.aligned import AlignedMessage, ClockAlignment
+from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.silence import Silence
 from waterclock.batching.rate.by_message.stall import Elsewhere, StallWatch
 from waterclock.batching.rate.by_message.stream import Track
 from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.pulse_grid import PulseGrid
-from waterclock.batching.rate.rule import Gated, RateRule
+from waterclock.batching.rate.rule import CUTS, GATES, Gated, RateRule
 from waterclock.batching.rate.starts import StartRun, Starts
 from waterclock.batching.state_bytes import StateForm, refuse_version
 from waterclock.message import Message
@@ -38,18 +39,20 @@ It protects memory from highly compressed zeros.
 
 def to_bytes(
     rule: RateRule,
-    gated: Gated | None,
+    roles: tuple[Gated | None, list[str]],
     stall: StallWatch,
     silence: Silence,
     assembly: Assembly | None,
     adaptive: AdaptiveBatchLength | None,
     alignment: ClockAlignment | None,
 ) -> bytes:
-    """Write the state; ``gated`` is None if a function chooses."""
+    """Write the state; ``roles`` are the gated streams, or None if a function chooses, and the boundaries."""
+    gated, boundaries = roles
     facts: dict[str, Any] = {
         "version": _VERSION,
         "rule": _rule_facts(rule),
         "gated": gated if gated is None or isinstance(gated, bool) else sorted(gated),  # pyright: ignore[reportArgumentType]  # a function is None here
+        "boundaries": boundaries,
         "waited": stall.clock() - stall.since,
         "unmoved": stall.unmoved,
         "elsewhere": stall.elsewhere,
@@ -66,6 +69,8 @@ def to_bytes(
             "rule": _rule_facts(assembly.rule),
             "pending": None if assembly.pending is None else _rule_facts(assembly.pending),
             "start": assembly.window.start,
+            "cut_at": assembly.window.end if assembly.window.is_cut else None,
+            "run": assembly.run,
             "high_water": assembly.high_water,
             "active": len(assembly.active),
             "strays": assembly.strays,
@@ -95,6 +100,8 @@ class RateState:
         Options of the batcher when it was made.
     gated
         Which streams may gate; None if a function chooses.
+    boundaries
+        The streams whose messages cut windows.
     waited
         Seconds that the window has waited.
     unmoved, elsewhere
@@ -109,6 +116,7 @@ class RateState:
 
     rule: RateRule
     gated: Gated | None
+    boundaries: list[str]
     waited: float
     unmoved: int
     elsewhere: list[Elsewhere]
@@ -118,7 +126,7 @@ class RateState:
     _facts: dict[str, Any] | None
     _messages: Iterator[Message]
 
-    def assembly(self, may_gate: Callable[[str], bool]) -> Assembly | None:
+    def assembly(self, gate: Gate) -> Assembly | None:
         """Build the assembly again; only once, as it takes the messages.
 
         Raises
@@ -129,20 +137,24 @@ class RateState:
         if self._facts is None:
             return None
         with read_as(_FORM.name):
-            return self._assembly(self._facts, may_gate)
+            return self._assembly(self._facts, gate)
 
-    def _assembly(self, facts: dict[str, Any], may_gate: Callable[[str], bool]) -> Assembly:
+    def _assembly(self, facts: dict[str, Any], gate: Gate) -> Assembly:
         slowest, awaited = each(facts["delays"], count)
         rule = _rule(facts["rule"])
         rule = rule.awaiting(awaited) if rule.auto else rule
-        assembly = Assembly(text(facts["source"]), rule, moment(facts["start"]), may_gate)
+        assembly = Assembly(text(facts["source"]), rule, moment(facts["start"]), gate)
+        assembly.window = assembly.window.cut_at(maybe(facts["cut_at"], moment))
+        assembly.run = maybe(facts["run"], moment)
         assembly.slowest, assembly.awaited = slowest, awaited
         assembly.pending = maybe(facts["pending"], _rule)
         assembly.active = _taken(self._messages, facts["active"])
         assembly.strays = count(facts["strays"])
         *tracks, riding = facts["tracks"]
         for stream, *written in tracks:
-            assembly.tracks[text(stream)] = assembly.track_of[stream] = Track(may_gate=True)
+            assembly.tracks[text(stream)] = assembly.track_of[stream] = Track(
+                CUTS if stream in gate.boundaries else GATES
+            )
             _fill(assembly, assembly.tracks[stream], self._messages, *written)
         _fill(assembly, assembly.riding, self._messages, *riding[1:])
         assembly.count()
@@ -179,6 +191,7 @@ def from_bytes(data: bytes) -> RateState:
         return RateState(
             rule=_rule(facts["rule"]),
             gated=gated if gated is None or isinstance(gated, bool) else each(gated, text),
+            boundaries=each(facts["boundaries"], text),
             waited=float(facts["waited"]),
             unmoved=count(facts["unmoved"]),
             elsewhere=each(facts["elsewhere"], _elsewhere),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from waterclock.batching.rate.by_message.pile import Pile
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, NEVER, StreamPeriodEstimator
-from waterclock.batching.rate.pulse_grid import PulseGrid
-from waterclock.batching.rate.rule import ERA, HORIZON, RateRule, RateWindow
+from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE, PulseGrid
+from waterclock.batching.rate.rule import CUTS, ERA, GATES, HORIZON, RateRule, RateWindow
 from waterclock.time import MIN_NS
 
 BEFORE_ALL = MIN_NS - 1
@@ -21,8 +21,8 @@ class Track(StreamPeriodEstimator):
 
     Attributes
     ----------
-    may_gate
-        False for streams that only ride along.
+    role
+        `GATES` if it may gate, `CUTS` if its messages are boundaries, each of which waits for the window that it opens.
     grid
         Its pulses once its rate is known; a stream with a grid gates. None else.
     pile
@@ -51,17 +51,17 @@ class Track(StreamPeriodEstimator):
         "first",
         "grid",
         "last_from",
-        "may_gate",
         "notice_from",
         "over_from",
         "pile",
         "present",
+        "role",
         "satisfied",
     )
 
-    def __init__(self, *, may_gate: bool) -> None:
-        super().__init__(KEPT_DIFFERENCES if may_gate else 0)
-        self.may_gate = may_gate
+    def __init__(self, role: int) -> None:
+        super().__init__(KEPT_DIFFERENCES if role == GATES else 0)
+        self.role = role
         self.grid: PulseGrid | None = None
         self.pile = Pile()
         self.absent = 0
@@ -71,7 +71,7 @@ class Track(StreamPeriodEstimator):
 
     def place(self, window: RateWindow, rule: RateRule, steps: int) -> None:
         """Move to a window that begins ``steps`` lengths after the last one, or anywhere (0)."""
-        if steps and self._steady:
+        if steps and self._steady and not window.is_cut:
             moved = steps * rule.batch_length
             self.over_from += moved
             self.last_from += moved
@@ -126,7 +126,9 @@ class Track(StreamPeriodEstimator):
         self._steady = False
 
     def windows_to(self, event_time: int, window: RateWindow) -> int:
-        """Return how many windows after this one a waiting message belongs to."""
+        """Return how many windows after this one a waiting message belongs to; only one is known after a cut one."""
+        if window.is_cut:
+            return int(event_time >= window.end)
         length = window.end - window.start
         steps = (event_time - window.start) // length
         if self.grid is not None:
@@ -136,21 +138,23 @@ class Track(StreamPeriodEstimator):
         return steps
 
     def _measure(self, window: RateWindow, rule: RateRule) -> None:
-        self._steady = True
+        self._steady = not window.is_cut
         if self.grid is None:
-            self.over_from = window.end + 1
+            last = window.start if self.role == CUTS else window.end - window.is_cut
+            self.over_from = last + 1
             self.last_from = self.far_from = NEVER
             return
         grid = self.grid
-        following = grid.first_pulse(window.end)
-        self.over_from = grid.earliest(following)
+        # A window that is cut has all pulses before its end, also one that rounding could move there.
+        following = grid.first_pulse(window.end + DRIFT_TOLERANCE * window.is_cut)
+        self.over_from = window.end if window.is_cut else grid.earliest(following)
         disorder = rule.max_disorder
         self.last_from = self.over_from + disorder if disorder else grid.earliest(following - 1)
         self.far_from = grid.earliest(grid.first_pulse(window.end + HORIZON * rule.batch_length + disorder))
         # Only whole periods are alike in every window.
-        self._steady = rule.batch_length * grid.rate % grid.per == 0
+        self._steady = not window.is_cut and rule.batch_length * grid.rate % grid.per == 0
 
     def _begin(self) -> None:
         self.present = self.satisfied = False
         self.first = NEVER
-        self.notice_from = BEFORE_ALL if self.may_gate else NEVER
+        self.notice_from = BEFORE_ALL if self.role == GATES else NEVER

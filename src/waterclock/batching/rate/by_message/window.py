@@ -7,9 +7,21 @@ from operator import attrgetter
 
 from waterclock.batching.batch import Batch, CloseReason
 from waterclock.batching.rate.by_message.aligned import sent_messages
+from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.stream import BEFORE_ALL, Track
 from waterclock.batching.rate.period import NEVER
-from waterclock.batching.rate.rule import ABSENT, FORGETS, MOST_AWAITED, STALLED, RateRule, RateWindow, placed
+from waterclock.batching.rate.rule import (
+    ABSENT,
+    CUTS,
+    FORGETS,
+    MOST_AWAITED,
+    RIDES,
+    STALLED,
+    RateRule,
+    RateWindow,
+    placed,
+)
+from waterclock.batching.rate.runs import run_after
 from waterclock.batching.rate.starts import StartRun, Starts
 from waterclock.message import Message
 
@@ -52,6 +64,8 @@ class Assembly:
         The first window's doubt ends with a window that begins here (ns) or later, if two streams agree.
     outnumbered
         Whether other eras' messages outnumbered its own in the window that closed last.
+    run
+        The newest boundary in a batch, ns; None before the first.
     lost
         Whether the window, which is empty, must be placed again with the next messages.
     starts, setbacks
@@ -64,7 +78,7 @@ class Assembly:
     """
 
     __slots__ = (
-        "_may_gate",
+        "_gate",
         "active",
         "awaited",
         "contributing",
@@ -79,6 +93,7 @@ class Assembly:
         "piled",
         "riding",
         "rule",
+        "run",
         "setbacks",
         "slowest",
         "source",
@@ -91,7 +106,7 @@ class Assembly:
         "window",
     )
 
-    def __init__(self, source: str, rule: RateRule, start: int, may_gate: Callable[[str], bool]) -> None:
+    def __init__(self, source: str, rule: RateRule, start: int, gate: Gate) -> None:
         self.source = source
         self.rule = rule
         self.pending: RateRule | None = None
@@ -102,7 +117,7 @@ class Assembly:
         self.strays = 0
         self.piled = 0
         self.tracks: dict[str, Track] = {}
-        self.riding = Track(may_gate=False)
+        self.riding = Track(RIDES)
         self.track_of: dict[str, Track] = {}
         self.gating = 0
         self.contributing = 0
@@ -113,10 +128,11 @@ class Assembly:
         self.trusted_from = NEVER
         self.outnumbered = False
         self.lost = False
+        self.run: int | None = None
         self.slowest = 0
         self.awaited = 0
         self.observers: tuple[Callable[[Batch], None], ...] = ()
-        self._may_gate = may_gate
+        self._gate = gate
 
     def learn(self, messages: Iterable[Message]) -> None:
         """Start: learn the streams' rates from messages that are in no window, and open the first one."""
@@ -155,6 +171,8 @@ class Assembly:
             self._note_delays(messages)
         if newest > self.high_water:
             self.high_water = max(self.high_water, min(newest, self.window.cap))
+        if self._gate.boundaries:
+            self._cut()
 
     def place(self, message: Message) -> bool:
         """Place a message by all the rules; False if it is of another era."""
@@ -190,7 +208,7 @@ class Assembly:
         tracks = [track for track in self._all_tracks() if track.grid is not None or not self.gating]
         if self.gating and not all(track.pile for track in tracks):
             return 0  # one of them may just be slow
-        steps = self.windows_to_first(tracks)
+        steps = self.windows_to_first([*tracks, *self._cutting()])
         if disorder := self.rule.max_disorder:
             # Windows are skipped only if no message for them can still come.
             newest = [(track, track.pile.newest) for track in tracks] if self.gating else [(tracks[0], self.high_water)]
@@ -240,13 +258,16 @@ class Assembly:
             else:
                 return
             if self.active:
-                batches.append(self.close(reason, steps or 1))
+                batches.append(self.close("boundary" if self.window.is_cut else reason, steps or 1))
             else:
                 self.skip(steps or 1)
 
     def skip(self, steps: int) -> None:
-        """Skip that many windows without a batch; messages in the window stay."""
-        self.open(self.window.start + steps * self.rule.batch_length, steps)
+        """Skip that many windows without a batch; one that is cut is followed by the window of its boundary."""
+        if self.window.is_cut:
+            self.open(self.window.end)
+        else:
+            self.open(self.window.start + steps * self.rule.batch_length, steps)
 
     def place_anew(self, anchor: int) -> Batch:
         """Stall: close the window, and open one at ``anchor`` (ns), which may be earlier.
@@ -316,9 +337,41 @@ class Assembly:
         self._turn_to(start, steps)
 
     def _turn_to(self, start: int, steps: int = 0) -> None:
-        self.window = window = RateWindow.at(start, self.rule)
+        self.window = RateWindow.at(start, self.rule)
+        for track in self._cutting():
+            track.place(self.window, self.rule, steps)
+            self._let_in(track)
+        self.window = self.window.cut_at(self._boundary())
         for track in self._all_tracks():
-            track.place(window, self.rule, steps)
+            if track.role != CUTS:
+                track.place(self.window, self.rule, steps)
+        self._admit_waiting()
+
+    def _cut(self) -> None:
+        """Cut the window at the first boundary that waits, if it is in it, and place the window's messages again."""
+        window = self.window.cut_at(self._boundary())
+        if window == self.window:
+            return
+        self.window = window
+        for track in self._all_tracks():
+            track.place(window, self.rule, 0)
+        messages, self.active = self.active, []
+        for message in messages:
+            event_time = message.event_time
+            track = self.track_of.get(message.stream, self.riding)
+            if not window.era_from <= event_time <= window.era_until:
+                self.active.append(message)
+            elif event_time < track.over_from or (track.grid is None and event_time > self.held_until):
+                self.active.append(message)
+                track.notice(event_time)
+            else:
+                track.pile.push(message)
+        self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        """Take waiting messages into the window, and count those of the tracks."""
+        window = self.window
+        for track in self._all_tracks():
             if track.pile:
                 self._let_in(track)
         self.count()
@@ -353,19 +406,26 @@ class Assembly:
     def _all_tracks(self) -> list[Track]:
         return [*self.tracks.values(), self.riding]
 
+    def _cutting(self) -> list[Track]:
+        return [track for track in self.tracks.values() if track.role == CUTS] if self._gate.boundaries else []
+
+    def _boundary(self) -> int | None:
+        """Return the first boundary that waits, ns."""
+        return min((track.pile.oldest for track in self._cutting() if track.pile), default=None)
+
     def _track(self, stream: str) -> Track:
         track = self.track_of.get(stream)
         if track is None:
-            track = self.riding
-            if self._may_gate(stream):
-                track = self.tracks[stream] = Track(may_gate=True)
+            track, role = self.riding, self._gate(stream)
+            if role != RIDES:
+                track = self.tracks[stream] = Track(role)
                 track.place(self.window, self.rule, 0)
             self.track_of[stream] = track
         return track
 
     def _place_ahead(self, message: Message, track: Track, event_time: int) -> None:
         """Queue the message as overflow, hold it for a later window, or add it to this one."""
-        if track.grid is None and self.gating and event_time > self.held_until:
+        if track.grid is None and track.role != CUTS and self.gating and event_time > self.held_until:
             self.active.append(message)
             if event_time >= track.notice_from:
                 self.notice(track, event_time)
@@ -380,7 +440,7 @@ class Assembly:
             self.waiting -= 1
 
     def _reach(self, event_time: int) -> None:
-        self.held_until = max(self.held_until, event_time + self.window.held_until - self.window.end)
+        self.held_until = max(self.held_until, event_time + self.window.cap - self.window.start)
 
     def _let_in(self, track: Track) -> None:
         if messages := track.pile.take_before(track.over_from):
@@ -416,9 +476,12 @@ class Assembly:
 
     def batch(self, messages: list[Message], start: int, end: int, reason: CloseReason) -> Batch:
         """Build a batch, closed at the high-water mark."""
+        boundaries = self._gate.boundaries
+        times = [message.event_time for message in messages if message.stream in boundaries] if boundaries else ()
+        run, self.run = run_after(self.run, start, end, times)
         sent, offsets = sent_messages(messages)
         in_order = tuple(sorted(sent, key=_in_order))
-        return Batch(self.source, start, end, self.high_water, reason, in_order, offsets=offsets)
+        return Batch(self.source, start, end, self.high_water, reason, in_order, run=run, offsets=offsets)
 
     def _review(self) -> None:
         """Stream lifecycle: rebuild the grids of present streams, and forget those absent from five batches."""

@@ -66,7 +66,7 @@ def batches_data(topic: Topic, query: dict[str, str]) -> dict[str, Any]:
     ----------
     query
         The options of ``waterclock batch``: ``by``, for event time also ``window``, ``max_delay`` and others, such as
-        ``boundaries`` with commas between the streams; ``source`` for one source, with a lane for each stream;
+        ``gap``; ``boundaries`` with commas between the streams; ``source`` for one source, with a lane for each stream;
         ``since`` and ``until``, or ``length`` for the newest messages.
     """
     given = {name: value.strip() for name, value in query.items() if value.strip()}
@@ -126,6 +126,7 @@ def _batched(
 ) -> Batched | TooMany | None:
     """Find the batches by the rule of the query; None if it names none."""
     sources = None if source is None else [source]
+    boundaries = [name.strip() for name in given["boundaries"].split(",")] if "boundaries" in given else None
     if by == "event_time":
         window, max_delay = given.get("window"), given.get("max_delay")
         if window is None and max_delay is None:
@@ -134,20 +135,18 @@ def _batched(
             if value is None:
                 raise InvalidArgumentError(f"{name} is missing: batching by event time needs it, for example 500ms")
         options: dict[str, Any] = {name: given[name] for name in _EVENT_TIME[:-1] if name in given}
-        if "boundaries" in options:
-            options["boundaries"] = [name.strip() for name in options["boundaries"].split(",")]
+        options["boundaries"] = boundaries
         skew = to_duration(given.get("max_skew", "10s"), "max_skew")
         return batches_by_event_time(topic, EventTimeRule.checked(**options), view, skew, sources)
     if by != "rate":
         raise InvalidArgumentError(f"by must be event_time or rate, got {by!r}")
-    if "boundaries" in given:
-        raise InvalidArgumentError(f"boundaries needs by='event_time', got {by!r}")
     timeout: Any = given.get("timeout")
     options = {
         "batch_length": given.get("batch_length", "1s"),
         "timeout": float("inf") if timeout == "inf" else timeout,
         "clocks": given.get("clocks", "as_sent"),
         "max_disorder": given.get("max_disorder", 0),
+        "boundaries": boundaries,
     }
     RateAwareBatcher(**options)
     begin = None
