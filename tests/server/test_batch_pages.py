@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 import waterclock as wc
 from waterclock.batching.event_time.rule import EventTimeRule
-from waterclock.live.rules import ByRate
+from waterclock.live.rules import ByEventTime, ById, ByRate, LiveRule
 from waterclock.server.pages.pipelines import timeline_query
 from waterclock.server.pages.topics.batch_range import Batched, TooMany, batches_by_event_time, batches_by_rate
 from waterclock.server.pages.topics.time_range import TimeRange
@@ -181,8 +181,24 @@ def test_the_link_of_a_pipeline_by_rate_leads_to_its_rule(
     page_data(client, **dict(parse_qsl(query)))
 
 
-def test_the_link_of_an_adaptive_pipeline_names_no_rule() -> None:
-    assert timeline_query(ByRate.checked("adaptive", None).text) == ""
+def test_the_link_of_a_rule_that_the_timeline_cannot_use_names_none() -> None:
+    rules: tuple[LiveRule, ...] = (
+        ByRate.checked("adaptive", None),
+        ByRate.checked("1s", gated=["x"]),
+        ById.checked("train", "2s"),
+        ByEventTime.checked("1s", "2s", boundaries=["run", "a, gap = 3s"]),
+    )
+    assert [timeline_query(rule.text) for rule in rules] == [""] * 4
+    assert timeline_query("batch_length = 1s, forget_after = 1d") == ""
+
+
+@pytest.mark.parametrize("streams", [["run"], ["run", "stop [1]"]])
+def test_the_link_of_a_pipeline_names_the_streams_that_cut(streams: list[str]) -> None:
+    of_follower = ByEventTime.checked("1s", "2s", boundaries=streams).text
+    of_spark = f"window = 1s, boundaries = {frozenset(streams)}, max_skew = 3s"
+    for rule in (of_follower, of_spark):
+        [(_, names)] = [pair for pair in parse_qsl(timeline_query(rule)) if pair[0] == "boundaries"]
+        assert sorted(names.split(",")) == streams
 
 
 def page_data(client: TestClient, topic: str = "telemetry", **query: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
@@ -38,6 +39,9 @@ _RULE = (
     "max_disorder",
 )
 """Options of a rule that the timeline of batches takes."""
+
+_BOUNDARIES = re.compile(r"boundaries = (?:frozenset\()?[\[{]((?:'[^',\\]+'(?:, )?)+)[\]}]")
+"""The streams that cut, unless a name has a comma, which separates the names in a query."""
 
 _FACTS = (
     *("table", "rule", "messages", "messages_per_second", "lag_messages", "lag_seconds", "batches", "open_batches"),
@@ -102,11 +106,19 @@ def process_data(report: Mapping[str, Any], now: int) -> dict[str, Any]:
 
 
 def timeline_query(rule: str) -> str:
-    """Return the query of the timeline of batches that uses a rule such as ``window = 1s, max_delay = 2s``."""
+    """Return the query of the timeline of batches that uses a rule such as ``window = 1s, max_delay = 2s``.
+
+    The query is empty if the timeline cannot use the rule.
+    """
     given = dict(part.split(" = ", 1) for part in rule.split(", ") if " = " in part)
     if given.get("batch_length", "").startswith("adaptive"):
         return ""  # the lengths depended on how long the work took, so no rule repeats them
-    if "id_of" in given:
-        return ""  # the timeline does not batch by id
+    if given.keys() & {"id_of", "forget_after"} or given.get("gated", "true").lower() != "true":
+        return ""
     query = {name: given[name].strip('"') for name in _RULE if name in given}
+    if "boundaries = " in rule:
+        found = _BOUNDARIES.search(rule)
+        if found is None:
+            return ""
+        query["boundaries"] = found[1].replace("'", "").replace(", ", ",")
     return urlencode({"by": "rate", **query} if "batch_length" in query else query)
