@@ -282,7 +282,7 @@ def test_a_read_only_server_shows_no_forms(orders: wc.MessageTable, serve: Calla
 def test_a_message_has_a_timeline_and_hides_its_payload(orders: wc.MessageTable, client: TestClient) -> None:
     path = "/tables/orders/messages/1"
     page = client.get(path).text
-    assert "backs off" in page
+    assert "was sent once and backs off" in page
     assert "Attempt 1" in page
     assert "card 0 declined" in page
     assert "payload 0" not in page

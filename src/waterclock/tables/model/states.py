@@ -145,7 +145,7 @@ MESSAGE_REASONS: Mapping[MessageState, str] = {
     "expired": "expired at {expired}, before a consumer took it",
     "blocked": "waits for message {blocking}, which is before it in {group}",
     "exhausted": "blocks its group: {why}",
-    "backing_off": "was sent {epoch} times and backs off until {when}",
+    "backing_off": "was sent {sent} and backs off until {when}",
     "scheduled": "is scheduled until {when}",
     "ready": "has been ready since {when}; {who} gets it",
     "dead": "became a dead letter at {when}, {why}; it is in {table}",

@@ -163,7 +163,7 @@ def _explain(
     reason = MESSAGE_REASONS[state].format(
         when=format_time(when),
         expired=format_time(when if columns.expires_at is None else columns.expires_at),
-        epoch=columns.epoch,
+        sent="once" if columns.epoch == 1 else f"{columns.epoch} times",
         who=(row.consumer or "a consumer without a name")
         if state == "leased"
         else (f"{owner} alone" if owner else "any consumer that claims"),
