@@ -128,6 +128,25 @@ def test_headers_that_are_not_json_have_no_key_or_are_refused(
         assert run(database, "UPDATE orders SET epoch = 0 WHERE epoch = 1") == 1
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the servers refuse such text
+@pytest.mark.parametrize("by", ["customer", "kind"])
+def test_keys_that_are_not_valid_text_are_refused_or_hold_up_no_other(
+    make_table: MakeTable, database: Database, clock: MovableClock, by: str
+) -> None:
+    table = make_table(columns={"customer": "text"}, limit={by: 1})
+    insert = "INSERT INTO orders(message, customer, headers) VALUES (:name, CAST(:key AS TEXT), CAST(:headers AS TEXT))"
+    for key in (b"\xff", b"a\xc3", b"\xed\xa0\x80"):
+        with pytest.raises(sa.exc.IntegrityError, match="CHECK"):
+            run(database, insert, name="x", key=key, headers=b'{"kind": "%s"}' % key)
+    for key in ("a", "\ufffd", "ü"):
+        run(database, insert, name=key, key=key, headers=f'{{"kind": "{key}"}}')
+    run(database, insert, name="x", key=b"\x80", headers=b'{"kind": "\x80"}')
+    catch_up(clock)
+    assert sorted(payloads(table)) == ["a", "ü", "\ufffd"]
+    run(database, "UPDATE orders SET customer = 'b', headers = '{\"kind\": \"b\"}' WHERE message = 'x'")
+    assert payloads(table) == ["x"]
+
+
 def test_messages_by_plain_sql_are_limited_too(limited: MessageTable, database: Database, clock: MovableClock) -> None:
     run(database, "INSERT INTO orders(message, customer) VALUES ('x', 'a'), ('y', 'a'), ('z', 'a')")
     catch_up(clock)

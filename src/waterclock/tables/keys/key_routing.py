@@ -81,6 +81,8 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
     new: dict[Place, int] = {}
     seqs: dict[Place, list[int]] = {}
     for row in window:
+        if isinstance(row.key, bytes):  # not valid text, which only SQLite stores: the message waits for a valid key
+            continue
         place = (row.key, -row.priority)
         new[place] = min(row.time_next, new.get(place, row.time_next))
         seqs.setdefault(place, []).append(row.seq)

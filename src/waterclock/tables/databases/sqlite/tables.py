@@ -25,7 +25,7 @@ from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import OWN_COLUMNS, IdItem
+from waterclock.tables.model.schema import MESSAGE_KEY, OWN_COLUMNS, IdItem
 
 _GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
@@ -61,9 +61,11 @@ _TRIGGERS = {
         END""",
 }
 _HEADERS = "CAST(%(source)s AS TEXT)"
+# SQLite stores any bytes as text, and reads most invalid ones as U+FFFD. The servers refuse them.
+_IS_VALID = f"CHECK (replace({MESSAGE_KEY}, char(65533), '') NOT GLOB '*' || char(65533) || '*')"
 _KEYS = [
     (
-        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'TEXT')} VIRTUAL",
+        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'TEXT')} VIRTUAL {_IS_VALID}",
         *INDEXES,
         index_of_unrouted(),
         """
