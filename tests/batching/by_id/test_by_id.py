@@ -215,6 +215,13 @@ def test_a_column_that_holds_no_ids_is_refused() -> None:
         assign_batches_by_id(table, "stream", max_delay=1)
 
 
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_column_of_nulls_holds_no_ids(rows: int) -> None:
+    table = pa.Table.from_batches([to_arrow([message(1), message(1, "b")])]).slice(0, rows)
+    assigned = assign_batches_by_id(table.append_column("id", pa.nulls(rows)), "id", max_delay=1)
+    assert assigned.column("rejected").to_pylist() == ["no_id"] * rows
+
+
 @pytest.mark.parametrize(
     "column", [pa.array([None, 7], pa.int32()), pa.array([2**63, 7], pa.uint64()), pa.array([-(2**63), 7], pa.int64())]
 )

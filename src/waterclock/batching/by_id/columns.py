@@ -99,7 +99,7 @@ def assign_batches_by_id(
 def _ids(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
     """Return the ids, `NO_ID` for nulls and integers that do not fit."""
     column = column_of(table, name, nulls=True)
-    if not pa.types.is_integer(column.type):
+    if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
         raise SchemaError(f"column {name!r} must hold integers, got {column.type}")
     if pa.types.is_uint64(column.type):
         fits = pc.call_function("less_equal", [column, pa.scalar(LARGEST_ID, pa.uint64())])
