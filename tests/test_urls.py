@@ -7,6 +7,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from inspect import signature
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import waterclock as wc
 from waterclock._support.urls import redacted, shown
 from waterclock.cli.app import run
+from waterclock.cli.operations import doctor
 from waterclock.cli.terminal.common import Common
 from waterclock.database.backend import Backend
 from waterclock.database.engines.database_url import parse_url
@@ -81,6 +83,10 @@ SHAPES = [
 ]
 
 
+find_java_once = cache(doctor.find_java)
+"""Knows the Java that `doctor` asks for its version twice for each URL."""
+
+
 def ways(url: str) -> Iterator[Callable[[], object]]:
     """Every way in which a URL may get into an error, apart from commands."""
     yield lambda: wc.connect(url, "ledgers")
@@ -123,6 +129,7 @@ def test_no_command_shows_a_secret(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "find_java", find_java_once)
     for words in (
         ["topic", "ls"],
         ["doctor"],
