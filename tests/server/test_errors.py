@@ -138,3 +138,9 @@ def test_what_names_something_else_is_refused(
 ) -> None:
     client.put("/api/tables/orders", json={"payload": "text"})
     assert client.request(method, path, json=json, follow_redirects=False).status_code == status
+
+
+@pytest.mark.one_database
+def test_unknown_paths_and_methods_are_named(client: TestClient) -> None:
+    assert client.get("/api/nothing").json() == {"error": "not_found", "message": "no page or route has this path"}
+    assert client.delete("/livez").json()["message"] == "this path does not take this method"

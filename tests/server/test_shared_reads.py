@@ -134,11 +134,14 @@ def test_payloads_and_long_requests_are_not_shared(request_: dict[str, Any]) -> 
     asyncio.run(run())
 
 
-def test_a_reader_can_ask_for_an_answer_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("control", "gets"), [("max-age=1, No-Cache", 2), ("max-age=0", 2), ("max-age=01", 1), ("max-age=60", 1)]
+)
+def test_a_reader_can_ask_for_the_newest_state(control: str, gets: int) -> None:
     async def run() -> None:
         server = Server()
-        no_cache = {"cache-control": "max-age=0, no-cache"}
-        assert [await server.ask(), await server.ask(**no_cache), await server.ask()] == [1, 2, 2]
+        controlled = {"cache-control": control}
+        assert [await server.ask(), await server.ask(**controlled), await server.ask()] == [1, gets, gets]
 
     asyncio.run(run())
 

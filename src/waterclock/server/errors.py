@@ -45,6 +45,9 @@ _KINDS: dict[type[Exception], tuple[int, str, str]] = {
 """Status, code, and the text that is sent if the error's own text may contain a driver's text, a path or an address."""
 
 _FAILED = 500
+_GENERAL = {"Not Found": "no page or route has this path", "Method Not Allowed": "this path does not take this method"}
+"""The framework's own details, and what is sent instead."""
+
 _STATUS_CODES = {401: "signed_out", 403: "forbidden", 404: "not_found", 413: "too_large", 429: "too_many"}
 
 _log = logging.getLogger(__name__)
@@ -86,7 +89,8 @@ def _shows_inside(error: Exception, status: int) -> bool:
 def http_error(error: HTTPException) -> JSONResponse:
     """Return the response to an error that has a status."""
     code = _STATUS_CODES.get(error.status_code, "refused")
-    return JSONResponse({"error": code, "message": error.detail}, error.status_code, error.headers)
+    text = _GENERAL.get(error.detail, error.detail)
+    return JSONResponse({"error": code, "message": text}, error.status_code, error.headers)
 
 
 def validation_error(error: RequestValidationError) -> JSONResponse:

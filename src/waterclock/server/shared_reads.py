@@ -34,6 +34,9 @@ LONGEST_REQUEST = 2_000
 """Maximum bytes of the path, query and headers that tell requests apart. A longer request is not shared."""
 
 _OK = 200
+_ASKS_FOR_NEWEST = re.compile(r"no-cache|max-age=0\b", re.IGNORECASE)
+"""What requests say in Cache-Control: programs the first, browsers the second when a page is reloaded."""
+
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., object])
 _shared_endpoints: set[Callable[..., object]] = set()
 
@@ -104,7 +107,8 @@ class SharedReads:
     async def _read(self, key: tuple[object, ...], scope: Scope, receive: Receive, send: Send) -> None:
         now = moments.monotonic()
         found = self._reads.get(key)
-        if found is not None and found.until > now and "no-cache" not in Headers(scope=scope).get("cache-control", ""):
+        asked = Headers(scope=scope).get("cache-control", "")
+        if found is not None and found.until > now and _ASKS_FOR_NEWEST.search(asked) is None:
             if (answer := await asyncio.shield(found.answer)) is not None:
                 for message in answer:
                     await send({**message})
