@@ -140,11 +140,19 @@ def test_by_rate_the_batches_are_those_of_the_batcher(database: wc.Database) -> 
             batches += batcher.add([one for one in messages[first : first + 50] if one.source == source])
     expected: list[Facts] = [(b.source, b.start, b.end, b.closed_at, b.reason, len(b.messages)) for b in batches]
     view = TimeRange(START + 3 * SECOND, START + 50 * SECOND)
-    found = batches_by_rate(topic, {"batch_length": "1s", "timeout": None}, view, None, None)
+    found = batches_by_rate(topic, {"batch_length": "1s", "timeout": None, "max_disorder": 0}, view, None, None)
     assert within([each for each in drawn(found) if each[4] != "open"], view) == within(expected, view)
     assert "slots" in {each[4] for each in drawn(found)}
     assert isinstance(found, Batched)
     assert found.clocks == {source: batcher.high_water_mark for source, batcher in batchers.items()}
+
+
+def test_by_rate_windows_of_a_past_range_are_shown_as_they_closed(database: wc.Database) -> None:
+    times = [START + n * 100 * MS for n in range(200)]
+    topic = filled(database, [wc.Message("a", "x", time, publish_time=time, receive_time=time) for time in times])
+    options: dict[str, Any] = {"batch_length": "1s", "timeout": None, "max_disorder": 0}
+    found = drawn(batches_by_rate(topic, options, TimeRange(START + 7 * SECOND, START + 9 * SECOND), None, None))
+    assert {reason for _, _, _, _, reason, _ in found} == {"slots"}
 
 
 def test_by_rate_with_aligned_clocks_messages_are_where_the_windows_are(

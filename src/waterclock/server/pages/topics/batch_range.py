@@ -26,6 +26,7 @@ from waterclock.batching.event_time.columns import (
 from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange, synchronised
 from waterclock.batching.event_time.rule import ACCEPTED, CUT_REASONS, LATE, REJECTIONS, UNDECIDED, EventTimeRule
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.batching.rate.rule import RateRule
 from waterclock.message import Message, Position
 from waterclock.server.pages.topics.time_range import TimeRange
 from waterclock.time import MAX_NS, MIN_NS
@@ -38,6 +39,9 @@ machine.
 
 MOST_BY_RATE = 20_000
 """The same by rate, where each message is an object: 23,000 take 2 s on a busy machine."""
+
+_CLOSED_AFTER = 5
+"""Batch lengths after a range by which its windows have closed: up to one for their end, and three for the timeout."""
 
 Ints = npt.NDArray[np.int64]
 _COLUMNS = ("source", "stream", "event_time", "receive_time")
@@ -237,7 +241,9 @@ def batches_by_rate(
     With aligned clocks, each message counts at the time to which the offset of its stream in the batch moves it.
     """
     start = topic.at(0) if begin is None else begin
-    stop = min(topic.head, topic.find(min(view.end + 1, MAX_NS), "receive_time").position)
+    rule = RateRule.checked(options["batch_length"], options["timeout"], options["max_disorder"])
+    last = view.end + _CLOSED_AFTER * rule.batch_length + 2 * rule.max_disorder
+    stop = min(topic.head, topic.find(min(last + 1, MAX_NS), "receive_time").position)
     if topic.index(stop) - topic.index(start) > MOST_BY_RATE:
         return TooMany(MOST_BY_RATE)
     batchers: dict[str, RateAwareBatcher] = {}
