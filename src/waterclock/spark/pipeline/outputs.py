@@ -54,8 +54,8 @@ PARQUET_OPTIONS = {
 """Options of the Parquet files of outputs, for which a task gathers this size of a row group and one row more."""
 
 COPIES_IN_JAVA = 4
-"""Copies of a row that Java's heap holds at the least while it writes Parquet or shuffles: the value, a row of Spark in
-an array of twice the size, and the written form.
+"""Copies of a row that Java's heap holds at least while it writes Parquet or shuffles: the value, a row of Spark in an
+array of twice the size, and the written form.
 """
 
 MOST_READING_ALL = 8
@@ -235,7 +235,7 @@ def _encode(batches: Iterator[pa.RecordBatch], source: PipelineSource, heap: int
 
 
 def _refuse_exceeding(rows: pa.RecordBatch, messages: pa.BinaryArray, payloads: Payloads, heap: int | None) -> None:
-    """Check that Java can hold each batch. Otherwise it would end, and nobody would learn which batch was too large."""
+    """Check that Java can hold each batch. Otherwise Java would end, and its error would not name the batch."""
     if heap is None or messages.nbytes * COPIES_IN_JAVA <= heap:
         return
     sizes = pc.call_function("binary_length", [messages]).to_numpy()
