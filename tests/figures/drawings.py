@@ -48,7 +48,7 @@ def dot_count(picture: str, kind: str = "message") -> int:
 
 
 def glyph_count(picture: str, kind: str) -> int:
-    # Every glyph begins with a move; only the cross has a second one, a relative one.
+    # Every glyph begins with a move; only the cross and the plus have a second one, a relative one.
     return sum(data.count("M") for data in paths(picture, f"{kind} glyph"))
 
 

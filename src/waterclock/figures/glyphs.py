@@ -77,10 +77,20 @@ def _diamond(x: float, y: float, r: float) -> str:
     return f"M{_pair(x, y - r)}l{d} {d}l{back} {d}l{back}{back}z"
 
 
+def _plus(x: float, y: float, r: float) -> str:
+    return f"M{_pair(x - r, y)}h{number(2 * r)}m{_pair(-r, -r)}v{number(2 * r)}"
+
+
+def _square(x: float, y: float, r: float) -> str:
+    return box(x - r, x + r, y - r, 2 * r)
+
+
 GLYPHS: dict[str, Callable[[float, float, float], str]] = {
     "late": _cross,
     "future": _triangle,
     "duplicate": _circle,
     "replaced": _diamond,
+    "no_id": _plus,
+    "undeclared": _square,
 }
 """The shape of each kind of rejected message, given its centre and its radius (px)."""

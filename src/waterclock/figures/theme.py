@@ -1,7 +1,7 @@
 """The colours and the style sheet of every picture, for light and dark backgrounds.
 
-The colours of rejected messages come from Okabe and Ito's palette, which colour-blind people can distinguish; each kind
-also has its own shape.
+The colours of messages rejected by time come from Okabe and Ito's palette, which colour-blind people can distinguish;
+each kind also has its own shape.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ REJECTED = {
     "future": ("#9a4f86", "#e2a3d0"),
     "duplicate": ("#00805f", "#3fd0a5"),
     "replaced": ("#8a6a00", "#e6c34f"),
+    "no_id": ("#3d444d", "#c5cdd6"),
+    "undeclared": ("#7b4a1d", "#d9a26b"),
 }
 """Kinds of rejected messages in the order of legends: colour on light, colour on dark."""
 

@@ -33,7 +33,10 @@ class IdScenario(NamedTuple):
         return cls(
             written["title"],
             {name: written[name] for name in ("max_delay", "streams")},
-            {name: message.replace(headers={"train": numbers[name]}) for name, message in plain.items()},
+            {
+                name: message if name in written["without_id"] else message.replace(headers={"train": numbers[name]})
+                for name, message in plain.items()
+            },
             [(tuple(b["messages"]), b["number"], b["closes_at"], b["reason"]) for b in written["batches"]],
             written["rejected"],
         )
