@@ -94,6 +94,7 @@ batch_length = "2s"
 timeout = "inf"
 clocks = "align"
 max_disorder = "6s"
+forget_after = "1h"
 max_skew = "1s"
 since = "2h"
 source = ["-a", "b"]
@@ -112,6 +113,7 @@ grace = "5s"
         "--timeout=inf",
         "--clocks=align",
         "--max-disorder=6s",
+        "--forget-after=1h",
         "--max-skew=1s",
         "--since=2h",
         "--source=-a",
@@ -149,6 +151,10 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
         (BATCH.replace('"1s"', "1"), r"line 6: batch.max_delay must be a string, got 1"),
         (f'{BATCH}max_dely = "1s"', r"line 7: no key named batch.max_dely"),
         (f'{BATCH}by = "rate"\nclocks = "a"', r"line 8: batch.clocks = 'a': clocks must be one of 'as_sent', 'align'"),
+        (
+            f'{BATCH}by = "rate"\nforget_after = "0s"',
+            r"line 8: batch.forget_after = '0s': forget_after must be at least 1ns",
+        ),
         (
             f'{BATCH}by = "rate"\nmax_disorder = "4s"',
             r"line 8: batch.max_disorder = '4s': max_disorder must be at most 3 batch lengths \(3s\), got '4s'",

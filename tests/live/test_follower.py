@@ -330,6 +330,24 @@ def test_aligned_clocks_disorder_and_boundaries_give_the_batches_of_the_batcher_
         follow(ByRate.checked("1s"))
 
 
+@pytest.mark.one_database
+def test_a_source_that_is_silent_for_long_is_forgotten_by_the_clock(
+    topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
+) -> None:
+    times = [START + number * SECOND // 5 for number in range(23)]
+    topic.append(wc.Message("beam", "a", time, publish_time=START, receive_time=time) for time in times[:7])
+    topic.append(wc.Message("beam", "a", time, publish_time=START, receive_time=time) for time in times[7:])
+    rule = ByRate.checked("1s", forget_after="1h")
+    drain(follow(rule))
+    assert len(landed(table)) < 5
+    clock.now = START + 3700 * SECOND
+    drain(follow(rule))
+    batches = [wc.Batch.from_bytes(data) for data in landed(table).values()]
+    assert sum(len(batch.messages) for batch in batches) == len(times)
+    assert max(batches, key=lambda batch: batch.start).reason == "flush"
+    assert rule.text.endswith("gated = true, forget_after = 1h")
+
+
 def steps_take(*took: int) -> Callable[[], int]:
     """Make a clock by which each step takes so long, ns: it is read when a step begins and when it ends."""
     readings = accumulate(chain.from_iterable((0, each) for each in took))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +26,7 @@ from waterclock.columnar.records import POSITIONED, records
 from waterclock.columnar.streams import slices
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import RateStream, judge_by_rate
-from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.errors import InvalidArgumentError, OutsideWindowWarning, SchemaError
 from waterclock.message import Message, Position
 from waterclock.time import MIN_NS
 
@@ -124,6 +125,17 @@ def test_a_stream_recovers_from_a_silence_next_to_a_broken_clock_wherever_it_is_
     assert found == one_by_one(arrivals, {})
     reasons = [batch[3] for batch in found.batches["s"]]
     assert reasons.count("stall") == 1
+
+
+def test_rare_messages_after_a_silence_longer_than_an_era_name_the_remedy() -> None:
+    rare = [[message("a", (3600 + 5 * number) * SECOND)] for number in range(6)]
+    calls = numbered([*([message("a", number * SECOND // 5)] for number in range(25)), *rare])
+    sent = many([m for call in calls for m in call], random.Random(1))  # noqa: S311
+    with pytest.warns(OutsideWindowWarning, match="source 's': after a silence .* forget_after"):
+        RateStream(PLAIN_OPTIONS).take(sent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RateStream(RateOptions.checked("1s", None, gated=True, forget_after="10min")).take(sent)
 
 
 def test_sources_are_judged_apart_in_a_replay() -> None:

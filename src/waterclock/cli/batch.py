@@ -47,6 +47,7 @@ def batch(
     timeout: str | None = None,
     clocks: Literal["as_sent", "align"] = "as_sent",
     max_disorder: str = "0s",
+    forget_after: str | None = None,
     into: str | None = None,
     follow: Annotated[bool, Parameter(negative="")] = False,
     since: str | None = None,
@@ -98,6 +99,8 @@ def batch(
         By rate, align: correct each stream's event times by the estimated offset of its clock.
     max_disorder
         By rate, how far a message may be behind earlier ones of its stream; every batch closes so much later.
+    forget_after
+        By rate, the silence after which a source begins again, for example 1h.
     into
         The message table that gets the batches, with text ids, in the topic's database.
     follow
@@ -135,6 +138,7 @@ def batch(
             "timeout": timeout,
             "clocks": clocks != "as_sent",
             "max_disorder": max_disorder != "0s",
+            "forget_after": forget_after,
         },
     )
     if by == "event_time":
@@ -148,7 +152,7 @@ def batch(
 
         rules = {
             "event_time": (window, max_delay, max_lead, on_conflict, gap, boundary),
-            "rate": (batch_length, longest, timeout, clocks, max_disorder, boundary),
+            "rate": (batch_length, longest, timeout, clocks, max_disorder, boundary, forget_after),
             "id": (id_of, max_delay, stream),
         }
         batch_into(

@@ -11,6 +11,7 @@ from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
 from waterclock.batching.rate.by_message.aligned import checked_clocks
+from waterclock.batching.rate.by_message.silence import checked_silence
 from waterclock.batching.rate.rule import RateRule
 from waterclock.configuration.toml_file import read_toml
 from waterclock.configuration.toml_lines import TomlLines
@@ -143,9 +144,10 @@ def _rule(table: TomlTable) -> dict[str, str]:
         table.check("clocks", lambda: checked_clocks(cast("Any", clocks or "as_sent")))
         disorder = table.optional("max_disorder")
         table.check("max_disorder", lambda: RateRule.checked(first, None, disorder or 0))
-        return _given(
-            by=by, batch_length=length, longest=longest, timeout=timeout, clocks=clocks, max_disorder=disorder
-        )
+        silence = table.optional("forget_after")
+        table.check("forget_after", lambda: checked_silence(silence))
+        options = _given(by=by, batch_length=length, longest=longest, timeout=timeout, clocks=clocks)
+        return options | _given(max_disorder=disorder, forget_after=silence)
     window, delay, lead = table.text("window"), table.text("max_delay"), table.optional("max_lead")
     conflict, gap = table.optional("on_conflict"), table.optional("gap")
     if conflict is not None and conflict not in CONFLICTS:

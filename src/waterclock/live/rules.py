@@ -127,11 +127,12 @@ class ByRate:
         clocks: Clocks = "as_sent",
         max_disorder: Duration = 0,
         boundaries: Iterable[str] | None = None,
+        forget_after: Duration | None = None,
     ) -> ByRate:
         """Check the user's options."""
         adaptive = AdaptiveBatchLength.chosen(batch_length)
         length = cast("Duration", batch_length) if adaptive is None else adaptive.batch_length
-        options = RateOptions.checked(length, timeout, gated, None, clocks, max_disorder, boundaries)
+        options = RateOptions.checked(length, timeout, gated, forget_after, clocks, max_disorder, boundaries)
         if adaptive is not None:
             options.rule.with_length(adaptive.bounds[1])  # checks the longest length, too
         return cls(options, adaptive)
@@ -147,14 +148,14 @@ class ByRate:
             timeout = format_duration(length * lengths_waited // of)
         if self.adaptive is not None:
             lengths = f"adaptive from {lengths} to {format_duration(self.adaptive.bounds[1])}"
-        clocks = ", clocks = align" if self.options.aligns else ""
-        disorder = self.options.max_disorder
-        disordered = f", max_disorder = {format_duration(disorder)}" if disorder else ""
-        named = self.options.boundaries
-        bounded = f", boundaries = {list(named)}" if named else ""
-        return (
-            f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}{clocks}{disordered}{bounded}"
-        )
+        written = [f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}"]
+        written += ["clocks = align"] * self.options.aligns
+        for name in ("max_disorder", "forget_after"):
+            if value := getattr(self.options, name):
+                written.append(f"{name} = {format_duration(value)}")
+        if self.options.boundaries:
+            written.append(f"boundaries = {list(self.options.boundaries)}")
+        return ", ".join(written)
 
     def stream(self, state: bytes | None) -> LiveStream:
         """Begin, or continue from a stored state."""

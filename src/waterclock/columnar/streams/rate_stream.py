@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -18,8 +19,9 @@ from waterclock.batching.rate.by_column.columns import KERNEL, long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
+from waterclock.batching.rate.by_message.outside_watch import AFTER_SILENCE
 from waterclock.batching.rate.long_call import warn
-from waterclock.batching.rate.rule import role_chooser
+from waterclock.batching.rate.rule import ERA, role_chooser
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.packing import encoded, local_streams
@@ -30,7 +32,7 @@ from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
 from waterclock.columnar.streams.source_sessions import Lives
 from waterclock.columnar.streams.stream_state import refuse_options, state_parts
-from waterclock.errors import DamagedError, InvalidArgumentError
+from waterclock.errors import DamagedError, InvalidArgumentError, OutsideWindowWarning
 from waterclock.time import MAX_NS, MIN_NS
 
 Flags = npt.NDArray[np.bool_]
@@ -127,6 +129,7 @@ class RateStream:
             found = found.between(self._span.since, self._span.until)
         if not len(found.starts):
             return no_outcomes()
+        self._warn_of_silences(ordered, found, times + offsets)
         return _outcome_rows(ordered, found, offsets if self._options.aligns else None)
 
     def set_batch_length(self, batch_length: int) -> None:
@@ -298,6 +301,15 @@ class RateStream:
         length = self._rule.batch_length
         for _, stream in long_calls(ordered.streams[arrived], times[arrived], bounds, length):
             warn(f"stream {quoted(ordered.stream_names[stream].as_py())}", length)
+
+    def _warn_of_silences(self, ordered: ManySources, found: ManyBatches, times: npt.NDArray[np.int64]) -> None:
+        """Warn of stalled batches most of whose messages came after a silence, as the class does."""
+        for batch in np.flatnonzero(found.reasons == KERNEL.interpreted.STALL).tolist():
+            own = found.messages[found.offsets[batch] : found.offsets[batch + 1]]
+            farthest = min(int(found.ends[batch]) + ERA * self._rule.batch_length, MAX_NS)
+            if 2 * np.count_nonzero(times[own] > farthest) > len(own):
+                source = quoted(ordered.source_names[int(ordered.sources[own[0]])].as_py())
+                warnings.warn(f"source {source}{AFTER_SILENCE}", OutsideWindowWarning, stacklevel=3)
 
 
 def judge_by_rate(

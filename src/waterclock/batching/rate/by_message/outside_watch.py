@@ -8,12 +8,19 @@ from collections import Counter
 from waterclock._support.quoting import quoted
 from waterclock.batching.batch import Batch
 from waterclock.batching.outside import OutsideCounts
+from waterclock.batching.rate.rule import ERA
 from waterclock.errors import OutsideWindowWarning
 
 STEADY = 10
 """A stream gets a warning if most of its messages were outside in this many of its batches in a row: a pause of a few
 seconds is over by then.
 """
+
+AFTER_SILENCE = (
+    f": after a silence of more than {ERA} batch lengths its first messages were in a batch with the window before the"
+    ' silence; pass forget_after, for example "1h"'
+)
+"""What a warning says of a source that sends seldom after a silence."""
 
 MOST_STREAMS = 1_000
 """Maximum number of streams counted: senders choose the names of streams, and memory is bounded."""
@@ -50,11 +57,7 @@ class OutsideWatch:
             self.counts[stream] = self.counts.get(stream, OutsideCounts()).plus(counts)
             self._watch(batch, stream, counts, sizes[stream])
         if batch.reason == "stall" and 2 * sum(counts.after[-1] for counts in found.values()) > len(batch.messages):
-            self.tell(
-                batch.source,
-                ": after a silence of more than 1000 batch lengths its first messages were in a batch with the window"
-                ' before the silence; pass forget_after, for example "1h"',
-            )
+            self.tell(batch.source, AFTER_SILENCE)
 
     def warn(self) -> None:
         """Issue the warnings that are due. The batcher has not changed yet, so a warning may be raised as an error."""
