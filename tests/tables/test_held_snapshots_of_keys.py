@@ -6,11 +6,15 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.statements import Statement, statements_of
 
 from waterclock.connection import Database
+from waterclock.tables.keys.key_rows import give_turns, put_off
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
+from waterclock.tables.messages.upkeep.reconcile import heal
+from waterclock.time import MIN_NS
 
 from .conftest import MovableClock
 from .plain_sql import catch_up, run
@@ -155,3 +159,77 @@ def test_a_message_that_was_acked_before_it_was_routed_is_found_again(
     let_bound_advance(table)
     run(database, "UPDATE orders SET time_acked = NULL WHERE message = 'first'")
     assert [one.payload for one in table.receive()] == ["first"]
+
+
+def let_turns_pass(table: MessageTable, clock: MovableClock, rounds: int) -> None:
+    """Let keys take turns, sleep and wake."""
+    for _ in range(rounds):
+        clock.move("1s")
+        table.put_many([{"payload": "x", "group": f"g{number}"} for number in range(100)])
+        claimed = table.receive(100)
+        assert table.receive(100) == []  # now the keys sleep until the ends of the leases
+        table.ack(claimed)
+        clock.move("1min")
+        assert table.receive(100) == []
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held", "never_looks_back")
+def test_searches_of_the_rows_of_keys_begin_at_bounds(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.SAVE_EVERY", 0.0)
+    table = make_table(fair_by="group")
+    begun = database.backend.now()
+    let_turns_pass(table, clock, 8)
+    table.context.sweeps.due_at = 0
+    heal(table.context)
+    for one in (table, database.table("orders")):  # the latter with the bounds that were saved, as in a new process
+        with statements_of(database.backend) as seen:
+            assert one.receive() == []
+        [look] = [found for found in seen if "due_at <=" in found[0]]
+        assert look[1]["asleep"] > begun
+        [*_, next_turns] = [found for found in seen if "AS due" in found[0]]
+        from_the_first = buffers(database, next_turns[0], next_turns[1] | {"lows": f"{{{MIN_NS}}}"})
+        assert buffers(database, *next_turns) < from_the_first / 2
+
+
+@of_postgresql
+@pytest.mark.usefixtures("never_looks_back")
+@pytest.mark.parametrize("change", ["is_due = 1, turn = :now", "is_due = 0, due_at = :now"])
+def test_a_row_of_a_key_that_is_committed_late_is_found(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, change: str
+) -> None:
+    table = make_table(fair_by="group")
+    table.put("later", group="l", delay="100h")
+    assert table.receive() == []
+    with database.backend.engine.connect() as late:
+        update = f"UPDATE waterclock_message_keys SET {change}, first_at = -1 WHERE message_key = 'l'"  # noqa: S608  # fixed
+        late.execute(sa.text(update), {"now": database.backend.now()})
+        let_turns_pass(table, clock, 4)
+        late.commit()
+    assert table.receive() == []
+    with database.backend.engine.connect() as connection:
+        find = sa.text("SELECT first_at FROM waterclock_message_keys WHERE message_key = 'l'")
+        assert connection.execute(find).scalar_one() > 0  # a claim has looked at the row
+
+
+@of_postgresql
+def test_no_turn_and_no_pause_is_in_the_past_when_it_is_written(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    for group in "ab":
+        table.put("later", group=group, delay="1h")
+    assert table.receive() == []
+    clock.move("1s")
+    with database.begin() as connection:  # as by a claim that was suspended after it had looked
+        give_turns(table.context, connection, {("a", 0): 1}, last=1)
+        put_off(table.context, connection, {("b", 0): 1})
+        find = sa.text("SELECT is_due, turn, due_at FROM waterclock_message_keys ORDER BY message_key")
+        a, b = connection.execute(find)
+    now = database.backend.now()
+    assert (a.is_due, a.turn >= now, b.is_due, b.due_at >= now) == (1, True, 0, True)

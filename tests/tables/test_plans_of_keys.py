@@ -75,7 +75,10 @@ def test_a_claim_reads_few_of_many_keys(make_table: Callable[..., MessageTable],
     table.put_many([{"payload": "x", "group": str(number)} for number in range(MANY)])
     while _unrouted(database):
         table.receive(1)
-    run(database, "UPDATE waterclock_message_keys SET is_due = 0, due_at = due_at + 1000000000000 WHERE turn > 30")
+    with database.backend.engine.connect() as connection:
+        first = connection.execute(sa.text("SELECT min(turn) FROM waterclock_message_keys")).scalar_one()
+    put_off = "UPDATE waterclock_message_keys SET is_due = 0, due_at = due_at + 1000000000000 WHERE turn >= :turn"
+    run(database, put_off, turn=first + 30)
     with statements_of(database.backend, *TABLES) as seen:
         assert len(table.receive()) == 3
     _check(database, seen)

@@ -26,8 +26,8 @@ from waterclock.tables.keys.key_rows import (
     lower,
     of_any_key,
     put_off,
-    start_of,
 )
+from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.schema import MESSAGE_KEY
 
@@ -64,7 +64,7 @@ def _skip(context: TableContext, connection: SqlConnection, after: Behind | None
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None) -> list[Any]:
     """Lock the next new messages that no other transaction has locked, behind a place."""
     if after is None:
-        values = {**start_of(context), "count": _ROUTED_AT_ONCE}
+        values = {**lows_of(context), "count": _ROUTED_AT_ONCE}
         return list(connection.execute(_window(context, "first"), values))
     if context.sql.is_bounded:
         return list(connection.execute(_window(context, "behind"), {**_named(after), "count": _ROUTED_AT_ONCE}))

@@ -22,8 +22,18 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
 from waterclock.tables.keys.in_flight import has_claimable
+from waterclock.tables.keys.turn_levels import (
+    ASLEEP,
+    PACED,
+    from_low,
+    has_turn,
+    in_turn,
+    levels,
+    low_of,
+    lows_of,
+    some_in_turn,
+)
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 Place = tuple[str, int]
@@ -47,9 +57,7 @@ class KeyState(NamedTuple):
 
 _WOKEN_AT_ONCE = 100
 
-_HAS_TURN = message_keys.c.is_due == sa.literal_column("1")
-_SLEEPS = message_keys.c.is_due == sa.literal_column("0")
-_IS_PACED = message_keys.c.is_due == sa.literal_column("2")
+_IS_PACED = message_keys.c.is_due == sa.literal_column(str(PACED))
 
 
 def next_turns(
@@ -66,7 +74,8 @@ def next_turns(
     where
         Only keys with a due message that meets this condition.
     """
-    rows = connection.execute(_next_turns(context, where), {"count": count, "from": level})
+    values = {"count": count, "from": level, **lows_of(context)}
+    rows = connection.execute(_next_turns(context, where), values)
     return {(row.message_key, row.level): row for row in rows}
 
 
@@ -78,14 +87,15 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
         its = rows.c[MESSAGE_KEY] == key, rows.c.priority == -message_keys.c.level, rows.c.time_acked.is_(None)
         due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
         chosen = sa.exists().where(*its, *due, where)
-    return (
-        sa.select(key, message_keys.c.level, message_keys.c.had, message_keys.c.first_at)
-        .where(_of_table(context), _HAS_TURN, message_keys.c.level >= sa.bindparam("from", type_=sa.BigInteger))
-        .where(has_claimable(context, key, message_keys.c.level), chosen)
-        .order_by(message_keys.c.level, message_keys.c.turn)
-        .limit(sa.bindparam("count", type_=sa.Integer))
-        .with_for_update(skip_locked=True, of=message_keys)
-    )
+    its = message_keys.c
+    found = sa.select(key, its.level, its.had, its.first_at).where(has_claimable(context, key, its.level), chosen)
+    found = found.where(its.level >= sa.bindparam("from", type_=sa.BigInteger))
+    found = found.limit(sa.bindparam("count", type_=sa.Integer)).with_for_update(skip_locked=True, of=message_keys)
+    if not context.sql.is_bounded:
+        return found.where(has_turn(context)).order_by(its.level, its.turn)
+    walk = levels(context)
+    due = found.where(*in_turn(context, walk)).order_by(its.turn).lateral("due")
+    return sa.select(*due.c).select_from(walk.join(due, sa.true())).limit(sa.bindparam("count", type_=sa.Integer))
 
 
 def owned(
@@ -141,7 +151,7 @@ def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, .
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Assign turns to keys that have become due, delete those without messages, and put the others off."""
-    values = {"now": now, "count": _WOKEN_AT_ONCE}
+    values = {"now": now, "count": _WOKEN_AT_ONCE, **lows_of(context)}
     found = [row for rows in execute_all(connection, [(one, values) for one in _awake(context)]) for row in rows]
     states = {(row.message_key, row.level): KeyState(row.first_at, row.rate_next) for row in found}
     place_all(context, connection, states, now)
@@ -164,11 +174,16 @@ def _awake(context: TableContext) -> list[sa.Select[*tuple[Any, ...]]]:
 def _has_slept(context: TableContext, now: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
     """Return the conditions, each with ranges of an index, of rows that need not sleep any longer."""
     due_at, rate = message_keys.c.due_at, context.options.rate_of_a_key
+    asleep = _sleeps(context, ASLEEP) & (due_at <= now)
     if rate is None:
-        return [_SLEEPS & (due_at <= now), _IS_PACED]
+        return [asleep, _IS_PACED]
     # No pause is longer than the time for one message, unless the clock was set back or the rate was raised.
     longest = sa.literal(rate.time_for(1), sa.BigInteger)
-    return [_SLEEPS & (due_at <= now), _IS_PACED & (due_at <= now), _IS_PACED & (due_at > now + longest)]
+    return [asleep, _sleeps(context, PACED) & (due_at <= now), _IS_PACED & (due_at > now + longest)]
+
+
+def _sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
+    return from_low(state) if context.sql.is_bounded else message_keys.c.is_due == sa.literal_column(str(state))
 
 
 def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
@@ -266,8 +281,14 @@ def _change(
 
 @built_once(maxsize=1024)
 def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
-    own = {name: sa.bindparam(f"new_{name}", type_=message_keys.c[name].type) for name in columns}
+    own = {name: _not_past(context, name, sa.bindparam(f"new_{name}", type_=sa.BigInteger())) for name in columns}
     return sa.update(message_keys).where(*_this(context)).values(own | dict(same))
+
+
+def _not_past(context: TableContext, name: str, value: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    """Return a value of a column that has bounds: at least the time when it is written."""
+    is_bounded = context.sql.is_bounded and name in ("turn", "due_at")
+    return context.sql.larger(value, context.backend.now_sql()) if is_bounded else value
 
 
 def add(context: TableContext, connection: SqlConnection, seqs: Sequence[int], levels: Collection[int]) -> None:
@@ -287,7 +308,7 @@ def _adding(context: TableContext) -> sa.Insert:
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
         first,
         first,
-        sa.bindparam("to", type_=sa.BigInteger),
+        _not_past(context, "turn", sa.bindparam("to", type_=sa.BigInteger)),
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
     written = [name for name in message_keys.columns.keys() if name not in ("rate_next", "had")]  # noqa: SIM118  # no dict
@@ -300,7 +321,11 @@ def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterab
 
 def last_turns(context: TableContext, levels: Iterable[int]) -> list[Asked]:
     """Return the statements that select the last turn of each level; none if no key is due."""
-    return [(_last_turn(context), {"of": level}) for level in levels]
+    bounded = context.sql.is_bounded
+    return [
+        (_last_turn(context), {"of": level, "low": low_of(context, level)} if bounded else {"of": level})
+        for level in levels
+    ]
 
 
 def _named(place: Place) -> dict[str, Any]:
@@ -332,8 +357,13 @@ def _deleting(context: TableContext) -> sa.Delete:
 
 @built_once(maxsize=256)
 def _last_turn(context: TableContext) -> sa.Select[int]:
-    its = _of_table(context), _HAS_TURN, message_keys.c.level == _level()
-    return sa.select(message_keys.c.turn).where(*its).order_by(message_keys.c.turn.desc()).limit(1)
+    turn = message_keys.c.turn
+    last = sa.select(turn).where(has_turn(context), message_keys.c.level == _level()).order_by(turn.desc()).limit(1)
+    if not context.sql.is_bounded:
+        return last
+    last = last.where(turn >= sa.bindparam("low", type_=sa.BigInteger)).scalar_subquery()
+    now = context.backend.now_sql()
+    return sa.select(context.sql.larger(sa.func.coalesce(last, now), now))
 
 
 @built_once(maxsize=256)
@@ -363,9 +393,9 @@ def keys_due(context: TableContext) -> sa.Select[Any, Any]:
     """Return when a key may be due, the current time if one waits for its turn, and the current time; both ns."""
     now = context.backend.now_sql()
     its = _of_table(context)
-    waiting = sa.exists().where(its, _HAS_TURN)
+    waiting = some_in_turn(context) if context.sql.is_bounded else sa.exists().where(has_turn(context))
     first = sa.func.min(message_keys.c.due_at).label("due_at")
-    firsts = sa.union_all(*(sa.select(first).where(its, sleeps) for sleeps in (_SLEEPS, _IS_PACED))).subquery()
+    firsts = sa.union_all(*(sa.select(first).where(its, _sleeps(context, one)) for one in (ASLEEP, PACED))).subquery()
     sleeping = sa.select(sa.func.min(firsts.c.due_at)).scalar_subquery()
     return sa.select(sa.case((waiting | some_unrouted(context) | some_slept(context), now), else_=sleeping), now)
 
@@ -374,11 +404,6 @@ def is_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message may be due before the row of its key, or its key has no row."""
     rows = context.rows
     return rows.c.time_acked.is_(None) & context.sql.is_unrouted(rows)
-
-
-def start_of(context: TableContext) -> dict[str, int]:
-    """Return the parameter with the start of searches for unrouted messages; none if there are no bounds."""
-    return {"start": context.reached.routed.value >> TOGETHER_BITS} if context.sql.is_bounded else {}
 
 
 def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:

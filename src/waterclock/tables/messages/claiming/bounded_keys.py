@@ -1,11 +1,12 @@
-"""The bound of the search for new messages in a table whose keys take turns.
+"""Bounds of the searches in a table whose keys take turns: for new messages, for the next turns and for sleeping keys.
 
-Below it, by seq, all messages are routed. A trigger marks messages that are moved forward later, and the index has them
-behind all seqs. This is for databases that provide the ends of a snapshot (`TableDialect.seen_by`).
+All messages with a seq below the bound are routed. A trigger marks messages that are moved forward later, and the index
+has them behind all seqs. This is for databases that provide the ends of a snapshot (`TableDialect.seen_by`).
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,23 +15,32 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER, TOGETHER_BITS
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
+from waterclock.tables.keys.turn_levels import ASLEEP, PACED, first_of, firsts_of, unknown_level, values_of
+from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search
-from waterclock.tables.model.claims.bounds import Snapshot
+from waterclock.tables.model.claims.bounds import UNASSIGNED, Snapshot
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 
 
 def advance_keys(context: TableContext) -> None:
-    """Search for new messages from a table's bound on, so that it advances, if the last search is old enough."""
+    """Search from a table's bounds on, so that these advance, if the last search is old enough."""
     if not begins_search(context):
         return
-    bound = context.reached.routed
+    reached = context.reached
+    bound, all_bounds = reached.routed, (reached.groups, reached.sleeping)
     search = bound.begin()
-    values = {"start": search.low >> TOGETHER_BITS, "marks": bound.needs_mark}
+    turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in all_bounds)
+    marks = bound.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
+    values = {"start": search.low >> TOGETHER_BITS, "marks": marks, **values_of(turns, sleeping)}
     found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
     # Not beyond the last message. Without one, all were purged that made the bound advance.
     last = search.known if found.newest is None else max(search.known, found.newest + 1)
     end = last >> TOGETHER_BITS if found.together is None else min(found.together, last >> TOGETHER_BITS)
     bound.found_nothing(search, end << TOGETHER_BITS, Snapshot(found.now, found.oldest, found.mark))
+    reached.groups.note(turns, found)
+    times = {ASLEEP: found.asleep, PACED: found.paced}
+    facts = {"now": found.now, "oldest": found.oldest, "mark": found.mark, "of_unassigned": None}
+    reached.sleeping.note(sleeping, SimpleNamespace(firsts=[times[one] for one in sleeping.priorities], **facts))
 
 
 @built_once(maxsize=256)
@@ -48,4 +58,8 @@ def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         mark.label("mark"),
         first.scalar_subquery().label("together"),
         newest.scalar_subquery().label("newest"),
+        times_of(firsts_of(context)).label("firsts"),
+        unknown_level(context).label("of_unassigned"),
+        first_of(context, ASLEEP).label("asleep"),
+        first_of(context, PACED).label("paced"),
     )

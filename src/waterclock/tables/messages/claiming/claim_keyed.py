@@ -35,9 +35,9 @@ from waterclock.tables.keys.key_rows import (
     place_all,
     some_slept,
     some_unrouted,
-    start_of,
     wake,
 )
+from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -100,7 +100,7 @@ class _KeyedClaim:
     def take(self) -> bool:
         """Claim due messages while there is room; return whether there are keys that were not examined."""
         context, connection = self._context, self._connection
-        self._now, unrouted, slept = connection.execute(_look(context), start_of(context)).one()
+        self._now, unrouted, slept = connection.execute(_look(context), lows_of(context)).one()
         if unrouted:
             route_keys(context, connection, self._now)
         if slept:

@@ -16,7 +16,8 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
-from waterclock.tables.keys.key_rows import keys_due, start_of
+from waterclock.tables.keys.key_rows import keys_due
+from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
 from waterclock.tables.messages.claiming.bounded_rows import (
     advance,
@@ -212,7 +213,7 @@ def next_due(
         due, at = connection.execute(_next_due_chosen(context.rows, now, where)).one()
         return due, at
     if context.options.turns_by is not None:
-        due, at = connection.execute(keys_due(context), start_of(context)).one()
+        due, at = connection.execute(keys_due(context), lows_of(context)).one()
         return due, at
     if not context.options.groups:
         found = due_from_bounds(context, connection)

@@ -77,7 +77,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
 def _save_bounds(context: TableContext) -> None:
     """Write the bounds of searches, so that a new process begins with them."""
     reached = context.reached
-    text = reached.saved.changed(reached.routed, reached.groups.of_unassigned())
+    text = reached.saved.changed(reached.routed, reached.groups.of_unassigned(), reached.sleeping.of_unassigned())
     if text is None:
         return
     try:

@@ -249,25 +249,33 @@ class SavedBounds:
         """Return whether they may be written again."""
         return moments.monotonic() - self._looked_at >= SAVE_EVERY
 
-    def changed(self, routed: ProvenBound, due: dict[int, ProvenBound]) -> str | None:
+    def changed(
+        self, routed: ProvenBound, due: dict[int, ProvenBound], sleeping: dict[int, ProvenBound] | None = None
+    ) -> str | None:
         """Return the text to write; None if the database has it."""
         self._looked_at = moments.monotonic()
-        used = {priority: bound for priority, bound in sorted(due.items()) if bound.value != bound.lowest}
-        values: dict[str, Any] = {"due": [(priority, bound.value) for priority, bound in used.items()]} if used else {}
+        used: list[ProvenBound] = []
+        values: dict[str, Any] = {}
+        for name, bounds in (("due", due), ("sleeping", sleeping or {})):
+            set_ones = {one: bound for one, bound in sorted(bounds.items()) if bound.value != bound.lowest}
+            if set_ones:
+                values[name] = [(one, bound.value) for one, bound in set_ones.items()]
+                used += set_ones.values()
         if routed.value != routed.lowest:
             values["routed"] = routed.value
+            used.append(routed)
         if values:
-            values["checked"] = min(bound.checked for bound in (*used.values(), routed) if bound.value != bound.lowest)
+            values["checked"] = min(bound.checked for bound in used)
         text = json.dumps(values)
         return None if text == (self._text or "{}") else text
 
     def written(self, text: str) -> None:
         self._text = text
 
-    def read(self, now: int) -> tuple[int | None, dict[int, int], int]:
-        """Return the bound of routing, those of due groups by priority, and when they were confirmed."""
+    def read(self, now: int) -> tuple[int | None, dict[int, int], dict[int, int], int]:
+        """Return the bounds of routing, due groups by priority and sleeping keys, and when they were confirmed."""
         values = json.loads(self._text or "{}")
         checked = values.get("checked", 0)
         if not 0 <= now - checked <= SAVED_FOR:
-            return None, {}, 0
-        return values.get("routed"), dict(values.get("due", [])), checked
+            return None, {}, {}, 0
+        return values.get("routed"), dict(values.get("due", [])), dict(values.get("sleeping", [])), checked

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from waterclock._support import moments
 from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound, SavedBounds
 from waterclock.tables.model.timing.backoff import Backoff
+from waterclock.time import MIN_NS
 
 FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1
 """Plain SQL may set any seq."""
@@ -134,7 +135,9 @@ class Reached:
     routed
         The bound below which no message must be routed.
     groups
-        The bounds of when groups are due.
+        The bounds of when groups are due. Without groups, those of messages; if keys take turns, those of turns.
+    sleeping
+        The bounds of until when rows of keys sleep, by their ``is_due``.
     saved
         The bounds as the database has them.
     advanced_at
@@ -148,10 +151,12 @@ class Reached:
         self.advanced_at = -math.inf
         self.searches_left = 0
         self.saved = SavedBounds(bounds)
-        routed, due, checked = self.saved.read(now)
+        routed, due, sleeping, checked = self.saved.read(now)
         self.routed = ProvenBound(FIRST_SEQ, routed, checked)
         self.groups = GroupBounds()
         self.groups.start(due, checked)
+        self.sleeping = GroupBounds()
+        self.sleeping.start({0: MIN_NS, 2: MIN_NS, **sleeping}, checked)
         self._seen: tuple[int, float] | None = None
 
     def now(self) -> int | None:

@@ -1,0 +1,153 @@
+"""Searches of the rows of keys from bounds on, for databases that provide the ends of a snapshot.
+
+With each turn a row moves in the index of turns, and with each pause in the index of sleeping rows. The entries of
+earlier places stay while a transaction holds an old snapshot. Turns, which are times here, and ends of pauses are
+never in the past when they are written. So nothing waits for a turn below a bound of times for each level, and nothing
+sleeps until a time below another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
+from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.databases.postgresql.claiming import FROM_THE_FIRST
+from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
+from waterclock.tables.model.claims.bounds import GroupSearch
+from waterclock.time import MIN_NS
+
+ASLEEP, HAS_TURN, PACED = 0, 1, 2
+"""The values of ``is_due``."""
+
+_BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1
+"""Levels are negated priorities."""
+
+
+def lows_of(context: TableContext) -> dict[str, Any]:
+    """Return the parameters with the starts of all searches; none if there are no bounds."""
+    if not context.sql.is_bounded:
+        return {}
+    reached = context.reached
+    turns = {level: bound.value for level, bound in reached.groups.of_unassigned().items()}
+    sleeping = {state: bound.value for state, bound in reached.sleeping.of_unassigned().items()}
+    return {
+        "start": reached.routed.value >> TOGETHER_BITS,
+        "known": list(turns),
+        "lows": list(turns.values()),
+        "asleep": sleeping[ASLEEP],
+        "paced": sleeping[PACED],
+    }
+
+
+def low_of(context: TableContext, level: int) -> int:
+    """Return the turn from which the rows of a level are searched."""
+    bound = context.reached.groups.of_unassigned().get(level)
+    return MIN_NS if bound is None else bound.value
+
+
+def values_of(turns: GroupSearch, sleeping: GroupSearch) -> dict[str, Any]:
+    """Return the parameters of `firsts_of`, `unknown_level` and `first_of`."""
+    known = turns.priorities
+    lows = dict(zip(sleeping.priorities, (one.low for one in sleeping.unassigned), strict=True))
+    return {
+        "known": known,
+        "lows": [one.low for one in turns.unassigned],
+        "aboves": [_BEHIND_EVERY_LEVEL, *known],
+        "beneaths": [*known, BELOW_EVERY_PRIORITY],
+        "asleep": lows[ASLEEP],
+        "paced": lows[PACED],
+    }
+
+
+def has_turn(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that a row waits for its turn."""
+    return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(HAS_TURN)))
+
+
+def _pairs(name: str, one: str, another: str) -> sa.TableValuedAlias:
+    values = [sa.bindparam(each, type_=Bigints()) for each in (one, another)]
+    columns = sa.column("level", sa.BigInteger), sa.column("low", sa.BigInteger)
+    return sa.func.unnest(*values).table_valued(*columns).render_derived(name)
+
+
+def known_levels() -> sa.TableValuedAlias:
+    """Return the levels with a bound, as rows of ``level`` and ``low``."""
+    return _pairs("given", "known", "lows")
+
+
+def levels(context: TableContext) -> sa.CTE:
+    """Walk over the levels from the highest priority: those with a bound, and the others where rows wait."""
+    given, its = known_levels(), message_keys.c
+    walk = sa.select(
+        sa.cast(sa.literal_column(str(BELOW_EVERY_PRIORITY)), sa.BigInteger).label("level"), FROM_THE_FIRST.label("low")
+    ).cte("levels", recursive=True)
+    known = (
+        sa.select(given.c.level, given.c.low)
+        .where(given.c.level > walk.c.level)
+        .order_by(given.c.level)
+        .limit(sa.literal_column("1"))
+        .lateral("known")
+    )
+    end = sa.func.coalesce(known.c.level, sa.literal_column(str(_BEHIND_EVERY_LEVEL), sa.BigInteger))
+    between = (
+        sa.select(its.level)
+        .where(has_turn(context), its.level > walk.c.level, its.level < end)
+        .order_by(its.level)
+        .limit(sa.literal_column("1"))
+        .lateral("between")
+    )
+    step = (
+        sa.select(
+            sa.func.coalesce(between.c.level, known.c.level),
+            sa.case((between.c.level.is_(None), known.c.low), else_=FROM_THE_FIRST),
+        )
+        .select_from(walk.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
+        .where(sa.or_(between.c.level.is_not(None), known.c.level.is_not(None)))
+    )
+    return walk.union_all(step)
+
+
+def in_turn(context: TableContext, walk: sa.CTE) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the conditions that a row waits for its turn in a level of `levels`."""
+    return has_turn(context), message_keys.c.level == walk.c.level, message_keys.c.turn >= walk.c.low
+
+
+def some_in_turn(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return whether a row waits for its turn."""
+    walk = levels(context)
+    one = sa.select(message_keys.c.turn).where(*in_turn(context, walk)).order_by(message_keys.c.turn)
+    first = one.limit(sa.literal_column("1")).lateral("first_turn")
+    return sa.exists(sa.select(first.c.turn).select_from(walk.join(first, sa.true())))
+
+
+def from_low(state: int) -> sa.ColumnElement[bool]:
+    """Return the condition that a row sleeps, `ASLEEP` or `PACED`, until a time from the bound on."""
+    low = sa.bindparam("asleep" if state == ASLEEP else "paced", type_=sa.BigInteger)
+    return (message_keys.c.is_due == sa.literal_column(str(state))) & (message_keys.c.due_at >= low)
+
+
+def first_of(context: TableContext, state: int) -> sa.ScalarSelect[int]:
+    """Return the first time until which a row sleeps."""
+    its = message_keys.c.table_id == context.table_id, from_low(state)
+    return sa.select(message_keys.c.due_at).where(*its).order_by(message_keys.c.due_at).limit(1).scalar_subquery()
+
+
+def firsts_of(context: TableContext) -> sa.CTE:
+    """Return the first turn of each level with a bound, as rows of ``priority`` and ``first``."""
+    given, its = known_levels(), message_keys.c
+    first = sa.select(its.turn).where(has_turn(context), its.level == given.c.level, its.turn >= given.c.low)
+    first = first.order_by(its.turn).limit(1).correlate(given).scalar_subquery()
+    return sa.select(given.c.level.label("priority"), first.label("first")).cte("firsts")
+
+
+def unknown_level(context: TableContext) -> sa.ScalarSelect[int]:
+    """Return a level without a bound where rows wait."""
+    ranges, its = _pairs("ranges", "aboves", "beneaths"), message_keys.c
+    between = sa.select(its.level).where(has_turn(context), its.level < ranges.c.level, its.level > ranges.c.low)
+    one = between.order_by(its.level).limit(1).lateral("one")
+    return sa.select(sa.func.max(one.c.level)).select_from(sa.join(ranges, one, sa.true())).scalar_subquery()
