@@ -46,7 +46,7 @@ _KINDS: dict[type[Exception], tuple[int, str, str]] = {
 
 _FAILED = 500
 _GENERAL = {"Not Found": "no page or route has this path", "Method Not Allowed": "this path does not take this method"}
-"""The framework's own details, and what is sent instead."""
+"""The text that is sent instead of each detail of the framework's own."""
 
 _STATUS_CODES = {401: "signed_out", 403: "forbidden", 404: "not_found", 413: "too_large", 429: "too_many"}
 

@@ -63,7 +63,7 @@ def create(
 def make_if_missing(
     backend: Backend, name: str, options: TableOptions, make: Callable[[sa.Connection], None], *, exist_ok: bool
 ) -> None:
-    """Make a message table, unless it exists; warn if it exists with other options.
+    """Create a message table, unless it exists; warn if it exists with other options.
 
     Raises
     ------
