@@ -119,6 +119,15 @@ Caused by: java.lang.IllegalStateException: more
             "chmod: cannot access '/a/run=1/_temporary': No such file or directory",
             "another pipeline seems to run on the same",
         ),
+        (
+            "Failed to rename temp file /a/state/0/_metadata/v2/.0.tmp to /a/state/0/_metadata/v2/0 as destination"
+            " already exists",
+            "another pipeline seems to run on the same",
+        ),
+        (
+            "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 0.",
+            "another pipeline seems to run on the same",
+        ),
         (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
         (
