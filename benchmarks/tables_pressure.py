@@ -43,7 +43,7 @@ class Shape:
     options
         Of the table.
     groups
-        Among how many groups its messages are spread; 0: they are in none.
+        Among how many groups, or keys, its messages are spread; 0: they are in none.
     is_unique
         Whether each message is put with a key of its own.
     acks_last_first
@@ -64,6 +64,9 @@ SHAPES = {
     "unique": Shape({}, is_unique=True),
     "acks held back": Shape({"groups": "sequenced", "ack_order": "hold"}, 5, acks_last_first=True),
     "partitions": Shape({"purge_by": "partition"}),
+    "fair, 5 keys": Shape({"fair_by": "group"}, 5),
+    "fair, 2,000 keys": Shape({"fair_by": "group"}, 2_000),
+    "limited, 5 keys": Shape({"limit": {"group": A_ROUND}}, 5),
 }
 
 
