@@ -17,6 +17,7 @@ from waterclock.columnar.message_ids import with_numbers
 from waterclock.columnar.packing import pack
 from waterclock.columnar.records import NUMBERED, POSITIONED, cells_of_records
 from waterclock.columnar.streams.id_stream import IdStream
+from waterclock.columnar.streams.watermarks import watermark_of
 from waterclock.connection import Database
 from waterclock.live.adaptive_stream import AdaptiveRateStream
 from waterclock.live.batch_rows import batch_rows, incomplete, outside, rejections
@@ -35,7 +36,6 @@ They take some 10 MB, their batches twice that.
 """
 
 _COLUMNS = ["source", "stream", "event_time", "receive_time", "ledger", "entry", "index"]
-_NS_PER_MS = 1_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -235,4 +235,4 @@ def _later(clock: int | None, received: int | None, max_skew: int) -> int | None
 
 def _milliseconds(clock: int | None) -> int:
     """Return a clock in the form for the streams: ms, 0 if unknown."""
-    return 0 if clock is None else max(clock // _NS_PER_MS, 0)
+    return 0 if clock is None else watermark_of(clock)

@@ -18,6 +18,7 @@ from waterclock.batching.facts import count, each, flag, maybe, moment, read_as,
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.columnar.records import POSITIONED
+from waterclock.columnar.streams import watermarks
 from waterclock.columnar.streams.event_time_rows import outcome_rows
 from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import no_outcomes
@@ -29,7 +30,6 @@ from waterclock.time import MAX_NS, MIN_NS
 _VERSION = 3
 _FORM = b"WCS1"
 _NAME = "the state of batching by event time"
-_NS_PER_MS = 1_000_000
 _CLOCK = np.dtype("<i8")
 
 
@@ -107,7 +107,7 @@ class EventTimeStream:
         pyarrow.RecordBatch
             Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`.
         """
-        promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
+        promised = watermarks.promised(watermark)
         many = joined([self._kept, arrived.in_reading_order()], self._record)
         if not len(many.source_names) and not self._waiting:
             return no_outcomes()
@@ -131,7 +131,7 @@ class EventTimeStream:
             event_times = np.ascontiguousarray(many.messages["event_time"])
         # A window that closes at a time may still get messages received at that time.
         nows = np.maximum(clocks, MIN_NS + 1) - 1
-        if watermark > MAX_NS // _NS_PER_MS:
+        if watermark >= watermarks.END:
             nows[:] = MAX_NS  # after all times, nothing more can come
         found = assign_judged(many.sources, many.streams, event_times, verdicts, self._rule, nows, many.stream_names)
         # At the smallest time no window has closed, and ``nows`` cannot be a step earlier.
@@ -160,10 +160,10 @@ class EventTimeStream:
         if self.is_empty:
             return None
         if self._first_end is None:
-            return -(-int(self._clocks.max()) // _NS_PER_MS)
+            return -(-int(self._clocks.max()) // watermarks.NS_PER_MS)
         # A conflict may close the first window earlier; then it is returned later than possible, with the same
         # contents.
-        return min(self._first_end + self._rule.max_delay, MAX_NS - 1) // _NS_PER_MS + 1
+        return watermarks.watermark_after(self._first_end + self._rule.max_delay)
 
     @property
     def is_empty(self) -> bool:

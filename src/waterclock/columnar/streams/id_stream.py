@@ -19,6 +19,7 @@ from waterclock.batching.facts import count, each, read_as
 from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.records import NUMBERED
+from waterclock.columnar.streams import watermarks
 from waterclock.columnar.streams.judged_rows import BatchFacts, begins, judged_rows
 from waterclock.columnar.streams.outcome_rows import REASONS as CLOSE_REASONS
 from waterclock.columnar.streams.outcome_rows import no_outcomes
@@ -34,9 +35,6 @@ _VERSION = 1
 _FORM = b"WCI1"
 _NAME = "the state of batching by id"
 _UNDECIDED = len(REASONS) + 1
-_NS_PER_MS = 1_000_000
-_END_MS = MAX_NS // _NS_PER_MS + 1
-"""A watermark after all times."""
 
 
 class IdStream:
@@ -90,7 +88,7 @@ class IdStream:
         many = joined([self._kept, arrived.in_reading_order()], NUMBERED)
         if not len(many.source_names):
             return no_outcomes()
-        promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
+        promised = watermarks.promised(watermark)
         sources, kept = len(many.source_names), len(self._kept.messages)
         clocks = np.full(sources, promised)
         clocks[: len(self._clocks)] = np.maximum(self._clocks, promised)
@@ -98,7 +96,7 @@ class IdStream:
         readings = many.messages["receive_time"].copy()
         readings[kept:] = read_clocks(many.sources[kept:], readings[kept:], clocks)
         # A batch that closes at a time may still get messages received at that time.
-        nows = np.full(sources, MAX_NS) if watermark >= _END_MS else np.maximum(clocks, MIN_NS + 1) - 1
+        nows = np.full(sources, MAX_NS) if watermark >= watermarks.END else np.maximum(clocks, MIN_NS + 1) - 1
         numbers = np.ascontiguousarray(many.messages["number"])
         undeclared = self._rule.undeclared(many.stream_names)
         found = judge_ids(
@@ -125,7 +123,7 @@ class IdStream:
     def wakes_at(self) -> int | None:
         """The watermark, ms, at which to `take` again without new messages; None if no batch is open."""
         first = self._closes[~self._returned].min(initial=MAX_NS)
-        return min(int(first), MAX_NS - 1) // _NS_PER_MS + 1 if self.open_batches else None
+        return watermarks.watermark_after(int(first)) if self.open_batches else None
 
     @property
     def missing_ids(self) -> int:
@@ -276,7 +274,7 @@ def judge_by_id(
         yield stream.take(from_packed(part, NUMBERED), 0)
         if ends:
             if ended:
-                yield stream.take(nothing(NUMBERED), _END_MS)
+                yield stream.take(nothing(NUMBERED), watermarks.END)
             stream = IdStream(rule, span)
 
 

@@ -17,10 +17,8 @@ from waterclock.columnar.records import PACKING, POSITIONED, words
 from waterclock.columnar.streams.event_time_rows import outcome_rows
 from waterclock.columnar.streams.event_time_stream import EventTimeStream
 from waterclock.columnar.streams.slices import slices
-from waterclock.time import MAX_NS, MIN_NS
-
-_NS_PER_MS = 1_000_000
-_END_MS = MAX_NS // _NS_PER_MS + 1
+from waterclock.columnar.streams.watermarks import END, watermark_of
+from waterclock.time import MIN_NS
 
 
 def judge(
@@ -57,7 +55,7 @@ def judge(
         Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`.
     """
     large = EventTimeStream(rule, record, span)
-    promised = 0 if span is None else max(span.promised // _NS_PER_MS, 0)
+    promised = 0 if span is None else watermark_of(span.promised)
     for rows, begun, ends in slices(batches, sliced=record == POSITIONED):
         if ends and not begun and ended and span is None:
             yield _judge(rows, record, rule)
@@ -65,7 +63,7 @@ def judge(
         yield large.take(from_packed(rows, record), 0)
         if ends:
             if ended or promised:
-                yield large.take(nothing(record), _END_MS if ended else promised)
+                yield large.take(nothing(record), END if ended else promised)
             large = EventTimeStream(rule, record, span)
 
 

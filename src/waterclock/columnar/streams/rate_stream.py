@@ -32,6 +32,7 @@ from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
 from waterclock.columnar.streams.source_sessions import Lives
 from waterclock.columnar.streams.stream_state import refuse_options, state_parts
+from waterclock.columnar.streams.watermarks import promised, watermark_after
 from waterclock.errors import DamagedError, InvalidArgumentError, OutsideWindowWarning
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -41,7 +42,6 @@ _VERSION = 1
 _FORM = b"WCT1"
 _NAME = "the state of batching by rate"
 _NO_ENTRY = -1
-_NS_PER_MS = 1_000_000
 
 # While it runs, the rule's state of a source takes 3 kB.
 _SOURCES_AT_ONCE = 4096
@@ -142,7 +142,7 @@ class RateStream:
         """The watermark, ms, at which to `take` again without new messages; None if no source is forgotten."""
         if self._options.forget_after is None or not len(self._clocks):
             return None
-        return min(int(self._clocks.min()) + self._options.forget_after, MAX_NS - 1) // _NS_PER_MS + 1
+        return watermark_after(int(self._clocks.min()) + self._options.forget_after)
 
     @property
     def is_empty(self) -> bool:
@@ -236,8 +236,7 @@ class RateStream:
         clocks, known = np.full(len(ordered.source_names), MIN_NS), len(self._clocks)
         clocks[:known] = self._clocks
         self._clocks = clocks
-        promised = min(watermark * _NS_PER_MS, MAX_NS) if watermark > 0 else MIN_NS
-        return Lives.parted(ordered, is_new, calls, clocks, known, after, promised)
+        return Lives.parted(ordered, is_new, calls, clocks, known, after, promised(watermark))
 
     def _keep(self, kept: ManySources, offsets: npt.NDArray[np.int64], lives: Lives) -> None:
         """Remember open windows, and for each source the session that continues."""

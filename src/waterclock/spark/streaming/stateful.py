@@ -28,6 +28,7 @@ from waterclock.columnar.streams.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEM
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import RateStream
 from waterclock.columnar.streams.stream_state import REMEDY
+from waterclock.columnar.streams.watermarks import NS_PER_MS
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.runtime.workers import freeze_imports, freezing_imports
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_NS_PER_MS = 1_000_000
 _STATE = "batcher"
 """The name of the state. Spark refuses a checkpoint whose state of this name has another type of key."""
 
@@ -259,7 +259,7 @@ def id_stream(bucketed: DataFrame, rule: IdRule, max_skew: int, buckets: int) ->
 def _clocked(bucketed: DataFrame, max_skew: int) -> DataFrame:
     """Derive Spark's watermark from the progress of the receive clock."""
     clocked = bucketed.withColumn("clock", F.timestamp_micros("clock"))
-    return clocked.withWatermark("clock", f"{-(-max_skew // _NS_PER_MS)} milliseconds").drop("clock")
+    return clocked.withWatermark("clock", f"{-(-max_skew // NS_PER_MS)} milliseconds").drop("clock")
 
 
 def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str) -> DataFrame:
