@@ -1,1 +1,1 @@
-"""The main job: a recording of real traffic goes through the whole flow, is reconciled to the message, and is drawn."""
+"""The demo: a recording of real traffic goes through every stage, and each message is accounted for and drawn."""

@@ -141,5 +141,5 @@ def test_a_payload_of_another_form_is_an_error_that_names_it(payload: bytes) -> 
 
 def test_a_time_that_int64_nanoseconds_cannot_hold_is_an_error() -> None:
     assert parsed("collectd/h/p/t", b"9223372036.854775807:1").event_time == MAX_NS
-    with pytest.raises(InvalidArgumentError, match=r"9223372036\.854775808:1.*Is its unit seconds"):
+    with pytest.raises(InvalidArgumentError, match=r"9223372036\.854775808:1.*Is the time in seconds"):
         parsed("collectd/h/p/t", b"9223372036.854775808:1")

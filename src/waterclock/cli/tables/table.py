@@ -358,7 +358,7 @@ def retry(
         table = database.table(name)
         if not ids:
             if at is not None:
-                raise InvalidArgumentError(f"ids must be given together with at, got only at={quoted(at)}")
+                raise InvalidArgumentError(f"ids are missing: --at needs at least one, got only --at {quoted(at)}")
             common.output.talk(f"retrying {counted(table.retry(), 'message')} now")
             return 0
         when = database.backend.now() if at is None else to_time(at, "at")

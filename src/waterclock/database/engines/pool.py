@@ -1,4 +1,4 @@
-"""Pings pooled connections before reuse, but only if they were idle."""
+"""Pings pooled connections before reuse, but only after 0.1 s of idling."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class KafkaRule:
                     text = key.decode()
                 except UnicodeDecodeError:
                     raise InvalidArgumentError(
-                        f"key must be UTF-8, got {quoted(key)}. Take such keys with key = hex or base64"
+                        f'key must be UTF-8, got {quoted(key)}. To take such keys, set key to "hex" or "base64"'
                     ) from None
         return f"{record.topic}/{text}"
 

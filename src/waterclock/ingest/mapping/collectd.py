@@ -97,5 +97,5 @@ def collectd_time(payload: bytes) -> int:
         )
     time = int(match[1]) * _SECOND + int((match[2] or b"").ljust(9, b"0"))
     if time > MAX_NS:
-        raise InvalidArgumentError(f"time must be before 2262-04-11, got {quoted(payload)}. Is its unit seconds?")
+        raise InvalidArgumentError(f"time must be before 2262-04-11, got {quoted(payload)}. Is the time in seconds?")
     return time

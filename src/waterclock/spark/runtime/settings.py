@@ -1,4 +1,4 @@
-"""Changes settings of a session for some of its queries, and reads its memory."""
+"""Changes settings of a session for some of its queries, and reads how much memory the session has."""
 
 from __future__ import annotations
 

@@ -141,8 +141,7 @@ def check_unsharded(name: str, own: str, shard: str | None, key_range: str | Non
         if given is not None and given not in whole[argument]:
             allowed = " or ".join(map(repr, whole[argument]))
             raise InvalidArgumentError(
-                f"{argument} must be {allowed} or omitted for {quoted(name)}, which is in one database, got"
-                f" {quoted(given)}"
+                f"{argument} must be {allowed} or omitted, got {quoted(given)}: table {quoted(name)} is not sharded"
             )
 
 

@@ -139,7 +139,7 @@ def commit(storage: Storage, name: str, reader_epoch: int, place: Place, lease: 
             raise LeaseLostError(
                 f"subscription {name!r} of topic {storage.name!r} was moved or taken over: it has reader epoch"
                 f" {row['reader_epoch']}, this reader has {reader_epoch}, and {row['holder']} holds it now."
-                " Discard the messages that this reader has read since, and read again"
+                " Discard the messages that this reader has not committed, and read again"
             )
         connection.execute(
             sa.update(subscriptions).where(*_key(storage, name)).values(**_forward(row, place), held_until=now + lease)

@@ -58,7 +58,7 @@ def _check_messages(body: bytes) -> None:
             return
         if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):
             raise InvalidArgumentError(
-                "the body must be Arrow IPC without compression and dictionaries. Write it with IpcWriteOptions()"
+                "the body must be Arrow IPC without compression or dictionaries. Write it with IpcWriteOptions()"
             )
 
 

@@ -1,7 +1,8 @@
-"""The batches of a range of event time, by the rules of a replay, from a bounded part of the topic.
+"""The batches of a range of event time, by the rules of a replay, from a limited number of messages.
 
-By event time, it reads backward and forward as described in `waterclock.batching.event_time.replay`, and processes
-whole columns. By rate, a window depends on all earlier messages, so it reads the topic from the start of its batching.
+By event time, this module reads backward and forward as described in `waterclock.batching.event_time.replay`, and
+processes whole columns. By rate, a window depends on all earlier messages, so the module reads from the point at which
+batching began.
 """
 
 from __future__ import annotations

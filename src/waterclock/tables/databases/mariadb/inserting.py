@@ -1,4 +1,4 @@
-"""Bulk inserts on MariaDB: many rows per statement; rows whose id exists are skipped."""
+"""Bulk inserts on MariaDB: many rows per statement; rows whose id already exists are skipped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The priorities of due groups, searched from a bound on.
+"""Finds the priorities of due groups without reading dead index entries.
 
-This search is for databases that provide the ends of a snapshot (`TableDialect.seen_by`). The highest index entry of a
-priority is the end of a lease, and most such entries are dead. So each known priority is searched from its bound on.
-Only between known priorities is the index searched for its highest entry.
+This search needs a database that tells which transactions a snapshot sees (`TableDialect.seen_by`). Most of the highest
+index entries of a priority are dead: they were the ends of leases. So each known priority is searched upward, from a
+time before which no group is due. The highest entry is looked up only between known priorities.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Claims past messages that the database refuses to update, for example because a user's trigger raises.
+"""Lets claims skip messages that the database refuses to update, for example because a user's trigger raises.
 
 A refused claim is narrowed down to its first message, or its first group. If that is refused, too, the next tries skip
-more and more of the first ones. If later ones can then be claimed, the refused ones are skipped for `PASSED_BY_FOR`.
-Messages that were skipped together with refused ones are tried soon after, a few at a time. If no later ones can be
-claimed, the refusal affects more than single messages, and nothing is recorded. Claims that are refused soon after that
-are not narrowed down (`Narrowing`).
+more and more messages at the head. If later messages can then be claimed, the refused messages are skipped for
+`PASSED_BY_FOR`. Messages that were skipped together with them are tried soon after, a few at a time. If no later
+message can be claimed, the refusal affects more than single messages, and nothing is recorded. If another claim is
+refused soon afterwards, it is not narrowed down (`Narrowing`).
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def check_cron(text: object) -> str:
     except CronSimError as error:
         raise InvalidArgumentError(f"cron must be a valid schedule, got {quoted(text)}: {error}") from None
     if first is None:
-        raise InvalidArgumentError(f"cron must have a next tick, got {quoted(text)}, which never ticks")
+        raise InvalidArgumentError(f"cron must match at least one time, got {quoted(text)}")
     return " ".join(fields)
 
 
