@@ -124,6 +124,7 @@ def test_a_search_for_new_messages_begins_at_the_bound(
 ) -> None:
     table = make_table(fair_by="group")
     let_bound_advance(table, 2000)
+    run(database, "ANALYZE orders")  # to a planner with these statistics, no message is unacked
     with statements_of(database.backend) as seen:
         assert table.receive() == []
     from_the_bound = most_buffers(database, seen, "routed != 1")

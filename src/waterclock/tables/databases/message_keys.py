@@ -22,11 +22,11 @@ _IS_MOVED = """
 One that was acked before it was routed is behind the bound of searches for unrouted ones."""
 
 
-def index_of_unrouted(first: str = "") -> str:
+def index_of_unrouted(first: str = "", unacked: str = "time_acked IS NULL") -> str:
     """Return the statement for the partial index of unrouted messages, by key; ``first`` stands before the key."""
     return (
         f"CREATE INDEX %(unrouted)s ON %(table)s ({first}({MESSAGE_KEY} || ''), priority, time_next)"
-        " WHERE time_acked IS NULL AND routed <> 1"
+        f" WHERE {unacked} AND routed <> 1"
     )
 
 

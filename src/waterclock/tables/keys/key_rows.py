@@ -34,7 +34,7 @@ from waterclock.tables.keys.turn_levels import (
     lows_of,
     some_in_turn,
 )
-from waterclock.tables.model.schema import MESSAGE_KEY
+from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 Place = tuple[str, int]
 """A key and a level."""
@@ -403,7 +403,8 @@ def keys_due(context: TableContext) -> sa.Select[Any, Any]:
 def is_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message may be due before the row of its key, or its key has no row."""
     rows = context.rows
-    return rows.c.time_acked.is_(None) & context.sql.is_unrouted(rows)
+    unacked = not_acked(rows) if context.sql.is_bounded else rows.c.time_acked.is_(None)
+    return unacked & context.sql.is_unrouted(rows)
 
 
 def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:

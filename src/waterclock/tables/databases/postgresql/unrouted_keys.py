@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import Grouping
 
-from waterclock.tables.model.schema import MESSAGE_KEY
+from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 TOGETHER_BITS = 10
 """So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that
@@ -56,7 +56,7 @@ def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
     def first_behind(last: _Place, nth: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
         one = rows.alias()
         together, key, priority = place = _place(one)
-        unrouted = one.c.time_acked.is_(None), one.c.routed != sa.literal_column("1")
+        unrouted = not_acked(one), one.c.routed != sa.literal_column("1")
         named = together.label("together"), key.label("key"), priority, one.c.time_next, one.c.seq, nth.label("nth")
         return (
             sa.select(*named)
