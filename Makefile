@@ -30,9 +30,11 @@ QUICK := $(addprefix tests/,sql figures ingest/mapping aio/test_names.py test_me
 	test_quoting.py test_time.py test_urls_of_files.py) \
 	$(addprefix tests/batching/,rate/test_adaptive.py rate/test_rate_aware.py rate/test_rules.py rate/test_scenarios.py \
 	test_batch_bytes.py test_by_source.py test_event_time.py test_event_time_state.py test_scenarios.py) \
-	$(addprefix tests/tables/,test_acking.py test_attempts.py test_backoff.py test_conditions.py test_exclusive_groups.py \
-	test_options.py test_putting.py test_receiving.py test_schedules.py test_transactions.py test_unique_keys.py) \
-	$(addprefix tests/topics/,test_appending.py test_group_commit.py test_producers.py test_subscriptions.py test_topic.py)
+	$(addprefix tests/tables/,claiming/test_conditions.py claiming/test_receiving.py connections/test_transactions.py \
+	finishing/test_acking.py finishing/test_attempts.py finishing/test_backoff.py groups/test_exclusive_groups.py \
+	options/test_options.py putting/test_putting.py putting/test_unique_keys.py schedules/test_schedules.py) \
+	$(addprefix tests/topics/,reading/test_subscriptions.py test_topic.py writing/test_appending.py \
+	writing/test_group_commit.py writing/test_producers.py)
 
 test-quick: setup ## Run the cheap tests of each part, on SQLite: a minute
 	@$(BIN)/pytest -m "not slow" --databases sqlite -n auto --dist loadscope $(QUICK)

@@ -50,7 +50,7 @@ class Forked:
     Parameters
     ----------
     module
-        Such as ``"tests.tables.worker"``. It is imported in the new process, so its random numbers are its own.
+        Such as ``"tests.tables.upkeep.worker"``. It is imported in the new process, so its random numbers are its own.
     arguments
         Texts, or what becomes one.
 

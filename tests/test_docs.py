@@ -68,7 +68,7 @@ def test_the_views_of_files_hold_each_message_once_after_compactions_and_truncat
         topic.truncate(wc.Position(1, 0, 0))
         topic.append([wc.Message("press-01", "load", "2026-07-01T12:00:00Z", b"17")])
     page: dict[str, Any] = {}
-    exec("\n".join(BLOCKS.findall((DOCS / "how-to" / "query-with-duckdb.md").read_text())), page)  # noqa: S102
+    exec("\n".join(BLOCKS.findall((DOCS / "how-to" / "topics" / "query-with-duckdb.md").read_text())), page)  # noqa: S102
     ledgers = [(1, 2), (2, 3), (3, 4), (None, 1)]  # the files of ledgers that were not compacted have no such column
     counted = page["duckdb"].sql("SELECT ledger, count(*) FROM telemetry GROUP BY ledger ORDER BY ledger")
     assert counted.fetchall() == ledgers

@@ -47,7 +47,7 @@ def _moments() -> pd.DataFrame:
 
 
 class _Relation:
-    """What DuckDB's relations have; docs/how-to/query-with-duckdb.md appends one."""
+    """What DuckDB's relations have; docs/how-to/topics/query-with-duckdb.md appends one."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return pa.Table.from_pylist(ROWS).__arrow_c_stream__(requested_schema)

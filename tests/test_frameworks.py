@@ -14,7 +14,7 @@ import django
 import pytest
 import sqlalchemy as sa
 
-HOW_TO = Path(__file__).parent.parent / "docs" / "how-to"
+HOW_TO = Path(__file__).parent.parent / "docs" / "how-to" / "applications"
 FILES = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tables.callers import Open, ways
+from tests.tables.connections.callers import Open, ways
 
 import waterclock as wc
 from waterclock.connection import Database

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from tests.topics.killable_workers import batch, shorten_leases
+from tests.topics.writing.killable_workers import batch, shorten_leases
 
 import waterclock as wc
 from waterclock.errors import UnavailableError

@@ -16,7 +16,7 @@ from tests.topics.flows import ledger_path
 import waterclock as wc
 from waterclock.cli.app import DONE, FAILED, INTERRUPTED, WRONG_USAGE, run
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "back-up-and-restore.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operation" / "back-up-and-restore.md"
 COMMANDS = re.findall(r"```console\n\$ waterclock (.*?)\n```", PAGE.read_text())
 
 

@@ -19,7 +19,7 @@ from tests.services import Service, program
 import waterclock as wc
 from waterclock.errors import InvalidArgumentError
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "back-up-and-restore.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operation" / "back-up-and-restore.md"
 PROGRAMS = {
     "postgresql": {"postgresql": ("createdb", "pg_dump", "pg_restore")},
     "mariadb": {"mariadb": ("mariadb",), "mariadb-dump": ("mariadb-dump",)},

@@ -16,7 +16,7 @@ import waterclock as wc
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE
 
 SOURCES = Path(wc.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "monitor.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operation" / "monitor.md"
 
 
 @pytest.fixture(autouse=True)

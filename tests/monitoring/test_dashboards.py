@@ -27,7 +27,7 @@ from waterclock.work.upkeep import Task, Upkeep
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text("utf-8"))
 ALERTS = yaml.safe_load((ROOT / "deploy" / "prometheus-alerts.yml").read_text("utf-8"))
-PAGE = (ROOT / "docs" / "how-to" / "monitor.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "operation" / "monitor.md").read_text("utf-8")
 ON_SERVERS = {"waterclock_database_oldest_transaction_seconds": set[str]()}
 ADDED = {"instance", "le", "job"}
 """Labels that Prometheus adds, or that histograms have."""

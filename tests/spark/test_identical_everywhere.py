@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.arrivals import SCHEMA, write
 from tests.spark.results import METADATA, Results, assert_same, results_in_frames, results_in_rows, without
+from tests.spark.streaming.arrivals import SCHEMA, write
 from tests.spark.topics import CLOCK, RULE, event_time_results, gated_streams, rate_results, whole_topic
 
 from waterclock.arrow import to_arrow

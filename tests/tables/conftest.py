@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from tests.clocks import MovableClock
+from tests.tables.kinds import KINDS
 
 from waterclock.connection import Database
 from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.message_table import MessageTable
-
-from .kinds import KINDS
 
 _CLOCK = MovableClock()
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from tests.statements import statements_of
+from tests.tables.plans import MESSAGES, OTHERS, can_be_explained, complaints, crowd
 
 from waterclock.connection import Database
 from waterclock.tables.consumers.receiving import Request, pause
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-
-from .plans import MESSAGES, OTHERS, can_be_explained, complaints, crowd
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Event names and fields of log lines, for programs that read logs. `docs/how-to/monitor.md` lists them all."""
+"""Event names and fields of log lines, for programs that read logs. `docs/how-to/operation/monitor.md` lists all."""
 
 from __future__ import annotations
 

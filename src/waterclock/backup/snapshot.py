@@ -55,7 +55,7 @@ def database_file(url: str | sa.URL) -> Path:
         raise InvalidArgumentError(
             f"url must be an SQLite database, got {shown(parsed)}. Back up a server with its own tools: first the"
             " database with pg_dump or mariadb-dump, then the folder of the ledger files; restore in the opposite"
-            " order. See docs/how-to/back-up-and-restore.md"
+            " order. See docs/how-to/operation/back-up-and-restore.md"
         )
     return Path(str(parsed.database)).absolute()
 

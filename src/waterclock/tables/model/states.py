@@ -1,8 +1,9 @@
 """The states of a message and of a group, and their reasons in words. Pure.
 
 A state is not a column: it follows from a message's columns, from those before it in its group, and from the clock.
-Only `state_of` and `state_of_group` decide it. The tests describe the states (`tests/tables/meanings.py`), define the
-transitions (`tests/tables/steps.py`), draw the documentation's pictures from both, and exercise all verbs.
+Only `state_of` and `state_of_group` decide it. The tests describe the states (`tests/tables/states/meanings.py`),
+define the transitions (`tests/tables/states/steps.py`), draw the documentation's pictures from both, and exercise all
+verbs.
 """
 
 from __future__ import annotations

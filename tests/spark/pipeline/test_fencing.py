@@ -1,0 +1,217 @@
+"""Two runs of a pipeline on one checkpoint, or of one replay: one writes, and nothing is lost or there twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tests.spark.pipeline.pipeline_files import SECOND, START, read, write
+
+import waterclock as wc
+from waterclock.spark.pipeline import fencing, outputs, running
+from waterclock.spark.pipeline.definition import Pipeline
+from waterclock.spark.pipeline.failures import PipelineError
+from waterclock.spark.pipeline.fencing import PipelineRun
+from waterclock.spark.pipeline.outputs import remove_unfinished
+from waterclock.spark.pipeline.running import OutcomeWriter, replay_pipeline
+
+OVERTAKEN = "'press': another run has taken over its checkpoint"
+ROWS = 12
+FOLDER = "run=r-0000000000"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    whole = read(write(tmp_path))
+    return replace(whole, outputs=whole.outputs[1:2])
+
+
+@pytest.fixture(params=["classic", "connect"])
+def session_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Take the way of Spark Connect, whose DataFrames a classic session has as well."""
+    for module in (fencing, outputs):
+        monkeypatch.setattr(module, "is_remote", lambda: request.param == "connect")
+    return request.param
+
+
+def enter(spark: SparkSession, pipeline: Pipeline) -> PipelineRun:
+    return PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
+
+
+def may_write(spark: SparkSession, run: PipelineRun) -> bool:
+    try:
+        run.check_latest(spark)
+    except PipelineError:
+        return False
+    return True
+
+
+def write_rows(
+    spark: SparkSession, tmp_path: Path, check: Callable[[], None], arriving: Callable[[], None] = lambda: None
+) -> None:
+    """Write `ROWS` rows as a micro-batch of an output; ``arriving`` is called in the task, before the first."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        arriving()
+        yield from batches
+
+    rows = spark.range(0, ROWS, 1, 1).mapInArrow(pass_on, "id BIGINT")
+    source = read(tmp_path / "press.toml").source
+    outputs.write_parquet(rows, source, f"{tmp_path}/batches/{FOLDER}", what="rejected", check=check)
+
+
+def written(spark: SparkSession, tmp_path: Path) -> list[int]:
+    return sorted(row.id for row in spark.read.parquet(f"{tmp_path}/batches").collect())
+
+
+@pytest.mark.usefixtures("session_kind")
+def test_only_the_last_run_that_entered_may_write(
+    spark: SparkSession, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "_MOST_ENTRIES", 1)  # the third replaces the entries of the others
+    runs: list[PipelineRun] = []
+    for _ in range(3):
+        runs.append(enter(spark, pipeline))
+        assert [may_write(spark, run) for run in runs] == [False] * (len(runs) - 1) + [True]
+
+
+@pytest.mark.usefixtures("session_kind")
+def test_one_of_two_runs_that_enter_at_the_same_time_may_write(
+    spark: SparkSession, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = [enter(spark, pipeline).entry]
+    with monkeypatch.context() as patched:
+        patched.setattr(fencing, "_entries", lambda *_: earlier)
+        runs = [enter(spark, pipeline) for _ in range(2)]
+    assert sorted(may_write(spark, run) for run in runs) == [False, True]
+
+
+def test_a_classic_run_takes_over_from_one_through_spark_connect(
+    spark: SparkSession, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "is_remote", lambda: True)
+    remote = enter(spark, pipeline)
+    monkeypatch.setattr(fencing, "is_remote", lambda: False)
+    classic = enter(spark, pipeline)
+    monkeypatch.setattr(fencing, "is_remote", lambda: True)
+    assert [may_write(spark, run) for run in (remote, classic)] == [False, True]
+
+
+def test_parquet_of_an_overtaken_run_stays_hidden_and_is_removed(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    first = enter(spark, pipeline)
+
+    def overtake() -> None:  # the first run has written its files, and they do not show yet
+        second = enter(spark, pipeline)
+        write_rows(spark, tmp_path, partial(second.check_latest, spark))
+        first.check_latest(spark)
+
+    with pytest.raises(PipelineError, match=OVERTAKEN):
+        write_rows(spark, tmp_path, overtake)
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [FOLDER]
+    assert written(spark, tmp_path) == list(range(ROWS))
+
+
+@pytest.mark.usefixtures("session_kind")
+def test_parquet_holds_each_row_once_if_another_run_writes_it_meanwhile(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    began, go = str(tmp_path / "began"), str(tmp_path / "go")
+    os.mkfifo(began)
+    os.mkfifo(go)
+
+    def wait() -> None:
+        Path(began).write_text("", encoding="ascii")  # opening either waits for the other end
+        Path(go).read_text(encoding="ascii")
+
+    assert pipeline.outputs[0].kind == "parquet"
+    with ThreadPoolExecutor(1) as slow:
+        first = slow.submit(write_rows, spark, tmp_path, lambda: None, wait)
+        Path(began).read_text(encoding="ascii")
+        write_rows(spark, tmp_path, lambda: None)
+        Path(go).write_text("", encoding="ascii")
+        with suppress(PySparkException):
+            first.result()
+    assert written(spark, tmp_path) == list(range(ROWS))
+
+
+def test_an_overtaken_run_deletes_nothing_of_the_later_one(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    first = enter(spark, pipeline)
+    killed, later = (tmp_path / "batches" / f".{FOLDER}-{name}" for name in ("killed", "later"))
+    killed.mkdir(parents=True)
+
+    def check() -> None:
+        first.check_latest(spark)
+        later.mkdir()  # of a run that enters right after the check
+
+    remove_unfinished(spark, pipeline, "r", check)
+    assert list((tmp_path / "batches").iterdir()) == [later]
+    enter(spark, pipeline)
+    with pytest.raises(PipelineError, match=OVERTAKEN):
+        remove_unfinished(spark, pipeline, "r", partial(first.check_latest, spark))
+    assert later.exists()
+
+
+@pytest.fixture
+def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> OutcomeWriter:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "metadata").write_text('{"id": "r"}', encoding="ascii")
+    return OutcomeWriter(pipeline, enter(spark, pipeline))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_overtaken_run_does_not_commit_the_micro_batch_that_the_later_one_repeats(
+    spark: SparkSession, pipeline: Pipeline, writer: OutcomeWriter, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def overtake(*_: object, **__: object) -> None:
+        enter(spark, pipeline)
+        if fails:  # as if the later run had written what this one writes
+            raise PySparkException("micro-batch 0 already has other messages")
+
+    monkeypatch.setattr(running, "write_outcomes", overtake)
+    with pytest.raises(PipelineError, match=OVERTAKEN):
+        writer(spark.range(1), 0)
+
+
+def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_has_written(
+    spark: SparkSession, pipeline: Pipeline, writer: OutcomeWriter, tmp_path: Path
+) -> None:
+    enter(spark, pipeline)
+    spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
+    with pytest.raises(PipelineError, match=OVERTAKEN):
+        writer(spark.range(1), 0)
+
+
+def test_a_replay_that_another_one_of_its_range_has_overtaken_does_not_write(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        database.create_topic("telemetry").append([wc.Message("a", "s", START, publish_time=START, receive_time=START)])
+    write_outcomes = running.write_outcomes
+    written: list[str] = []
+
+    def overtake(*_: object, check: Callable[[], None], **__: object) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(running, "write_outcomes", write_outcomes)
+            written.append(replay_pipeline(spark, pipeline, START, START + SECOND).pipeline)
+        check()
+
+    monkeypatch.setattr(running, "write_outcomes", overtake)
+    with pytest.raises(PipelineError, match="'press': another replay of this range has begun"):
+        replay_pipeline(spark, pipeline, START, START + SECOND)
+    assert written == ["press"]
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [
+        f"run=replay-{START}-{START + SECOND}-0000000000"
+    ]

@@ -1,0 +1,198 @@
+"""Claims in tables without groups begin at bounds, and miss nothing that is due below them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+
+import pytest
+import sqlalchemy as sa
+from tests.statements import Statement, statements_of
+from tests.tables.plans import buffers
+
+from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import bounded_rows
+from waterclock.tables.messages.claiming.bounded_rows import advance, bounds_of
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one with bounds
+
+FINISHED = 600
+
+
+@pytest.fixture
+def database(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
+    """Connect with the database's own clock, by which bounds advance; no other search finds what they miss."""
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.LOOK_BACK_AT_LEAST", 3600.0)
+    monkeypatch.setattr(bounded_rows, "ADVANCE_EVERY", 0.0)
+    monkeypatch.setattr(bounded_rows, "_ADVANCE_IDLE_EVERY", 0.0)
+    return connect()
+
+
+@pytest.fixture
+def held(database: Database) -> Generator[None]:
+    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
+        yield
+        connection.rollback()
+
+
+def pass_through(table: MessageTable, *, priority: int = 0) -> None:
+    table.put_many([{"payload": "x" * 1000, "priority": priority}] * FINISHED)
+    table.ack(table.receive(FINISHED))
+
+
+def let_bounds_advance(table: MessageTable, beyond: int) -> None:
+    """Claim in vain until the bound of each priority is beyond a time of the database's clock."""
+    while not (found := bounds_of(table.context)) or min(found.values()) <= beyond:
+        assert table.receive() == []
+        time.sleep(0.01)  # a bound stays behind the clock
+
+
+def claim_of(seen: list[Statement]) -> Statement:
+    [*_, found] = [one for one in seen if one[0].startswith("WITH RECURSIVE levels") and "UPDATE" in one[0]]
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"purge_by": "partition"}])
+@pytest.mark.usefixtures("held")
+def test_neither_a_claim_nor_a_wait_walks_over_finished_messages(
+    make_table: Callable[..., MessageTable], database: Database, options: dict[str, str]
+) -> None:
+    table = make_table(**options)
+    pass_through(table)
+    with statements_of(database.backend) as walking:
+        assert table.receive() == []
+    let_bounds_advance(table, table.context.backend.now())
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE orders")  # which says that no message is unacked
+    with statements_of(database.backend) as seen:
+        assert table.receive(wait="1ms") == []
+    assert max(buffers(database, *one) for one in seen) < 60 < buffers(database, *claim_of(walking))
+
+
+@pytest.mark.usefixtures("held")
+def test_a_new_process_begins_at_the_bounds(
+    make_table: Callable[..., MessageTable], connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.SAVE_EVERY", 0.0)
+    table = make_table()
+    pass_through(table)
+    let_bounds_advance(table, table.context.backend.now())
+    table.context.sweeps.due_at = 0
+    table.receive()
+    another = connect()
+    fresh = another.table("orders")
+    with statements_of(another.backend) as seen:
+        assert fresh.receive() == []
+    assert buffers(another, *claim_of(seen)) < 60
+
+
+def test_a_message_due_below_the_bound_is_found(make_table: Callable[..., MessageTable], database: Database) -> None:
+    table = make_table()
+    later = table.put("rescheduled", delay="1h")
+    table.put("moved", delay="1h", priority=1)
+    past = table.context.backend.now()
+    let_bounds_advance(table, past)
+    table.put("put", at=past)
+    table.reschedule(later, past)
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled) VALUES ('by SQL', 0)")
+        connection.execute(sa.text("UPDATE orders SET time_next = :past WHERE message = 'moved'"), {"past": past})
+    claimed = table.receive(10)
+    assert {one.payload for one in claimed} == {"put", "rescheduled", "by SQL", "moved"}
+    assert claimed[0].payload == "moved"
+    table.ack(claimed)
+    assert table.receive() == []
+
+
+def test_a_wait_ends_at_a_message_due_below_the_bound(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table(poll_interval="1h")
+    table.put("first")
+    table.ack(table.receive())
+    past = table.context.backend.now()
+    let_bounds_advance(table, past)
+    table.put("late", at=past)
+    due, now = table.context.backend.look(lambda own: bounded_rows.due_from_bounds(table.context, own) or (None, 0))
+    assert due == past < now
+
+
+def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
+    make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    let_bounds_advance(table, table.context.backend.now())
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql('ALTER TABLE orders DISABLE TRIGGER "~late"')
+        connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled) VALUES ('hidden', 0)")
+    assert table.receive() == []
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0)
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.moments", later)
+    table.context.backend.look(lambda own: bounded_rows.due_from_bounds(table.context, own))
+    assert [one.payload for one in table.receive()] == ["hidden"]
+
+
+def test_a_message_that_a_trigger_of_the_user_makes_due_below_the_bound_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("changed", delay="1h")
+    past = table.context.backend.now()
+    let_bounds_advance(table, past)
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION set_due() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.time_next := {past};"
+            " RETURN NEW; END'"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER set_due BEFORE INSERT OR UPDATE OF message ON orders"
+            " FOR EACH ROW EXECUTE FUNCTION set_due()"
+        )
+        connection.exec_driver_sql("UPDATE orders SET message = 'changed again'")
+    [changed] = table.receive()
+    changed.ack()
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO orders (message) VALUES ('put')")
+    assert [changed.payload, *(one.payload for one in table.receive())] == ["changed again", "put"]
+
+
+def test_a_message_that_is_committed_late_holds_the_bound_up(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    with database.begin() as late:
+        table.put("late", connection=late)
+        began = table.context.backend.now()
+        while table.context.backend.now() < began + 500_000_000:
+            table.receive()
+        assert all(bound < began for bound in bounds_of(table.context).values())
+    [found] = table.receive()
+    assert found.payload == "late"
+
+
+def test_a_statement_that_waited_before_it_put_a_message_is_late(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    make_table()
+    with database.backend.engine.begin() as connection:
+        # Its time is that of the statement's start.
+        connection.exec_driver_sql(
+            "WITH waited AS MATERIALIZED (SELECT pg_sleep(0.3)) INSERT INTO orders (message) SELECT 'x' FROM waited"
+        )
+        assert connection.exec_driver_sql("SELECT routed FROM orders").scalar() == 2
+
+
+def test_priorities_beyond_the_bounds_are_claimed_as_ever(make_table: Callable[..., MessageTable]) -> None:
+    table = make_table()
+    for priority in (*range(6), *range(6)):
+        table.put(str(priority), priority=priority)
+        advance(table.context)
+        [found] = table.receive()
+        found.ack()
+        assert found.payload == str(priority)

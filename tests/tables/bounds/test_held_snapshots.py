@@ -1,0 +1,212 @@
+"""While a transaction holds an old snapshot, no frequent statement of groups walks over finished work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+
+import pytest
+from tests.statements import statements_of
+from tests.tables.conftest import MovableClock
+from tests.tables.plans import buffers
+
+from waterclock.connection import Database
+from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS
+from waterclock.tables.databases import claiming_rows
+from waterclock.tables.groups.consumers import renew
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
+from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound
+from waterclock.tables.model.claims.claim import FIRST_SEQ
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
+
+FINISHED = 600
+
+
+@pytest.fixture
+def held(database: Database) -> Generator[None]:
+    """Hold a snapshot, as a report does."""
+    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
+        yield
+        connection.rollback()
+
+
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.usefixtures("held")
+def test_settling_a_group_begins_at_its_head(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    table.put_many([{"payload": "x", "group": "a"}] * FINISHED)
+    while len(finished := table.receive(100)) == 100:
+        table.ack(finished)
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    [first] = table.receive(1)
+    with statements_of(database.backend) as seen:
+        table.ack([first])
+    [(text, values)] = [(text, values) for text, values in seen if re.match(r"UPDATE waterclock_groups .*head=", text)]
+    assert buffers(database, text, values) < FINISHED / 4
+
+
+@pytest.mark.usefixtures("held")
+def test_a_group_that_begins_again_has_its_places_behind_those_it_had(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    for _ in range(2):
+        table.put_many([{"payload": "x", "group": "a"}] * 3)
+        table.ack(table.receive(3))
+    with database.backend.engine.connect() as connection:
+        places = connection.exec_driver_sql("SELECT position FROM orders ORDER BY seq").scalars().all()
+    assert places == sorted(set(places))
+
+
+def pass_through(table: MessageTable, rounds: int) -> None:
+    """Put, claim and ack messages of many groups; each round ends with a claim that finds nothing."""
+    for _ in range(rounds):
+        table.put_many([{"payload": "x", "group": f"g{number}"} for number in range(100)])
+        while claimed := table.receive(100, consumer="x"):
+            table.ack(claimed)
+
+
+def look_at(table: MessageTable, database: Database) -> int:
+    """Count the pages that the look of a claim needs which finds nothing."""
+    with statements_of(database.backend) as seen:
+        assert table.receive(10, consumer="x") == []
+    looks = [(text, values) for text, values in seen if "AS first_new" in text]
+    return max(buffers(database, text, values) for text, values in looks)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_claim_looks_from_the_bounds_on(make_table: Callable[..., MessageTable], database: Database) -> None:
+    table = make_table(groups="sequenced")
+    pass_through(table, 10)
+    reached = table._context.reached
+    from_the_bounds = look_at(table, database)
+    reached.routed, reached.groups = ProvenBound(FIRST_SEQ), GroupBounds()
+    assert from_the_bounds < 80 < look_at(table, database)
+
+
+@pytest.mark.usefixtures("held")
+def test_the_first_claim_of_a_new_process_looks_from_the_bounds_on(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[[], Database],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.SAVE_EVERY", 0.0)
+    table = make_table(groups="sequenced")
+    pass_through(table, 10)
+    table._context.sweeps.due_at = 0
+    heal(table._context)
+    another = connect()
+    fresh = another.table("orders")
+    assert look_at(fresh, another) < 80
+    assert heal_all(fresh._context) == 0
+
+
+@pytest.mark.usefixtures("held")
+def test_noting_a_group_looks_up_its_newest_version_alone(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": "x", "group": "a"}] * 200)
+    for _ in range(150):  # each makes some versions of the group's row
+        table.ack(table.receive(1))
+    [claimed] = table.receive(1)
+    with statements_of(database.backend) as seen:
+        table.ack([claimed])
+    assert max(buffers(database, text, values) for text, values in seen if "waterclock_groups" in text) < 60
+
+
+@pytest.fixture
+def never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is found be found by the bounds alone."""
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.LOOK_BACK_AT_LEAST", 3600.0)
+
+
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_message_that_is_committed_late_is_found(make_table: Callable[..., MessageTable], database: Database) -> None:
+    table = make_table(groups="sequenced")
+    with database.backend.engine.connect() as late:
+        late.exec_driver_sql("INSERT INTO orders (message, group_id) VALUES ('late', 'l')")
+        pass_through(table, 3)
+        late.commit()
+    pass_through(table, 1)
+    assert table.stats().ready == 0
+
+
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_message_that_plain_sql_changes_behind_the_bound_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put("x", group="a", delay="1h")
+    pass_through(table, 3)
+    assert table._context.reached.routed.value > 1
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE orders SET time_next = 0, group_id = 'b' WHERE time_acked IS NULL")
+    assert [one.group for one in table.receive(10)] == ["b"]
+
+
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_group_that_an_open_transaction_sets_free_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    [first] = table.receive(1, consumer="y")
+    with database.begin() as connection:
+        table.ack([first], connection=connection)
+        pass_through(table, 3)
+    assert [one.group for one in table.receive(10)] == ["a"]
+
+
+def test_renewing_a_consumers_lease_adds_few_index_entries(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    table.receive(consumer="x")
+    context = table.context
+    slot = (context.backend.now_about() >> LEASE_SLOT_BITS) + 9
+    query = (
+        "SELECT pg_stat_get_xact_tuples_updated(oid), pg_stat_get_xact_tuples_hot_updated(oid) FROM pg_class"
+        " WHERE oid = to_regclass('waterclock_consumers')"
+    )
+    with database.begin() as connection:  # whose own versions of the row the server keeps, too
+        for number in range(FINISHED):
+            renew(context, connection, "x", (slot << LEASE_SLOT_BITS) + number)
+        changed, hot = connection.exec_driver_sql(query).one()
+    assert changed == FINISHED
+    assert changed - hot < FINISHED / 20
+
+
+@pytest.mark.usefixtures("held")
+def test_a_claim_without_groups_begins_where_the_last_slow_one_ended(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock.move("1h")  # messages of the past are late ones, which have an index of their own
+    table = make_table()
+    table.put_many([{"payload": "x"}] * FINISHED)
+    table.ack(table.receive(FINISHED))
+
+    def claim_one() -> int:
+        clock.move("1s")
+        table.put("x")
+        with statements_of(database.backend) as seen:
+            [delivery] = table.receive(100)
+        delivery.ack()
+        [first, *_] = [buffers(database, *one) for one in seen if "levels" in one[0]]
+        return first
+
+    monkeypatch.setattr(claiming_rows, "SLOW_LOOK", 3600.0)
+    claim_one()
+    from_the_first = claim_one()
+    monkeypatch.setattr(claiming_rows, "SLOW_LOOK", 0.0)  # as after a million messages
+    claim_one()
+    assert claim_one() < from_the_first / 3

@@ -1,0 +1,235 @@
+"""In tables whose keys take turns, claims skip finished work that an old snapshot shows, and miss no message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.statements import Statement, statements_of
+from tests.tables.conftest import MovableClock
+from tests.tables.options.plain_sql import catch_up, run
+from tests.tables.plans import buffers
+
+from waterclock.connection import Database
+from waterclock.tables.keys.key_rows import give_turns, put_off
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import bounded_rows
+from waterclock.tables.messages.upkeep.reconcile import heal
+from waterclock.time import MIN_NS
+
+FINISHED = 600
+
+of_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one with bounds
+of_keys = pytest.mark.parametrize(
+    "options", [{"fair_by": "group"}, {"limit": {"group": 300}}, {"rate": {"group": "1000000/s"}}]
+)
+
+
+@pytest.fixture
+def held(database: Database) -> Generator[None]:
+    """Hold a snapshot, as a report does."""
+    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
+        yield
+        connection.rollback()
+
+
+def pass_through(table: MessageTable, count: int) -> None:
+    table.put_many([{"payload": "x" * 100, "group": "a"}] * count)
+    while claimed := table.receive(100):
+        table.ack(claimed)
+
+
+def most_buffers(database: Database, seen: list[Statement], part: str) -> int:
+    found = [buffers(database, *one) for one in seen if part in one[0] and one[0].startswith("SELECT")]
+    assert found
+    return max(found)
+
+
+@of_postgresql
+@of_keys
+@pytest.mark.usefixtures("held")
+def test_a_claim_begins_behind_the_finished_messages_of_a_key(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, options: dict[str, Any]
+) -> None:
+    table = make_table(**options)
+    table.put("waits", group="a")  # so that the row of the key stays
+    [_] = table.receive()
+    pass_through(table, FINISHED)
+    clock.move("1s")
+    table.put("y", group="a")
+    with statements_of(database.backend) as seen:
+        assert len(table.receive(10)) == 1
+    assert most_buffers(database, seen, "first_at") < FINISHED / 4
+
+
+@pytest.mark.both_servers
+def test_a_claim_passes_no_message_that_another_transaction_has_locked(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    if database.backend.dialect.name == "sqlite":
+        pytest.skip("it locks no single rows")
+    table = make_table(fair_by="group")
+    for number in range(4):
+        clock.move("1s")
+        table.put(str(number), group="a")
+    assert [one.payload for one in table.receive(1)] == ["0"]  # which makes all of them known
+    with database.begin() as connection:
+        connection.exec_driver_sql("UPDATE orders SET headers = '{}' WHERE message = '1'")
+        assert [one.payload for one in table.receive(1)] == ["2"]
+        assert [one.payload for one in table.receive(1)] == ["3"]
+        connection.rollback()
+    assert [one.payload for one in table.receive(1)] == ["1"]
+
+
+def test_a_message_that_is_due_before_those_of_its_key_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group", payload="text")
+    table.put_many([{"payload": "x", "group": "a"}] * 3)
+    assert len(table.receive(1)) == 1
+    table.put("put", group="a", at="2001-01-01T00:00:00Z")
+    table.put("changed", group="a", delay="1h")
+    table.put("moved", group="b", delay="1h")
+    assert len(table.receive(2)) == 2
+    run(database, "UPDATE orders SET time_next = 1 WHERE message = 'changed'")
+    run(database, "UPDATE orders SET time_next = 2, group_id = 'a' WHERE message = 'moved'")
+    assert {one.payload for one in table.receive(10)} == {"x", "changed", "moved"}
+
+
+@pytest.fixture
+def never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is found be found by the bounds alone, which advance at each claim."""
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.LOOK_BACK_AT_LEAST", 3600.0)
+    monkeypatch.setattr(bounded_rows, "ADVANCE_EVERY", 0.0)
+    monkeypatch.setattr(bounded_rows, "_ADVANCE_IDLE_EVERY", 0.0)
+
+
+def let_bound_advance(table: MessageTable, beyond: int = 1) -> None:
+    """Let messages pass, until the bound is behind some of them."""
+    while table.context.reached.routed.value <= beyond:
+        table.put_many([{"payload": "x" * 1000, "group": "a"}] * 500)
+        while claimed := table.receive(500):
+            table.ack(claimed)
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held", "never_looks_back")
+def test_a_search_for_new_messages_begins_at_the_bound(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group")
+    let_bound_advance(table, 2000)
+    run(database, "ANALYZE orders")  # to a planner with these statistics, no message is unacked
+    with statements_of(database.backend) as seen:
+        assert table.receive() == []
+    from_the_bound = most_buffers(database, seen, "routed != 1")
+    table.context.reached.routed.reset()
+    with statements_of(database.backend) as seen:
+        assert table.receive() == []
+    assert from_the_bound < most_buffers(database, seen, "routed != 1") * 2 / 3
+
+
+@of_postgresql
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_message_of_a_key_that_is_committed_late_is_found(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    with database.backend.engine.connect() as late:
+        late.exec_driver_sql("INSERT INTO orders (message, group_id) VALUES ('late', 'l')")
+        for _ in range(4):
+            pass_through(table, FINISHED)
+        late.commit()
+    catch_up(clock)
+    assert [one.payload for one in table.receive()] == ["late"]
+
+
+@of_postgresql
+@pytest.mark.usefixtures("never_looks_back")
+def test_a_message_that_was_acked_before_it_was_routed_is_found_again(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group")
+    table.put("first", group="b")
+    run(database, "UPDATE orders SET time_acked = 1")
+    let_bound_advance(table)
+    run(database, "UPDATE orders SET time_acked = NULL WHERE message = 'first'")
+    assert [one.payload for one in table.receive()] == ["first"]
+
+
+def let_turns_pass(table: MessageTable, clock: MovableClock, rounds: int) -> None:
+    """Let keys take turns, sleep and wake."""
+    for _ in range(rounds):
+        clock.move("1s")
+        table.put_many([{"payload": "x", "group": f"g{number}"} for number in range(100)])
+        claimed = table.receive(100)
+        assert table.receive(100) == []  # now the keys sleep until the ends of the leases
+        table.ack(claimed)
+        clock.move("1min")
+        assert table.receive(100) == []
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held", "never_looks_back")
+def test_searches_of_the_rows_of_keys_begin_at_bounds(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("waterclock.tables.model.claims.bounds.SAVE_EVERY", 0.0)
+    table = make_table(fair_by="group")
+    begun = database.backend.now()
+    let_turns_pass(table, clock, 8)
+    table.context.sweeps.due_at = 0
+    heal(table.context)
+    for one in (table, database.table("orders")):  # the latter with the bounds that were saved, as in a new process
+        with statements_of(database.backend) as seen:
+            assert one.receive() == []
+        [look] = [found for found in seen if "due_at <=" in found[0]]
+        assert look[1]["asleep"] > begun
+        [*_, next_turns] = [found for found in seen if "AS due" in found[0]]
+        from_the_first = buffers(database, next_turns[0], next_turns[1] | {"lows": f"{{{MIN_NS}}}"})
+        assert buffers(database, *next_turns) < from_the_first / 2
+
+
+@of_postgresql
+@pytest.mark.usefixtures("never_looks_back")
+@pytest.mark.parametrize("change", ["is_due = 1, turn = :now", "is_due = 0, due_at = :now"])
+def test_a_row_of_a_key_that_is_committed_late_is_found(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, change: str
+) -> None:
+    table = make_table(fair_by="group")
+    table.put("later", group="l", delay="100h")
+    assert table.receive() == []
+    with database.backend.engine.connect() as late:
+        update = f"UPDATE waterclock_message_keys SET {change}, first_at = -1 WHERE message_key = 'l'"  # noqa: S608  # fixed
+        late.execute(sa.text(update), {"now": database.backend.now()})
+        let_turns_pass(table, clock, 4)
+        late.commit()
+    assert table.receive() == []
+    with database.backend.engine.connect() as connection:
+        find = sa.text("SELECT first_at FROM waterclock_message_keys WHERE message_key = 'l'")
+        assert connection.execute(find).scalar_one() > 0  # a claim has looked at the row
+
+
+@of_postgresql
+def test_no_turn_and_no_pause_is_in_the_past_when_it_is_written(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    for group in "ab":
+        table.put("later", group=group, delay="1h")
+    assert table.receive() == []
+    clock.move("1s")
+    with database.begin() as connection:  # as by a claim that was suspended after it had looked
+        give_turns(table.context, connection, {("a", 0): 1}, last=1)
+        put_off(table.context, connection, {("b", 0): 1})
+        find = sa.text("SELECT is_due, turn, due_at FROM waterclock_message_keys ORDER BY message_key")
+        a, b = connection.execute(find)
+    now = database.backend.now()
+    assert (a.is_due, a.turn >= now, b.is_due, b.due_at >= now) == (1, True, 0, True)

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.tables.conftest import MovableClock
+from tests.tables.options.plain_sql import catch_up, run
+from tests.tables.received import payloads
+
+import waterclock as wc
+from waterclock.connection import Database
+
+# That of *Vitess Messaging* ("Creating a message table"), without what MariaDB does not know, with a user's columns.
+DOCUMENTS = """
+    CREATE TABLE orders(
+        time_scheduled bigint,
+        id bigint,
+        time_next bigint,
+        epoch bigint,
+        time_created bigint,
+        time_acked bigint,
+        message varchar(128),
+        region varchar(20) DEFAULT 'eu',
+        PRIMARY KEY (time_scheduled, id)
+    )"""
+INDEXES = ("CREATE UNIQUE INDEX id_idx ON orders(id)", "CREATE INDEX next_idx ON orders(time_next, epoch)")
+
+
+def make_documents(database: Database, ddl: str = DOCUMENTS, indexes: tuple[str, ...] = INDEXES) -> None:
+    for statement in (ddl, *indexes):
+        run(database, statement)
+
+
+def insert(database: Database, message_id: Any, text: str, **values: Any) -> None:
+    row = {"time_scheduled": 1, "time_next": 1, "epoch": 0, "time_created": 1, "time_acked": None, **values}
+    run(
+        database,
+        "INSERT INTO orders(id, message, time_scheduled, time_next, epoch, time_created, time_acked)"
+        " VALUES (:id, :message, :time_scheduled, :time_next, :epoch, :time_created, :time_acked)",
+        id=message_id,
+        message=text,
+        **row,
+    )
+
+
+def test_a_table_made_by_the_documents_ddl_becomes_a_message_table(database: Database, clock: MovableClock) -> None:
+    make_documents(database)
+    insert(database, 3, "due")
+    insert(database, 5, "sent before", time_scheduled=2, epoch=4)
+    insert(database, 7, "acked", time_next=None, time_acked=9)
+    insert(database, 9, "later", time_next=clock.now + 10**12)
+    table = database.create_table("orders", payload="text", jitter=0, adopt=True)
+    deliveries = table.receive()
+    assert [(one.id, one.payload, one.epoch, one.columns) for one in deliveries] == [
+        (3, "due", 1, {"region": "eu"}),
+        (5, "sent before", 5, {"region": "eu"}),
+    ]
+    table.ack(deliveries)
+    stats = table.stats()
+    assert (stats.scheduled, stats.acked) == (1, 3)
+    clock.move("1h")
+    assert payloads(table) == ["later"]
+
+
+def test_rows_that_plain_sql_left_open_are_delivered(database: Database) -> None:
+    make_documents(database)
+    insert(database, 1, "no time_next", time_next=None, epoch=None, time_created=None)
+    table = database.create_table("orders", payload="text", adopt=True)
+    [delivery] = table.receive()
+    assert (delivery.payload, delivery.epoch, delivery.time_created) == ("no time_next", 1, 1)
+
+
+def test_an_adopted_table_works_like_a_created_one(database: Database, clock: MovableClock) -> None:
+    make_documents(database)
+    insert(database, 41, "old")
+    table = database.create_table("orders", payload="text", jitter=0, adopt=True, groups="sequenced", batch_size=100)
+    assert table.put("new") == 42
+    assert table.put("again", id=41) == 41
+    run(database, "INSERT INTO orders(id, message) VALUES (50, 'plain')")
+    run(database, "INSERT INTO orders(id, message, group_id) VALUES (51, 'in a group', 'g'), (52, 'behind it', 'g')")
+    catch_up(clock)
+    assert sorted(payloads(table)) == ["behind it", "in a group", "new", "old", "plain"]
+    ack = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id IN (41, 42) AND time_acked IS NULL"
+    assert run(database, ack, now=clock.now) == 2
+    assert table.stats().acked == 2
+    assert not database.table("orders").put_many([{"payload": "a"}, {"payload": "b"}]).existing
+
+
+def test_a_plain_insert_without_an_id_gets_one_that_is_free(database: Database, clock: MovableClock) -> None:
+    make_documents(database)
+    insert(database, 41, "old")
+    table = database.create_table("orders", payload="text", adopt=True)
+    run(database, "INSERT INTO orders(message) VALUES ('new')")
+    catch_up(clock)
+    ids = {delivery.id for delivery in table.receive()}
+    assert len(ids) == 2
+    assert 41 in ids
+
+
+@pytest.mark.parametrize("id_type", ["text", "uuid"])
+def test_ids_may_be_texts_and_uuids(database: Database, id_type: Any) -> None:
+    mariadb = database.backend.dialect.name == "mysql"
+    kind = "varchar(64)" if id_type == "text" else "char(36)"
+    if database.backend.dialect.name == "postgresql" and id_type == "uuid":
+        kind = "uuid"
+    kind += " COLLATE utf8mb4_nopad_bin" * mariadb
+    make_documents(database, DOCUMENTS.replace("id bigint", f"id {kind}"))
+    known = str(uuid.uuid4())
+    insert(database, known, "old")
+    table = database.create_table("orders", payload="text", id_type=id_type, adopt=True)
+    assert str(table.put("again", id=known)) == known
+    table.put("new", id=str(uuid.uuid4()))
+    assert payloads(table) == ["old", "new"]
+
+
+def test_ids_need_an_index_of_their_own_and_get_it(database: Database) -> None:
+    make_documents(database, indexes=())
+    insert(database, 1, "a")
+    table = database.create_table("orders", payload="text", adopt=True)
+    table.put("b", id=1)
+    assert payloads(table) == ["a"]
+
+
+def test_further_columns_can_be_added(database: Database) -> None:
+    make_documents(database)
+    insert(database, 1, "a")
+    table = database.create_table("orders", payload="text", adopt=True, columns={"weight": "double", "paid": "boolean"})
+    table.put("b", region="us", weight=1.5, paid=True)
+    assert [delivery.columns for delivery in table.receive()] == [
+        {"region": "eu", "weight": None, "paid": None},
+        {"region": "us", "weight": 1.5, "paid": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    "column", ["time_scheduled", "id", "time_next", "epoch", "time_created", "time_acked", "message"]
+)
+def test_a_column_of_the_document_that_is_missing_is_named_with_the_remedy(database: Database, column: str) -> None:
+    kind = "varchar(128)" if column == "message" else "bigint"
+    ddl = DOCUMENTS.replace(f"{column} {kind}", f"other {kind}").replace("time_scheduled, id)", "other)", 1)
+    if column not in ("time_scheduled", "id"):
+        ddl = DOCUMENTS.replace(f"{column} {kind}", f"other {kind}")
+    make_documents(database, ddl, ())
+    with pytest.raises(wc.SchemaError, match=rf"has no column '{column}'. Run ALTER TABLE orders ADD COLUMN {column} "):
+        database.create_table("orders", payload="text", adopt=True)
+    assert database.tables() == []
+
+
+@pytest.mark.parametrize(
+    ("column", "has", "made"),
+    [("time_next", "bigint", "varchar(20)"), ("id", "bigint", "varchar(20)"), ("message", "varchar(128)", "bigint")],
+)
+def test_a_column_of_another_type_is_named_with_both_types_and_the_remedy(
+    database: Database, column: str, has: str, made: str
+) -> None:
+    make_documents(database, DOCUMENTS.replace(f"{column} {has}", f"{column} {made}"), ())
+    with pytest.raises(wc.SchemaError) as raised:
+        database.create_table("orders", payload="text", adopt=True)
+    found = re.search(
+        rf"column '{column}' must be [A-Z].*, got {made.partition('(')[0]}.*\."
+        r" Run ((?:ALTER|CREATE) TABLE[^;]*)(;?)",
+        str(raised.value),
+        re.IGNORECASE,
+    )
+    assert found
+    assert bool(found[2]) == (column != "time_next")
+    if database.backend.dialect.name != "sqlite":
+        run(database, found[1])
+        database.create_table("orders", payload="text", adopt=True)
+
+
+def test_a_table_that_numbers_its_ids_by_itself_continues_doing_so(database: Database, clock: MovableClock) -> None:
+    numbered = {
+        "sqlite": "id bigint",
+        "postgresql": "id bigserial",
+        "mysql": "id bigint AUTO_INCREMENT UNIQUE",
+    }[database.backend.dialect.name]
+    make_documents(database, DOCUMENTS.replace("id bigint", numbered), ())
+    insert(database, 41, "old")
+    table = database.create_table("orders", payload="text", adopt=True)
+    run(database, "INSERT INTO orders(message) VALUES ('plain')")
+    assert table.put("ours") not in (41, None)
+    catch_up(clock)
+    assert len({delivery.id for delivery in table.receive()}) == 3
+
+
+TOO_ALIKE = {
+    "mysql": [
+        ("varchar(64) COLLATE utf8mb4_general_ci", "compares by utf8mb4_general_ci"),
+        ("varchar(64) COLLATE utf8mb4_bin", "compares by utf8mb4_bin"),
+        ("char(64) COLLATE utf8mb4_nopad_bin", "drops trailing spaces"),
+    ],
+    "postgresql": [
+        ('varchar(64) COLLATE "no_case"', "compares by no_case"),
+        ("char(64)", "drops trailing spaces"),
+    ],
+    "sqlite": [],  # gets a copy of the table, with columns of ours
+}
+NO_CASE = "CREATE COLLATION no_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+
+
+@pytest.mark.parametrize("column", ["id", "group_id"])
+def test_ids_and_groups_that_the_database_would_mix_up_are_refused_with_the_remedy(
+    database: Database, column: str
+) -> None:
+    kind = database.backend.dialect.name
+    if kind == "postgresql":
+        run(database, NO_CASE)
+    for number, (made, reason) in enumerate(TOO_ALIKE[kind]):
+        name = f"orders{number}"
+        ddl = DOCUMENTS.replace("orders", name).replace("id bigint", 'id varchar(64) COLLATE "C"', 1)
+        if kind == "mysql":
+            ddl = ddl.replace('"C"', "utf8mb4_nopad_bin")
+        if column == "id":
+            ddl = re.sub(r"id varchar\(64\) COLLATE \S+", f"id {made},", ddl, count=1)
+        else:
+            ddl = ddl.replace("region ", f"group_id {made}, region ")
+        run(database, ddl)
+        with pytest.raises(wc.SchemaError, match=rf"'{column}' {reason}.*Run ALTER TABLE") as raised:
+            database.create_table(name, payload="text", id_type="text", adopt=True)
+        run(database, str(raised.value).partition(". Run ")[2])
+        table = database.create_table(name, payload="text", id_type="text", adopt=True, groups="sequenced")
+        table.put_many([{"id": one, "payload": one, "group": one} for one in ("a", "A", "a ")])
+        assert sorted(delivery.payload for delivery in table.receive()) == ["A", "a", "a "]
+
+
+def test_a_table_that_sqlite_compares_without_case_gets_ids_that_are_distinguished(sqlite_url: str) -> None:
+    with wc.connect(sqlite_url) as database:
+        make_documents(database, DOCUMENTS.replace("id bigint", "id varchar(64) COLLATE NOCASE"), ())
+        table = database.create_table("orders", payload="text", id_type="text", adopt=True)
+        assert not table.put_many([{"id": one, "payload": one} for one in ("a", "A")]).existing
+
+
+def test_a_table_that_cannot_be_adopted_is_refused_with_the_reason_and_unchanged(database: Database) -> None:
+    with pytest.raises(wc.NotFoundError, match="no SQL table named 'orders' to adopt"):
+        database.create_table("orders", payload="text", adopt=True)
+    make_documents(database, indexes=("ALTER TABLE orders ADD COLUMN claim_id bigint",))
+    with pytest.raises(wc.AlreadyExistsError, match="adopt=True"):
+        database.create_table("orders", payload="text")
+    with pytest.raises(wc.SchemaError, match=r"'claim_id', and Waterclock adds one of that name"):
+        database.create_table("orders", payload="text", adopt=True)
+    run(database, "ALTER TABLE orders DROP COLUMN claim_id")
+    insert(database, 1, "a")
+    insert(database, 1, "b", time_scheduled=2)
+    with pytest.raises(wc.SchemaError, match="ids must be unique, but 2 rows have id 1"):
+        database.create_table("orders", payload="text", adopt=True)
+    run(database, "DELETE FROM orders WHERE message = 'b'")
+    table = database.create_table("orders", payload="text", adopt=True)
+    with pytest.raises(wc.AlreadyExistsError):
+        database.create_table("orders", payload="text", adopt=True)
+    database.create_table("orders", payload="text", adopt=True, exist_ok=True)
+    assert payloads(table) == ["a"]
+
+
+@pytest.mark.parametrize("moment", range(0, 14, 2))
+def test_adopting_that_was_interrupted_can_be_done_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    make_documents(database)
+    insert(database, 3, "a")
+    seen = 0
+
+    def break_off(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        nonlocal seen
+        if statement.lstrip().startswith(("ALTER", "CREATE", "UPDATE", "INSERT", "DROP")):
+            seen += 1
+            if seen == moment + 1:
+                raise ZeroDivisionError
+
+    engine = database.backend.engine
+    sa.event.listen(engine, "before_cursor_execute", break_off)
+    try:
+        database.create_table("orders", payload="text", adopt=True)
+    except ZeroDivisionError:
+        assert database.tables() == []
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", break_off)
+    table = database.create_table("orders", payload="text", adopt=True, exist_ok=True)
+    assert table.put("b") != 3
+    assert payloads(table) == ["a", "b"]
+
+
+def test_indexes_and_triggers_of_the_users_are_kept(database: Database) -> None:
+    make_documents(database)
+    if database.backend.dialect.name == "sqlite":
+        run(database, "CREATE TABLE log(id bigint)")
+        run(database, "CREATE TRIGGER noting AFTER INSERT ON orders BEGIN INSERT INTO log(id) VALUES (NEW.id); END")
+    table = database.create_table("orders", payload="text", adopt=True)
+    names = {index["name"] for index in sa.inspect(database.backend.engine).get_indexes("orders")}
+    assert {"id_idx", "next_idx", "orders_next_idx"} <= names
+    if database.backend.dialect.name == "sqlite":
+        table.put("a", id=5)
+        with database.backend.engine.connect() as connection:
+            assert connection.execute(sa.text("SELECT id FROM log")).scalars().all() == [5]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("CREATE TABLE lines(id integer, ordered bigint REFERENCES orders(id))", "lines has a foreign key to it"),
+        (None, "it has CHECK constraints"),
+    ],
+)
+def test_sqlite_does_not_copy_what_a_copy_would_lose(sqlite_url: str, more: str | None, reason: str) -> None:
+    with wc.connect(sqlite_url) as database:
+        make_documents(
+            database,
+            DOCUMENTS
+            if more
+            else DOCUMENTS.replace("message varchar(128)", "message varchar(128) CHECK (message <> '')"),
+        )
+        if more:
+            run(database, more)
+        with pytest.raises(wc.SchemaError, match=reason):
+            database.create_table("orders", payload="text", adopt=True)
+
+
+def test_an_adopted_table_with_an_integer_epoch_counts_up_to_its_maximum(
+    database: Database, clock: MovableClock
+) -> None:
+    narrow = DOCUMENTS.replace("epoch bigint", "epoch integer")
+    make_documents(database, narrow)
+    insert(database, 1, "tea", epoch=2**31 - 1)
+    table = database.create_table("orders", payload="text", adopt=True)
+    assert [one.payload for one in table.receive()] == ["tea"]
+    clock.move("400d")
+    assert [one.epoch for one in table.receive()] == [2**31 - 1]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_table_whose_epoch_is_a_smallint_is_not_adopted(database: Database) -> None:
+    make_documents(database, DOCUMENTS.replace("epoch bigint", "epoch smallint"))
+    with pytest.raises(wc.SchemaError, match=r"column 'epoch' must be BIGINT, got SMALLINT"):
+        database.create_table("orders", payload="text", adopt=True)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite bounds no text
+def test_a_reason_is_cut_to_what_an_adopted_column_holds(database: Database, clock: MovableClock) -> None:
+    make_documents(database, DOCUMENTS.replace("region varchar", "last_error varchar(20),\n        region varchar"))
+    insert(database, 1, "tea")
+    table = database.create_table("orders", payload="text", jitter=0, adopt=True)
+    [delivery] = table.receive()
+    delivery.nack(error="x" * 500)
+    assert reasons(database) == ["x" * 20]
+    clock.move("1d")
+    assert table.cancel([1], "y" * 500) == 1
+    assert reasons(database) == ["y" * 20]
+
+
+def reasons(database: Database) -> list[str]:
+    with database.backend.engine.connect() as connection:
+        return list(connection.scalars(sa.text("SELECT last_error FROM orders")))
