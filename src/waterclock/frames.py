@@ -149,8 +149,8 @@ def _checked_names(columns: Mapping[str, str] | None, payload: str | None) -> di
     for name, theirs in columns.items():
         if name not in names or not isinstance(theirs, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # as above
             raise InvalidArgumentError(
-                f"columns must map fields to column names; the fields are {', '.join(_NAMES)}, got {quoted(name)}:"
-                f" {quoted(theirs)}"
+                f"columns must map fields to column names, got {quoted(name)}: {quoted(theirs)}. The fields are"
+                f" {', '.join(_NAMES)}"
             )
     if payload is not None and "payload" in columns:
         raise InvalidArgumentError("columns must omit 'payload' if payload= names that column")

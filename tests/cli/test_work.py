@@ -82,7 +82,7 @@ def test_a_terminal_shows_how_far_a_worker_is(tmp_path: Path, monkeypatch: pytes
     with connect(f"sqlite:///{tmp_path / 'f.db'}") as database:
         worker = Worker(database.create_table("orders"), print, concurrency=3)
         with command._saying(worker, Output()):
-            until(lambda: "0 done; 0 of 3 run" in terminal.getvalue())
+            until(lambda: "0 done; 0 of 3 slots in use" in terminal.getvalue())
 
 
 def test_a_program_that_ran_the_command_as_a_function_is_not_ended_after_its_grace(

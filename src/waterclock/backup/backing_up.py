@@ -5,7 +5,7 @@
 them was deleted in between because its grace time had ended, step 2 is repeated: the next snapshot names its
 replacement.
 3. The manifest is written, which makes the backup complete.
-4. Files of an earlier backup into the folder that this one does not have are removed.
+4. Files of an earlier backup in the folder are removed if the new backup does not have them.
 
 The folder holds the earlier backup until step 3 and this one afterwards, even if it is interrupted. After an error or
 Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only read:

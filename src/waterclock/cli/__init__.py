@@ -1,4 +1,7 @@
-"""Commands, one file per noun. Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 failure, 2 usage."""
+"""The commands; related ones share a file. Data goes to stdout, messages to stderr.
+
+Exit codes: 0 success, 1 failure, 2 usage.
+"""
 
 from __future__ import annotations
 

@@ -278,4 +278,4 @@ def _line(worker: Worker) -> str:
     counts, facts = vars(worker.counts), worker.facts()
     said = [f"{counts['done']:,} done"]
     said += [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "done"]
-    return f"{', '.join(said)}; {facts['running']} of {facts['slots']} run"
+    return f"{', '.join(said)}; {facts['running']} of {facts['slots']} slots in use"

@@ -1,4 +1,4 @@
-"""The interface for a demo's progress."""
+"""The interface through which a demo reports its progress."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pictures as SVG text, pure: the same picture in the command line, the page and the documentation."""
+"""Pictures as SVG text, the same in the command line, the pages and the documentation. Pure."""

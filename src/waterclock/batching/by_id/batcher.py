@@ -148,7 +148,7 @@ class IdBatcher:
             For another source.
         """
         if source is not None and source != self._source:
-            whose = "none yet" if self._source is None else quoted(self._source)
+            whose = "it has none yet" if self._source is None else quoted(self._source)
             raise InvalidArgumentError(f"source must be the batcher's source ({whose}), got {quoted(source)}")
         batches = self.flush()
         self._floor, self._ahead = MIN_NS, 0

@@ -1,4 +1,4 @@
-"""The rule of event-time batching over arrays, compiled with Numba. All compiled code is in this file.
+"""The rule of event-time batching over arrays, compiled with Numba. All its compiled code is in this file.
 
 Numba keeps machine code per file and looks for changes in that file alone: a compiled function that called one of
 another file would keep calling the old one after a change there. Only numbers come from other files; after a change of

@@ -183,7 +183,8 @@ class KafkaRule:
         size = len(found) * sum(len(name) + len(value) for name, value in kept.items())
         if size > _MOST_HEADERS:
             raise InvalidArgumentError(
-                f"headers must take at most {_MOST_HEADERS} bytes in all {len(found)} messages of a record, got {size}"
+                f"headers must take at most {_MOST_HEADERS} bytes in total, got {size} in a record's {len(found)}"
+                " messages"
             )
         return [
             Message.trusted(
@@ -299,5 +300,5 @@ def record_of(letter: Message) -> Record:
 
 def _nanoseconds(milliseconds: int) -> int:
     if not -_MOST_MS <= milliseconds <= _MOST_MS:
-        raise InvalidArgumentError(f"Kafka's time must fit nanoseconds in 64 bits, got {milliseconds} ms")
+        raise InvalidArgumentError(f"Kafka's time must fit in 64 bits as nanoseconds, got {milliseconds} ms")
     return milliseconds * 1_000_000

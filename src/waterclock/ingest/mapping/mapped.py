@@ -1,4 +1,4 @@
-"""The result of mapping one published message, and the limits on it. Pure."""
+"""The result of mapping one published message, and the limits on that result. Pure."""
 
 from __future__ import annotations
 

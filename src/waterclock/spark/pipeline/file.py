@@ -342,7 +342,7 @@ def _output(table: TomlTable, source: PipelineSource) -> PipelineOutput:
         )
     if url is None and ledgers is not None:
         raise table.wrong(
-            "ledgers", "output.ledgers must not be set without output.url: the output then uses source.ledgers"
+            "ledgers", "output.ledgers needs output.url: without it, the output uses source.url and source.ledgers"
         )
     table.end()
     place = (source.url, source.ledgers) if url is None else (url, ledgers)

@@ -232,7 +232,7 @@ def days_of(dialect: TableDialect, name: str, options: TableOptions) -> Days | N
         raise InvalidArgumentError("purge_by must be 'rows' on SQLite, which has no partitions, got 'partition'")
     if len(name) > LONGEST_NAME:
         raise InvalidArgumentError(
-            f"name must have at most {LONGEST_NAME} characters for a table with partitions, whose names begin with it,"
-            f" got {quoted(name)}"
+            f"name must have at most {LONGEST_NAME} characters for a table with partitions, because the names of"
+            f" partitions begin with it, got {quoted(name)}"
         )
     return dialect.days

@@ -79,13 +79,13 @@ class Selection:
     def _bind(self, context: TableContext) -> Bound:
         if context.options.groups:
             raise InvalidArgumentError(
-                f"cannot use where or order with {context.name!r}: they would break the order of its groups. Put such"
-                " messages into a table of their own"
+                f"cannot use where or order with {context.name!r}: they would break the order of its groups. Put"
+                " messages to select or sort into a table without groups"
             )
         if self._keys and context.options.turns_by is not None:
             raise InvalidArgumentError(
-                f"cannot use order with {context.name!r}: its keys take turns. Use priorities, or a table without"
-                " limit, rate and fair_by"
+                f"cannot use order with {context.name!r}: limit, rate or fair_by already sets the order. Use"
+                " priorities, or a table without these options"
             )
         rows = context.rows
         condition: sa.ColumnElement[bool] | None = None

@@ -72,7 +72,7 @@ class ShardedDatabase(Closing):
         if options.get("groups") is not None:
             raise InvalidArgumentError(
                 "groups must be omitted in a sharded table, which spreads messages by their ids, got"
-                f" {options['groups']!r}. Use a table that is not sharded, or one table for each group of shards"
+                f" {options['groups']!r}. Use a table that is not sharded"
             )
         for option in ("limit", "rate"):
             if options.get(option) is not None:

@@ -1,7 +1,7 @@
 """Finds the groups that never become due by themselves, on MariaDB, which cannot have a partial index of them.
 
-The index of due groups begins with their owner and priority. So the values of both are looked up first, each with a
-seek: a query that lists them would read the whole index.
+The index of due groups begins with their owner and priority. So the existing owners and priorities are looked up
+first, each with one seek: one query for all of them would read the whole index.
 """
 
 from __future__ import annotations

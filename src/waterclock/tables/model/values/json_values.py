@@ -74,8 +74,8 @@ def check_numeric_json(name: str, value: Any) -> None:
     check_json(name, value)
     if isinstance(value, float) or (isinstance(value, int) and value not in BIGINTS):
         raise InvalidArgumentError(
-            f"{name} must be JSON that SQLite keeps in a JSON column, got the number {quoted(value)}, which it would"
-            " change. Wrap it in a list or an object, or change the column's type to TEXT"
+            f"{name} must be JSON that a JSON column of SQLite does not change, got the number {quoted(value)}."
+            " Wrap it in a list or an object, or change the column's type to TEXT"
         )
 
 
