@@ -15,12 +15,13 @@ def warn_of_differences(
     existing: Mapping[str, object],
     defaults: Mapping[str, object],
     durations: Collection[str],
+    *,
+    stacklevel: int,
 ) -> None:
     """Warn if options of a call to ``create_topic`` or ``create_table`` differ from the existing ones.
 
     A warning and not an error: a program that creates its tables and topics at each start must not fail because an
-    operator
-    altered an option. An option with its default counts as not given.
+    operator altered an option. An option with its default counts as not given.
 
     Parameters
     ----------
@@ -28,6 +29,8 @@ def warn_of_differences(
         The topic or table, for the text.
     durations
         Which options are lengths of time, in ns.
+    stacklevel
+        How many calls up the user's line is, as for `warnings.warn` from the caller of this function.
     """
 
     def spelled(name: str, value: object) -> str:
@@ -39,9 +42,7 @@ def warn_of_differences(
         if value != existing[name] and value != defaults[name]
     ]
     if differences:
-        # Points at the caller's line: above this function are the code that creates, the class method and the
-        # database's method.
         warnings.warn(
             f"{what} exists with other options, which are kept: {'; '.join(differences)}. Change them with alter()",
-            stacklevel=5,
+            stacklevel=stacklevel + 1,
         )

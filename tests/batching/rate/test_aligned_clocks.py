@@ -93,7 +93,7 @@ def test_messages_received_when_they_were_sent_are_batched_as_sent(
     aligned = run(arrivals, **chosen, clocks="align")
     assert all(set(batch.offsets.values()) == {0} for batch in aligned)
     as_sent = run(arrivals, **chosen)
-    bare = [Batch(b.source, b.start, b.end, b.closed_at, b.reason, b.messages) for b in aligned]
+    bare = [Batch(b.source, b.start, b.end, b.closed_at, b.reason, b.messages, run=b.run) for b in aligned]
     assert bare == as_sent
     assert all(b'"offsets"' not in batch.to_bytes() for batch in as_sent)
 

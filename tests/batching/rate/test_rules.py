@@ -8,12 +8,14 @@ import pytest
 from tests.batching.rate.traffic import SECOND, T0, YEAR, at, by_time, feed, frozen, message, pulses
 
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.pile import Pile
 from waterclock.batching.rate.by_message.stall import StallWatch
 from waterclock.batching.rate.by_message.stream import Track
 from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.pulse_grid import PulseGrid
 from waterclock.batching.rate.rule import (
+    GATES,
     MOST_ERAS,
     MOST_UNMOVED,
     RateRule,
@@ -27,7 +29,7 @@ RULE = RateRule.checked("1s", None)
 
 
 def learned(rate: int, count: int = 20, phase: int = 0) -> Track:
-    track = Track(may_gate=True)
+    track = Track(GATES)
     for k in range(count):
         track.observe(T0 + phase + k * SECOND // rate)
     return track
@@ -255,7 +257,7 @@ def test_up_to_three_lengths_after_the_end_a_log_message_is_held(event_time: int
 
 
 def test_no_window_placed_again_begins_where_one_began_before() -> None:
-    assembly = Assembly("s", RULE, T0, lambda _: False)
+    assembly = Assembly("s", RULE, T0, Gate(False))
     starts: list[int] = []
     for anchor in (0, -5, -5, -4, 2, 2):
         assembly.place(message("log", at(anchor)))
@@ -265,7 +267,7 @@ def test_no_window_placed_again_begins_where_one_began_before() -> None:
 
 
 def test_messages_within_three_lengths_of_a_moved_window_stay_and_later_ones_go() -> None:
-    assembly = Assembly("s", RULE, T0, lambda _: False)
+    assembly = Assembly("s", RULE, T0, Gate(False))
     stays, goes = message("log", at(-6)), message("log", at(-6) + 1)
     assembly.window = RateWindow.at(at(-30), RULE)
     assembly.riding.place(assembly.window, RULE, 0)

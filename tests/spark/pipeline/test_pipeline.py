@@ -68,7 +68,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
     [
         ('window = "500ms"', 'windw = "500ms"', "line 9: no key named batching.windw; choose from boundaries, by, gap"),
         ('window = "500ms"', 'by = "chance"', "line 9: batching.by must be one of event_time, rate, id, got 'chance'"),
-        ('window = "500ms"', 'by = "rate"', "line 10: no key named batching.max_delay; choose from batch_length, by"),
+        (
+            'window = "500ms"',
+            'by = "rate"',
+            "line 10: no key named batching.max_delay; choose from batch_length, boundaries",
+        ),
         (
             'window = "500ms"\nmax_delay = "400ms"',
             'by = "rate"\nbatch_length = "adaptive"',
@@ -123,7 +127,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
             "line 5: source.start = '2 h and some': start must be a duration",
         ),
         ('start = "2026-07-01T10:00:00Z"', "start = true", "line 5: source.start must be a time, how long ago"),
-        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers must not be set"),
+        ('topic = "rejected"', 'topic = "rejected"\nledgers = "x"', "line 23: output.ledgers needs output.url"),
         (
             'topic = "rejected"',
             'parquet = "{folder}/x/../batches/"',
@@ -291,12 +295,12 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         (
             '/by-rate"',
             '/./by-time/"',
-            "line 41: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
+            "line 42: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
         ),
         (
             'table = "rates"',
             'parquet = "{folder}/b"\n[[pipeline.output]]\nwhat = "batches"\nparquet = "{folder}/b/c"',
-            "line 42: output.parquet must not be, contain or lie in",
+            "line 43: output.parquet must not be, contain or lie in",
         ),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated must be true, false, or a list of streams, got [0]"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout must be a string such as '1.5s'"),

@@ -67,11 +67,10 @@ def test_a_claim_begins_behind_the_finished_messages_of_a_key(
 
 
 @pytest.mark.both_servers
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite locks no single rows
 def test_a_claim_passes_no_message_that_another_transaction_has_locked(
     make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
 ) -> None:
-    if database.backend.dialect.name == "sqlite":
-        pytest.skip("it locks no single rows")
     table = make_table(fair_by="group")
     for number in range(4):
         clock.move("1s")

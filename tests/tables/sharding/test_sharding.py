@@ -331,7 +331,7 @@ def test_the_whole_of_an_unsharded_table_can_be_named(sqlite_url: str, part: dic
 def test_an_unsharded_table_has_no_parts(sqlite_url: str, part: dict[str, str]) -> None:
     with wc.connect(sqlite_url) as database:
         table = database.create_table("orders")
-        with pytest.raises(wc.InvalidArgumentError, match=rf"^{next(iter(part))} must be .*one database"):
+        with pytest.raises(wc.InvalidArgumentError, match=rf"^{next(iter(part))} must be .*is not sharded"):
             table.subscribe(**part)
 
 

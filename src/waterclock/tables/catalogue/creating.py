@@ -85,7 +85,14 @@ def make_if_missing(
     existing = backend.transact(make_if_unknown)
     if existing is not None:
         defaults = asdict(TableOptions.check())
-        warn_of_differences(f"message table {quoted(name)}", asdict(options), asdict(existing), defaults, DURATIONS)
+        warn_of_differences(
+            f"message table {quoted(name)}",
+            asdict(options),
+            asdict(existing),
+            defaults,
+            DURATIONS,
+            stacklevel=5,  # above are this function, the one that creates or adopts, and the two methods
+        )
 
 
 def ensure_dead_letter_table(

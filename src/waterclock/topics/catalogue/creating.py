@@ -64,7 +64,12 @@ def create_topic(
     if row is not None:
         existing = TopicOptions.of_row(row._mapping)  # noqa: SLF001  # SQLAlchemy's public name
         warn_of_differences(
-            f"topic {quoted(name)}", asdict(options), asdict(existing), asdict(TopicOptions()), DURATIONS
+            f"topic {quoted(name)}",
+            asdict(options),
+            asdict(existing),
+            asdict(TopicOptions()),
+            DURATIONS,
+            stacklevel=4,  # above are this function and the methods of the class and the database
         )
 
 

@@ -137,9 +137,7 @@ class RateAwareColumns:
         boundaries: Iterable[str] | None = None,
     ) -> None:
         rule = RateRule.checked(batch_length, timeout, max_disorder)
-        if isinstance(streams, str) or not isinstance(streams, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"streams must be a list of names, got {quoted(streams)}")
-        self._names = list(streams)
+        self._names = stream_names(streams, "streams")
         self._factor = rule.factor
         self._boundaries = frozenset(stream_names(boundaries or (), "boundaries"))
         self._run_of_source: list[int | None] = [None]
