@@ -163,7 +163,7 @@ def test_a_consumer_that_may_delete_later_purges_without_a_restart(
             next(deliveries).ack()
         with roles.owner.backend.engine.begin() as connection:
             connection.exec_driver_sql("GRANT DELETE ON orders TO consumer")
-            connection.exec_driver_sql("GRANT SELECT, INSERT, UPDATE ON waterclock_table_totals TO consumer")
+            connection.exec_driver_sql("GRANT SELECT, UPDATE ON waterclock_table_totals TO consumer")
         next(deliveries).ack()
         assert roles.orders.stats().acked == 3
         with replaced(ReadFrom(later_each_time(61_000_000_000))):
@@ -228,3 +228,22 @@ def test_a_consumer_of_groups_or_keys_needs_their_state(roles: Roles, title: str
             with next(deliveries) as delivery:
                 received.append(delivery.payload)
     assert received == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("roles", ["postgresql"], indirect=True)
+def test_a_consumer_that_moves_dead_letters_needs_both_tables(roles: Roles) -> None:
+    roles.orders.drop()
+    options = {"dead_letter": "failed", "max_attempts": 1, "on_expired": "dead_letter"}
+    table = roles.owner.create_table("orders", payload="text", **options)
+    table.put("fails")
+    run_program(roles.url_of_owner, "DROP OWNED BY consumer; DROP ROLE consumer;")
+    for granted in ("PostgreSQL", "PostgreSQL, with dead letters"):
+        roles.grant(granted, "consumer")
+    own = roles.table("consumer")
+    [delivery] = own.receive()
+    delivery.nack(error="no tea")
+    table.put("expires", expires_at=time.time_ns() + _HOUR)
+    with roles.owner.backend.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE orders SET expires_at = 1")
+    assert own.receive() == []
+    assert sorted(one.payload for one in roles.owner.table("failed").peek()) == ["expires", "fails"]
