@@ -75,8 +75,9 @@ groups of dead consumers. Runs once, or repeatedly with --every 1m. Many may run
 
 _SERVE = """Serve topics and message tables over HTTP.
 
-On a loopback address, programs of this machine need no token. On any other address nothing works without one; see
-'waterclock token'. Logs to stderr who changed what. SIGTERM and SIGINT end it, a second one at once.
+On a loopback address, programs on this machine need no token. On any other address nothing works without one; see
+'waterclock token'. The log on stderr says who changed what. SIGTERM and SIGINT end the server;
+a second signal ends it immediately.
 """
 
 _BENCH = """Measure how fast this machine and database put, claim, append, find and batch messages.

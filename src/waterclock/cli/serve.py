@@ -29,17 +29,18 @@ def serve(
 ) -> None:
     """Serve topics and message tables over HTTP.
 
-    On a loopback address, programs of this machine need no token. On any other address nothing works without one; see
-    'waterclock token'. Logs to stderr who changed what. SIGTERM and SIGINT end it, a second one at once.
+    On a loopback address, programs on this machine need no token. On any other address nothing works without one; see
+    'waterclock token'. The log on stderr says who changed what. SIGTERM and SIGINT end the server;
+    a second signal ends it immediately.
 
     Parameters
     ----------
     listen
         HOST:PORT; port 0 takes a free one.
     read_only
-        Refuse everything but looking.
+        Refuse every change.
     require_token
-        Also ask programs of this machine for a token, for example behind a proxy.
+        Also ask programs on this machine for a token, for example behind a proxy.
     rate_limit
         Maximum requests per second of each token, 500 by default; more get status 429.
     certificate
