@@ -467,7 +467,7 @@ class Topic:
         """Check that everything in the catalogue exists and is intact. The topic may be in use.
 
         Compares rows with one another: numbers without holes, bounds, running maxima. Compares files with rows: each
-        exists with its length and an intact footer, and there are no others.
+        exists with its length and an intact footer, and no other file exists.
 
         Parameters
         ----------

@@ -8,12 +8,12 @@ import pytest
 from waterclock._support import moments
 from waterclock.tables.databases.claiming_rows import (
     LONG_WALK,
-    LOOK_BACK_AT_LEAST,
-    LOOK_BACK_SHARE,
+    LONGEST_PAUSE,
     SLOW_LOOK,
     ClaimCursor,
     Walks,
 )
+from waterclock.tables.model.claims.bounds import LOOK_BACK_SHARE
 from waterclock.tables.model.claims.claim import LOOK_BACK_EVERY, Claimed
 
 
@@ -60,7 +60,7 @@ def test_marks_are_given_up_after_a_second_even_where_claims_continue(clock: Clo
     [
         (0.001, LOOK_BACK_EVERY),
         (0.5, 0.5 * LOOK_BACK_SHARE),
-        (600.0, LOOK_BACK_AT_LEAST),
+        (600.0, LONGEST_PAUSE),
     ],
 )
 def test_a_look_from_the_first_message_that_takes_long_comes_less_often(

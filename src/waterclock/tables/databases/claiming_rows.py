@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from waterclock._support import moments
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.tables.model.claims.bounds import LOOK_BACK_SHARE
 from waterclock.tables.model.claims.claim import LOOK_BACK_EVERY, Claimed, Wanted
 from waterclock.tables.model.schema import MESSAGE_KEY, is_waiting, not_acked
 from waterclock.time import MIN_NS
@@ -43,11 +44,8 @@ _DEEP = 32
 """If levels have more messages than this on average, reading them one by one is faster."""
 
 
-LOOK_BACK_SHARE = 20
-"""A slow look back is followed by a pause of at least this many times its duration."""
-
-LOOK_BACK_AT_LEAST = 30.0
-"""Seconds after which the next look back happens in any case."""
+LONGEST_PAUSE = 30.0
+"""Seconds after which the next look back happens, however slow the last one was."""
 
 SLOW_LOOK = 0.005
 """Duration in seconds from which a look back counts as slow: the next claim then begins at its end."""
@@ -112,7 +110,7 @@ class ClaimCursor:
     the first key steps over all of them. A snapshot held for minutes made claims seven times as slow. So a claim begins
     where its predecessor stopped. Messages that a long transaction commits before that position are found when a claim
     gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million such
-    entries, it is done less often (`LOOK_BACK_SHARE`, `LOOK_BACK_AT_LEAST`).
+    entries, it is done less often (`LOOK_BACK_SHARE`, `LONGEST_PAUSE`).
 
     A claim that gets too few has looked from the first message on. If that was quick, or not much slower than the
     search from the cursor, the next claim does so, too: one from the cursor that gets too few costs two statements.
@@ -181,7 +179,7 @@ class ClaimCursor:
                 self._set(begin, claimed)
 
     def _time(self, took: float) -> None:
-        self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LOOK_BACK_AT_LEAST)
+        self._every = min(max(LOOK_BACK_EVERY, LOOK_BACK_SHARE * took), LONGEST_PAUSE)
         self._looking_since = None
 
     def _set(self, begin: Mapping[int, int], claimed: Sequence[Claimed]) -> None:

@@ -423,5 +423,5 @@ def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message is at the start of the search or behind it, in a form that uses the index."""
     if context.sql.is_bounded:
         return context.sql.seqs_together(context.rows) >= sa.bindparam("start", type_=sa.BigInteger)
-    # Always true: there are no bounds.
+    # Always true, since this database has no bounds.
     return context.sql.few(context.rows.c[MESSAGE_KEY]) >= sa.literal_column("''")

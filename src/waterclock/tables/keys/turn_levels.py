@@ -29,7 +29,7 @@ _BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1
 
 
 def lows_of(context: TableContext) -> dict[str, Any]:
-    """Return the parameters with the starts of all searches; none if there are no bounds."""
+    """Return the parameters with the starts of all searches; an empty dict without bounds."""
     if not context.sql.is_bounded:
         return {}
     reached = context.reached
