@@ -122,7 +122,7 @@ def test_a_second_follower_fences_the_first(
     first = follow()
     first.step(20)
     second = follow()
-    with pytest.raises(wc.LeaseLostError, match="another process batches topic 'telemetry' into 'batches' now"):
+    with pytest.raises(wc.LeaseLostError, match="another process is batching topic 'telemetry' into 'batches'"):
         first.step()
     with pytest.raises(wc.LeaseLostError):
         first.step()

@@ -1,1 +1,1 @@
-"""Backups of SQLite databases with their ledger files: made while others write, checked, and restored."""
+"""Makes, checks and restores backups of SQLite databases with their ledger files. Others can write during a backup."""

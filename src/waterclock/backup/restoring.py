@@ -163,7 +163,7 @@ def _remove_half(database: Path, files: LedgerFiles) -> None:
         _remove_part(Path(unfinished(str(database))))
         files.clear()
     except (OSError, UnavailableError) as error:
-        _log.warning("remove %s before the next restore: %s", files.place, error)
+        _log.warning("cannot remove %s, so remove it before the next restore: %s", files.place, error)
 
 
 def _copy_ledgers(folder: Path, ledgers: tuple[Kept, ...], files: LedgerFiles, report: Report) -> None:

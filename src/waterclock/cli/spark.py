@@ -21,7 +21,8 @@ def prepare(*, common: Common = Common()) -> None:
     """
     if not is_wanted():
         raise InvalidArgumentError(
-            f"cannot create the class archive: {SWITCH} is off, so sessions would not use it. Unset it first"
+            f"cannot create the class archive: {SWITCH} is off, so sessions would not use the archive."
+            f" Unset {SWITCH} first"
         )
     archive = find_archive(find_java())
     if archive is None:

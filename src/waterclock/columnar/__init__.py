@@ -1,1 +1,4 @@
-"""Many sources in columns: packed into bytes, stored in cells, and batched as streams. Independent of Spark."""
+"""Messages of many sources as columns, which are packed into bytes, stored in cells and batched as streams.
+
+Nothing here needs Spark.
+"""

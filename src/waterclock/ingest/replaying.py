@@ -129,7 +129,9 @@ class _Replay:
 
         def advance(connection: SqlConnection) -> None:
             if connection.execute(_FORWARD, values).rowcount != 1:
-                raise LeaseLostError(f"cannot replay {self._letters.name!r}: another replay runs. Wait until it ends")
+                raise LeaseLostError(
+                    f"cannot replay {self._letters.name!r}: another replay is running. Wait until it ends"
+                )
 
         entries = [
             (self._topics[name].storage, encode_entry(messages, lambda: now)) for name, messages in found.items()

@@ -97,7 +97,7 @@ def save(storage: Storage, connection: sa.Connection, table: str, reader_epoch: 
 
 def _fenced(storage: Storage, table: str) -> LeaseLostError:
     return LeaseLostError(
-        f"another process batches topic {storage.name!r} into {table!r} now. Only one at a time may do it"
+        f"another process is batching topic {storage.name!r} into {table!r}. Only one process at a time may do this"
     )
 
 

@@ -433,7 +433,8 @@ class Worker:
             self._watch.processes.close(left())
         if not (all(recorded) and all(claimed)):
             _log.warning(
-                "the database does not answer; messages whose outcome is not written are sent again after their lease"
+                "the database does not answer; messages whose outcomes cannot be written are sent again when their"
+                " leases end"
             )
 
     def _wait_for_unwinding(self) -> None:

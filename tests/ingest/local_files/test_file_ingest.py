@@ -195,7 +195,7 @@ def test_a_second_ingest_of_a_file_stops_the_first(topic: wc.Topic, ingest: Make
     first._step(follow=True)
     second._step(follow=True)
     append(path, lines(1, 2))
-    with pytest.raises(wc.LeaseLostError, match="another process ingests it"):
+    with pytest.raises(wc.LeaseLostError, match="another process is ingesting it"):
         first._step(follow=True)
     second._step(follow=True)
     assert numbers(topic) == [0, 1]

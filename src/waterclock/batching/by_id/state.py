@@ -120,7 +120,7 @@ def _from_facts(facts: dict[str, Any], id_of: IdOf, messages: list[Message]) -> 
         held = messages[place : place + count(size)]
         streams = maybe(returned, lambda names: frozenset(each(names, text)))
         if len({message.stream for message in held}) < size or bool(held) == bool(streams):
-            raise ValueError("an open id lacks messages")
+            raise ValueError("an id whose batch is open has too few messages")
         opened.append(OpenId(whole(number), moment(until), held, streams))
         place += size
     return IdState(

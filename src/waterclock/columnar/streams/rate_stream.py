@@ -1,4 +1,4 @@
-"""Batches many sources by rate, piece by piece or in a replay, with the state between the pieces."""
+"""Batches many sources by rate, piece by piece or in a replay, and keeps the state from piece to piece."""
 
 from __future__ import annotations
 

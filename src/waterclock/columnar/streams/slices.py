@@ -1,4 +1,4 @@
-"""Cuts packed rows into slices that are judged at once: several sources, or a part of a source with many messages.
+"""Cuts packed rows into slices: several small sources, or a part of a large one. A slice is judged in one call.
 
 Spark brings the rows of a task sorted by source, so rows after a source with very many messages would wait until it is
 judged. The slices of such a source are kept in a temporary file of the task, and come last.

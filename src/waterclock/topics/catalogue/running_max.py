@@ -3,11 +3,11 @@
 A search for a time descends through them, so they must never be too low, and never fall from one ledger to the next. A
 running maximum that is too high, because its ledger was deleted, only slows a search down: the search begins at an
 earlier ledger, walks from ledger to ledger and finds the same message. So a deletion records that running maxima may be
-stale, and `lower_peaks` lowers them from the first remaining ledger, a piece per transaction, until they match the
+stale. Then `lower_peaks` lowers them, a piece per transaction, from the first remaining ledger until they match the
 ledgers' own bounds.
 
-If `lower_peaks` is killed, the finished pieces are correct and later ones are still too high. The record holds the
-ledger that was reached: a match before that ledger does not imply that later ledgers match.
+If `lower_peaks` is killed, the finished pieces are correct and later ones are still too high. The record names the
+ledger that was reached. If a maximum before that ledger matches the bounds, later ones may still be too high.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The roles that the user chose for streams. A function is called before anything changes, since it may raise."""
+"""The roles that the user chose for streams.
+
+If the choice is a function, it is called before anything changes, since it may raise.
+"""
 
 from __future__ import annotations
 

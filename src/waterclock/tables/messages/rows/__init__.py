@@ -1,1 +1,1 @@
-"""Locks, refused rows and process heartbeats, which all statements on a table's rows share."""
+"""Code that all statements on a table's rows share: locks, refused rows and process heartbeats."""
