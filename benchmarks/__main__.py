@@ -1,30 +1,22 @@
 """Runs every benchmark, or those named, or one with options: ``python -m benchmarks [NAME …] [--OPTION …]``.
 
-Results go to benchmarks/results/.
+A name is that of a file, with its folder: ``start``, ``tables.groups``. Results go to benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {
-    "__main__",
-    "measure",
-    "peers",
-    "slow_wire",
-    "spark_messages",
-    "work_job",
-    "work_oban",
-    "work_peers",
-}
+FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    found = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    return sorted(name for name in found if name not in NOT_BENCHMARKS)
+    """Return the names of all files with a function ``main``, except the harness that others start."""
+    files = (path for path in FOLDER.rglob("*.py") if "\ndef main(" in path.read_text(encoding="utf-8"))
+    found = {".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in files}
+    return sorted(found - {"__main__", "harness.run"})
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import waterclock as wc
 from benchmarks.measure import by_several_clocks, write_results
-from benchmarks.topics_append import databases
+from benchmarks.servers import databases
 from waterclock import aio
 
 CALLS = 500

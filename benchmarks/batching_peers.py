@@ -22,7 +22,7 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.measure import in_turns, write_results
-from benchmarks.peers import MissingPeerError, package
+from benchmarks.tables.peers import MissingPeerError, package
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.columns import assign_batches

@@ -17,8 +17,9 @@ import pyarrow as pa
 from fastapi.testclient import TestClient
 
 from benchmarks.measure import write_results
-from benchmarks.topics_append import BEGIN, databases
-from benchmarks.topics_catalogue import LARGE, build
+from benchmarks.servers import databases
+from benchmarks.topics.append import BEGIN
+from benchmarks.topics.catalogue import LARGE, build
 from waterclock.connection import Database, connect
 from waterclock.server.access import Policy
 from waterclock.server.app import create_app

@@ -23,7 +23,8 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.measure import TICKS_PER_S, write_results
-from benchmarks.topics_append import BEGIN, databases
+from benchmarks.servers import databases
+from benchmarks.topics.append import BEGIN
 from waterclock.connection import connect
 from waterclock.message import Message
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psycopg
 import sqlalchemy as sa
-from benchmarks.peers import conninfo
-from benchmarks.slow_wire import slow_wire
+from benchmarks.tables.peers import conninfo
+from benchmarks.tables.slow_wire import slow_wire
 from tests.services import Service
 
 AWAY = 0.005  # s

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from benchmarks.peers import conninfo
-from benchmarks.slow_wire import SlowWire, slow_wire
+from benchmarks.tables.peers import conninfo
+from benchmarks.tables.slow_wire import SlowWire, slow_wire
 from tests.moments import ReadFrom
 from tests.services import Service
 from tests.tables.conftest import MovableClock

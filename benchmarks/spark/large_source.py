@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from benchmarks.measure import PeakMemory, write_results
-from benchmarks.spark_messages import STREAMS
+from benchmarks.spark.messages import STREAMS
 from waterclock.columnar.packing import CLOCKED_SCHEMA, pack
 from waterclock.columnar.records import POSITIONED
 from waterclock.spark import event_time_batches, session

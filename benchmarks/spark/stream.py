@@ -1,6 +1,6 @@
 """Times event-time batching of a Spark stream against Spark's own session windows on the same micro-batches.
 
-``python -m benchmarks.spark_stream`` measures, all in turns, messages a second by the micro-batch: of few and of many
+``python -m benchmarks.spark.stream`` measures, all in turns, messages a second by the micro-batch: of few and of many
 sources, ours of the topic, by event time and by rate, and Spark's of rows that its own reader takes from the topic's
 files, with its state in Spark's default store and in RocksDB; of few, ours of these rows, too. That leaves out the
 first micro-batch of each query. It also says how long the whole queries take, from start to end, by the clock and by
@@ -25,7 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from benchmarks.measure import BY_ALL_OF_SPARK, write_results
-from benchmarks.spark_messages import STREAMS, generate, options, stream_files
+from benchmarks.servers import SCRATCH
+from benchmarks.spark.messages import STREAMS, generate, options, stream_files
 from waterclock.spark import event_time_batches, rate_aware_batches, register, session
 from waterclock.spark.runtime.partitions import chosen_buckets, chosen_partitions
 
@@ -33,7 +34,7 @@ GAP = "500 milliseconds"
 STORE = "spark.sql.streaming.stateStore.providerClass"
 SPARKS_STORE = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 """The default, in which `session_window` takes half the time."""
-WORK = Path(__file__).parent / "scratch" / "spark_stream"
+WORK = SCRATCH / "spark_stream"
 LATENCY_SOURCES = 100
 UNSTEADY = 3
 """Micro-batches at the start that also compile and start workers."""

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.measure import in_turns, write_results
-from benchmarks.topics_append import WORK, messages
-from benchmarks.topics_read import METADATA, consume
+from benchmarks.servers import SCRATCH
+from benchmarks.topics.append import messages
+from benchmarks.topics.read import METADATA, consume
 from waterclock.database.backend import Backend
 from waterclock.topics.catalogue.creating import create_topic, open_topic
 from waterclock.topics.reading import sealed_ledger
@@ -73,8 +74,8 @@ def reading(topic: Topic, kind: type[SealedFile], columns: list[str] | None) -> 
 
 
 def main() -> None:
-    WORK.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=WORK) as folder:
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         topic = build(folder)
         size = sum(info.size for info in topic.ledgers())
         figures: dict[str, Any] = {"messages": ENTRIES * ENTRY_MESSAGES, "megabytes": round(size / 1e6, 1)}

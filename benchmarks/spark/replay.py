@@ -12,7 +12,6 @@ import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
-from benchmarks.spark_messages import STREAMS, files, generate, options, read_files
+from benchmarks.servers import SCRATCH
+from benchmarks.spark.messages import STREAMS, files, generate, options, read_files
 from waterclock.batching.event_time.columns import assign_batches
 from waterclock.spark import event_time_batches, register, session
 
@@ -37,7 +37,7 @@ JUDGED_AT_ONCE = 2**17
 """As in `waterclock.columnar.streams.slices`."""
 
 ROUNDS = 4
-WORK = Path(__file__).parent / "scratch" / "spark_replay"
+WORK = SCRATCH / "spark_replay"
 
 
 def replay(messages: DataFrame) -> tuple[int, int]:

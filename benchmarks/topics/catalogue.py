@@ -17,8 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.measure import in_turns, write_results
-from benchmarks.topics_append import BEGIN, WORK, databases
-from benchmarks.topics_find import LEDGER_MESSAGES, SPACING, write_file
+from benchmarks.servers import SCRATCH, databases
+from benchmarks.topics.append import BEGIN
+from benchmarks.topics.find import LEDGER_MESSAGES, SPACING, write_file
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
 from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES, ledgers, topics
@@ -142,7 +143,7 @@ def measure_trimming(ordered: Topic, wild: Topic) -> dict[str, Any]:
 
 def main() -> None:
     figures: dict[str, Any] = {}
-    with databases() as urls, tempfile.TemporaryDirectory(dir=WORK) as folder:
+    with databases() as urls, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         for kind, url in urls.items():
             backend = Backend(url)
             database = Database(backend, LedgerRoot(str(Path(folder) / kind)))

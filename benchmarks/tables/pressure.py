@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 import waterclock as wc
 from benchmarks.measure import write_results
-from benchmarks.topics_append import databases
+from benchmarks.servers import databases
 from waterclock.tables.message_table import MessageTable
 
 A_ROUND = 100
@@ -207,7 +207,7 @@ def _vacuum(database: wc.Database) -> None:
 
 
 def _in_a_fresh_process(url: str, name: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.tables_pressure", _FRESH, url, name]
+    command = [sys.executable, "-m", "benchmarks.tables.pressure", _FRESH, url, name]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

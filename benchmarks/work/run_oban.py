@@ -1,4 +1,4 @@
-"""Runs oban for `benchmarks.work`, in a Python of its own: ``work_oban.py CONNINFO fill|run …``.
+"""Runs oban for `benchmarks.work.workers`, in a Python of its own: ``run_oban.py CONNINFO fill|run …``.
 
 ``fill`` makes the queue, and puts as many messages as each line of its stdin says.
 """
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import psycopg.conninfo
+from job import Job
 from oban import Oban, worker
 from oban.schema import install
 from psycopg_pool import AsyncConnectionPool
-from work_job import Job
 
 PAYLOAD = "x" * 100
 job: Job | None = None

@@ -1,7 +1,7 @@
 """Times a replay and a stream on one executor and on two, of one core each, in processes of their own.
 
-The replay is that of `benchmarks.spark_replay`, 10 M messages of 1,000 sources; the stream that of
-`benchmarks.spark_stream`, 1 M messages of 1,000 sources a micro-batch. The driver needs some of a core as well, so that
+The replay is that of `benchmarks.spark.replay`, 10 M messages of 1,000 sources; the stream that of
+`benchmarks.spark.stream`, 1 M messages of 1,000 sources a micro-batch. The driver needs some of a core as well, so that
 a machine of two cores shows less than two executors can do.
 """
 
@@ -16,9 +16,9 @@ import sys
 import time
 from typing import Any
 
-from benchmarks import spark_replay, spark_stream
 from benchmarks.measure import write_results
-from benchmarks.spark_messages import STREAMS, generate, options
+from benchmarks.spark import replay, stream
+from benchmarks.spark.messages import STREAMS, generate, options
 from waterclock.spark import register, session
 from waterclock.spark.runtime.partitions import PARTITIONS, chosen_partitions
 
@@ -38,17 +38,17 @@ def measure(executors: int) -> dict[str, float]:
     )
     spark.conf.set(PARTITIONS, chosen_partitions(spark))
     register(spark)
-    messages = spark.read.format("waterclock").options(**options(spark_replay.WORK)).load()
-    count = spark_replay.replay(messages)[1]
+    messages = spark.read.format("waterclock").options(**options(replay.WORK)).load()
+    count = replay.replay(messages)[1]
     replays: list[float] = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        spark_replay.replay(messages)
+        replay.replay(messages)
         replays.append(time.perf_counter() - began)
-    folder = spark_stream.WORK / f"{SOURCES}-{MESSAGES}-{BATCHES}"
-    arriving = spark_stream.topic(spark, folder, MESSAGES)
-    spark_stream.run(arriving, spark_stream.ours)
-    micro_batches = spark_stream.seconds(spark_stream.run(arriving, spark_stream.ours))
+    folder = stream.WORK / f"{SOURCES}-{MESSAGES}-{BATCHES}"
+    arriving = stream.topic(spark, folder, MESSAGES)
+    stream.run(arriving, stream.ours)
+    micro_batches = stream.seconds(stream.run(arriving, stream.ours))
     spark.stop()
     return {
         "replay, messages a second": round(count / statistics.median(replays)),
@@ -63,16 +63,14 @@ def main() -> None:
     if chosen.on:
         print(json.dumps(measure(chosen.on)))
         return
-    if not spark_replay.WORK.exists():
-        generate(
-            spark_replay.WORK, sources=spark_replay.SOURCES, ledgers=spark_replay.LEDGERS, bursts=spark_replay.BURSTS
-        )
-    folder = spark_stream.WORK / f"{SOURCES}-{MESSAGES}-{BATCHES}"
+    if not replay.WORK.exists():
+        generate(replay.WORK, sources=replay.SOURCES, ledgers=replay.LEDGERS, bursts=replay.BURSTS)
+    folder = stream.WORK / f"{SOURCES}-{MESSAGES}-{BATCHES}"
     if not folder.exists():
         generate(folder, sources=SOURCES, ledgers=BATCHES, bursts=MESSAGES // (SOURCES * len(STREAMS)))
     figures: dict[str, Any] = {"cores": os.cpu_count()}
     for executors in EXECUTORS:
-        command = [sys.executable, "-m", "benchmarks.spark_executors", "--on", str(executors)]
+        command = [sys.executable, "-m", "benchmarks.spark.executors", "--on", str(executors)]
         answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         figures[f"{executors} executors"] = json.loads(answer.stdout.splitlines()[-1])
     for name, figure in figures.items():

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import waterclock as wc
 from benchmarks.measure import write_results
-from benchmarks.topics_append import databases
+from benchmarks.servers import databases
 from waterclock.tables.model.days import DAY
 
 MESSAGES = 1_000_000

@@ -1,4 +1,4 @@
-"""What handlers call in `benchmarks.work`: it counts, where the process that measures can see it.
+"""What handlers call in `benchmarks.work.workers`: it counts, where the process that measures can see it.
 
 It needs the standard library alone, so that a worker with another Python can use it.
 """

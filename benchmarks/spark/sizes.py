@@ -4,7 +4,7 @@ A source sends a message every 8.64 s, and a micro-batch takes the messages of t
 thousandth and with a tenth of the sources; on paper, each figure is linear in their number. Then all sources send for
 86 s, a thousandth of the day's messages, and each figure is printed beside what it should be.
 
-``python -m benchmarks.spark_sizes`` takes some minutes and 2 GB of disk; ``--sources`` makes it smaller, and ``--by
+``python -m benchmarks.spark.sizes`` takes some minutes and 2 GB of disk; ``--sources`` makes it smaller, and ``--by
 rate`` batches by rate.
 """
 
@@ -21,15 +21,16 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import PeakMemory, write_results
-from benchmarks.spark_messages import STREAMS, files, generate, options
-from benchmarks.spark_stream import buckets
+from benchmarks.servers import SCRATCH
+from benchmarks.spark.messages import STREAMS, files, generate, options
+from benchmarks.spark.stream import buckets
 from waterclock.spark import event_time_batches, rate_aware_batches, register, session
 
 SOURCES = 1_000_000
 EVERY_MS = 8_640
 MICRO_BATCHES = 10
 BY: Mapping[str, Callable[[DataFrame], DataFrame]] = {"event_time": event_time_batches, "rate": rate_aware_batches}
-WORK = Path(__file__).parent / "scratch" / "spark_sizes"
+WORK = SCRATCH / "spark_sizes"
 
 
 def run(spark: SparkSession, sources: int, batches_by: Callable[[DataFrame], DataFrame]) -> dict[str, float]:

@@ -22,7 +22,8 @@ from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documenta
 
 import waterclock as wc
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
-from benchmarks.spark_messages import LEDGER_SCHEMA, STREAMS, files, generate
+from benchmarks.servers import SCRATCH
+from benchmarks.spark.messages import LEDGER_SCHEMA, STREAMS, files, generate
 from waterclock.spark import session
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Kind, Pipeline, PipelineOutput, PipelineSource
 from waterclock.spark.pipeline.running import replay_pipeline, run_pipeline
@@ -33,7 +34,7 @@ SOURCES = 1_000
 A_LEDGER = 500_000
 GAP = "500 milliseconds"
 REJECTED = "rejected messages of a replay to a topic"
-WORK = Path(__file__).parent / "scratch" / "spark_payloads"
+WORK = SCRATCH / "spark_payloads"
 
 
 def pipeline(folder: Path, kind: Kind, max_delay: str = "400ms") -> Pipeline:

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.measure import write_results
-from benchmarks.topics_append import databases
+from benchmarks.servers import databases
 from waterclock.connection import Database, connect
 from waterclock.tables.message_table import MessageTable
 

@@ -1,6 +1,6 @@
 """Times a micro-batch of a stream by event time, by how long its windows wait: of one bucket without Spark, and whole.
 
-``python -m benchmarks.spark_long_delays`` feeds a bucket of 125 sources 2,500 messages a second, an eighth of 20,000,
+``python -m benchmarks.spark.long_delays`` feeds a bucket of 125 sources 2,500 messages a second, an eighth of 20,000,
 until as many windows close as open, and measures what follows: the processor time of a micro-batch (reading the state,
 batching and writing the state) and the bytes that it writes. Messages come in the order in which they happened, or each
 after a random part of ``max_delay``. ``whole`` keeps all that waits in the one state that each micro-batch writes.
@@ -26,7 +26,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import cpu_seconds, write_results
-from benchmarks.spark_messages import STREAMS, generate, options
+from benchmarks.servers import SCRATCH
+from benchmarks.spark.messages import STREAMS, generate, options
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.columnar.many_sources import ManySources, joined
 from waterclock.columnar.records import POSITIONED
@@ -39,7 +40,7 @@ SOURCES = 125
 MESSAGES = 2_500
 SECOND = 1_000_000_000
 _STREAMS = 4
-WORK = Path(__file__).parent / "scratch" / "spark_long_delays"
+WORK = SCRATCH / "spark_long_delays"
 A_SECOND = 20_000
 """Messages a second of the whole stream."""
 _A_FILLING = 50

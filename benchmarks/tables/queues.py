@@ -1,16 +1,14 @@
 """Message tables against other queues: same server, same durability, a handler that does nothing, in turns.
 
-``python -m benchmarks tables_peers`` takes the short form; the size is in the environment, because what runs the
+``python -m benchmarks tables.queues`` takes the short form; the size is in the environment, because what runs the
 benchmarks passes no arguments on: ``WATERCLOCK_BENCH_SIZE=full`` has 100,000 and 1,000,000 rows and takes half an hour.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,10 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.measure import write_results
-from benchmarks.peers import ELSEWHERE, ON_POSTGRESQL, ON_SQLITE, MissingPeerError, Place, make, work
+from benchmarks.servers import SCRATCH, running
+from benchmarks.tables.peers import ELSEWHERE, ON_POSTGRESQL, ON_SQLITE, MissingPeerError, Place, make, work
 
-SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
-WORK = Path(__file__).parent / "scratch"
 SIZES = {
     "short": {"rows": (20_000,), "seconds": 1.0, "rounds": 2},
     "medium": {"rows": (100_000,), "seconds": 1.0, "rounds": 2},
@@ -151,17 +148,13 @@ def main() -> None:
     if name not in SIZES:
         sys.exit(f"WATERCLOCK_BENCH_SIZE: {name!r} is none; choose from {', '.join(SIZES)}")
     size = SIZES[name]
-    WORK.mkdir(exist_ok=True)
-    start = [sys.executable, str(SERVICES), "start", "postgresql", "--end-with", str(os.getpid())]
-    facts = json.loads(subprocess.run(start, check=True, capture_output=True, text=True).stdout)
-    url = facts["servers"]["postgresql"]["url"]
-    with tempfile.TemporaryDirectory(dir=WORK) as folder:
+    with running("postgresql") as facts, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+        url = facts["servers"]["postgresql"]["url"]
         figures = {
             "size": name,
             "postgresql": measure(url, folder, [*ON_POSTGRESQL, *ELSEWHERE], size),
             "sqlite": measure(None, folder, list(ON_SQLITE), size),
         }
-    subprocess.run([sys.executable, str(SERVICES), "stop", facts["folder"]], check=True)
     write_results("tables_peers", figures, ("waterclock", "sqlalchemy", "psycopg"))
 
 

@@ -8,7 +8,6 @@ column of them, and for batching, where the format gives packed rows. It says se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from pyspark.sql import DataFrame
 
 import waterclock as wc
 from benchmarks.measure import BY_ALL_OF_SPARK, by_several_clocks, write_results
+from benchmarks.servers import SCRATCH
 from waterclock.spark import event_time_batches, register, session, table
 
 LEDGERS = 10
@@ -30,7 +30,7 @@ SOURCES = 1_000
 PAYLOAD = b"x" * 40
 COLUMNS = ("source", "stream", "event_time", "receive_time", "entry")
 ROUNDS = 7
-WORK = Path(__file__).parent / "scratch" / "spark_read"
+WORK = SCRATCH / "spark_read"
 
 
 def generate() -> None:

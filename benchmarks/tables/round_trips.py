@@ -1,6 +1,6 @@
 """Every verb of a message table, next to other queues, with a server that is 1 ms away, and with one that is not.
 
-``python -m benchmarks tables_round_trips`` takes some four minutes. The queues take turns, call by call. Round trips
+``python -m benchmarks tables.round_trips`` takes some four minutes. The queues take turns, call by call. Round trips
 and bytes are counted on the way, so they hold on any machine; milliseconds hold for a quiet one.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.measure import write_results
-from benchmarks.peers import ON_POSTGRESQL, PAYLOAD, WITH_GROUPS, MissingPeerError, Verbs
-from benchmarks.slow_wire import SlowWire, slow_wire
-from benchmarks.tables_peers import SERVICES, WORK, new_database
+from benchmarks.servers import SCRATCH, running
+from benchmarks.tables.peers import ON_POSTGRESQL, PAYLOAD, WITH_GROUPS, MissingPeerError, Verbs
+from benchmarks.tables.queues import new_database
+from benchmarks.tables.slow_wire import SlowWire, slow_wire
 
 AWAY = 0.001  # s, a round trip
 ROWS = 20_000
@@ -158,7 +158,7 @@ def opened(kinds: Mapping[str, Any], server: str, reach: Callable[[str], str], s
     queues: dict[str, Verbs] = {}
     for kind, make in kinds.items():
         url = new_database(server)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=WORK))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=SCRATCH))
         try:
             near = make(url, folder)
         except MissingPeerError as error:
@@ -222,18 +222,15 @@ def text_of(found: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    WORK.mkdir(exist_ok=True)
-    start = [sys.executable, str(SERVICES), "start", "postgresql", "--end-with", str(os.getpid())]
-    facts = json.loads(subprocess.run(start, check=True, capture_output=True, text=True).stdout)
-    server = facts["servers"]["postgresql"]["url"]
-    figures: dict[str, Any] = {"payload_bytes": len(PAYLOAD), "rows": ROWS, "load": os.getloadavg()[0]}
-    with slow_wire(server, AWAY) as wire:
-        began = time.perf_counter()
-        figures["1 ms away"] = measure(server, wire)
-        figures["wire_busy_of_the_time"] = round(wire.busy_s / (time.perf_counter() - began), 3)
-        figures["wire_us_a_round_trip"] = round(wire.busy_s / wire.trips * 1e6, 1)
-    figures["near"] = measure(server, None)
-    subprocess.run([sys.executable, str(SERVICES), "stop", facts["folder"]], check=True)
+    with running("postgresql") as facts:
+        server = facts["servers"]["postgresql"]["url"]
+        figures: dict[str, Any] = {"payload_bytes": len(PAYLOAD), "rows": ROWS, "load": os.getloadavg()[0]}
+        with slow_wire(server, AWAY) as wire:
+            began = time.perf_counter()
+            figures["1 ms away"] = measure(server, wire)
+            figures["wire_busy_of_the_time"] = round(wire.busy_s / (time.perf_counter() - began), 3)
+            figures["wire_us_a_round_trip"] = round(wire.busy_s / wire.trips * 1e6, 1)
+        figures["near"] = measure(server, None)
     for where in ("1 ms away", "near"):
         alone = {name: row for name, row in figures[where].items() if not name.endswith("in groups")}
         grouped = {name: row for name, row in figures[where].items() if name.endswith("in groups")}

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.measure import write_results
-from benchmarks.topics_append import WORK, databases
-from benchmarks.topics_find import build
+from benchmarks.servers import SCRATCH, databases
+from benchmarks.topics.find import build
 from waterclock.database.backend import Backend
 from waterclock.database.schema.topic_catalogue import ledgers
 
@@ -40,7 +40,7 @@ def measure(backend: Backend, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     figures: dict[str, Any] = {}
-    with databases() as urls, tempfile.TemporaryDirectory(dir=WORK) as folder:
+    with databases() as urls, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         for kind, url in urls.items():
             backend = Backend(url)
             figures[kind] = measure(backend, Path(folder) / kind)

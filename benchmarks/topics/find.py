@@ -23,7 +23,8 @@ import pyarrow.dataset as ds
 import sqlalchemy as sa
 
 from benchmarks.measure import write_results
-from benchmarks.topics_append import BEGIN, WORK, databases
+from benchmarks.servers import SCRATCH, databases
+from benchmarks.topics.append import BEGIN
 from waterclock.database.backend import Backend
 from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES, ledgers, topics
 from waterclock.topics.catalogue.creating import create_topic, open_topic
@@ -190,7 +191,7 @@ def measure(backend: Backend, folder: Path, *, scans: bool) -> dict[str, Any]:
 
 def main() -> None:
     figures: dict[str, Any] = {}
-    with databases() as urls, tempfile.TemporaryDirectory(dir=WORK) as folder:
+    with databases() as urls, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         for kind, url in urls.items():
             backend = Backend(url)
             figures[kind] = measure(backend, Path(folder) / kind, scans=kind == "sqlite")

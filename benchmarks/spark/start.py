@@ -142,7 +142,7 @@ def started(without: str, environment: Mapping[str, str]) -> dict[str, float]:
         if without == "freezing":
             (Path(folder) / "sitecustomize.py").write_text(NOTHING_FROZEN)
         path = {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
-        command = [sys.executable, "-m", "benchmarks.spark_start", "--once", without]
+        command = [sys.executable, "-m", "benchmarks.spark.start", "--once", without]
         answer = subprocess.run(
             command, env=os.environ | environment | path, stdout=subprocess.PIPE, check=True, text=True
         )

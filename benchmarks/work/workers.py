@@ -1,14 +1,13 @@
 """Workers against those of other queues: burn-down, put to handler, what an idle one costs, faults, and draining.
 
-``python -m benchmarks.work --parts burn_down,latency,idle,faults,drain --workers "waterclock, threads;procrastinate"``;
-without arguments all of it, in a short form. Each worker is a process of its own (`benchmarks.work_peers`), with a
-handler that does nothing but count; what is compared runs in turns.
+``python -m benchmarks.work.workers --parts burn_down,latency,idle,faults,drain --workers "waterclock, threads"``
+measures what is named; without arguments, everything in a short form. Each worker is a process of its own
+(`benchmarks.work.peers`), with a handler that does nothing but count; what is compared runs in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -24,14 +23,14 @@ from typing import Any
 
 import psycopg
 
+from benchmarks import servers
 from benchmarks.measure import write_results
-from benchmarks.peers import MissingPeerError, conninfo
-from benchmarks.tables_peers import FILL, new_database
-from benchmarks.work_job import KEPT, Job
-from benchmarks.work_peers import WORKERS, Worker
+from benchmarks.servers import SCRATCH, SERVICES
+from benchmarks.tables.peers import MissingPeerError, conninfo
+from benchmarks.tables.queues import FILL, new_database
+from benchmarks.work.job import KEPT, Job
+from benchmarks.work.peers import WORKERS, Worker
 
-SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
-SCRATCH = Path(__file__).parent / "scratch"
 CONCURRENCY = (1, 8, 32)
 AT_ONCE = 8
 """Messages at a time where it is not varied."""
@@ -305,13 +304,9 @@ def _chosen() -> argparse.Namespace:
 
 def main() -> None:
     chosen = _chosen()
-    SCRATCH.mkdir(exist_ok=True)
-    start = [sys.executable, str(SERVICES), "start", "postgresql", "--end-with", str(os.getpid())]
-    facts = json.loads(subprocess.run(start, check=True, capture_output=True, text=True).stdout)
-    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
+    with servers.running("postgresql") as facts, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         bench = Bench(facts["servers"]["postgresql"]["url"], facts, folder, chosen)
         figures = _measure(bench, chosen.parts, _there(bench, chosen.workers))
-    subprocess.run([sys.executable, str(SERVICES), "stop", facts["folder"]], check=True)
     sizes = {name: value for name, value in vars(chosen).items() if name not in ("parts", "workers")}
     print(f"wrote {write_results('work', {'sizes': sizes, **figures}, ('waterclock', 'sqlalchemy', 'psycopg'))}")
 

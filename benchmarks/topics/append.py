@@ -5,17 +5,11 @@ Also by several threads, whose appends share transactions, and by how much a dat
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +17,13 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from benchmarks.measure import in_turns, write_results
+from benchmarks.servers import SCRATCH, databases
 from waterclock.database.backend import Backend
 from waterclock.database.schema.types import Blob, Key
 from waterclock.topics.catalogue.creating import create_topic, open_topic
 from waterclock.topics.format.entries import encode_entry
 from waterclock.topics.topic import Topic
 
-SERVICES = Path(__file__).resolve().parent.parent / "scripts" / "services"
-WORK = Path(__file__).parent / "scratch"
 BEGIN = 1_700_000_000_000_000_000
 ENTRIES = {1: 640, 100: 320, 10_000: 12}
 """Messages of an entry, and how many entries are appended in a round."""
@@ -69,18 +62,6 @@ def uncompressed(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
-
-
-@contextmanager
-def databases() -> Generator[dict[str, str]]:
-    """Give the URL of an empty database of each kind; servers write to the disk as in earnest."""
-    WORK.mkdir(exist_ok=True)
-    start = [sys.executable, str(SERVICES), "start", "postgresql", "mariadb", "--end-with", str(os.getpid())]
-    facts = json.loads(subprocess.run(start, check=True, capture_output=True, text=True).stdout)
-    with tempfile.TemporaryDirectory(dir=WORK) as folder:
-        urls = {name: server["url"] for name, server in facts["servers"].items()}
-        yield {"sqlite": f"sqlite:///{folder}/topics.db", **urls}
-    subprocess.run([sys.executable, str(SERVICES), "stop", facts["folder"]], check=True)
 
 
 def plain_insert(backend: Backend) -> Callable[[bytes], None]:
@@ -178,7 +159,7 @@ def measure(backend: Backend, folder: str, size: int) -> dict[str, Any]:
 
 def main() -> None:
     figures: dict[str, Any] = {}
-    with databases() as urls, tempfile.TemporaryDirectory(dir=WORK) as folder:
+    with databases() as urls, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         for kind, url in urls.items():
             backend = Backend(url)
             figures[kind] = {}

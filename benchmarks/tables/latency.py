@@ -10,7 +10,7 @@ from typing import Any
 
 import waterclock as wc
 from benchmarks.measure import write_results
-from benchmarks.topics_append import databases
+from benchmarks.servers import databases
 
 MESSAGES = 500
 PAUSE = 0.01  # s between puts on average, so that the consumer has gone to sleep again

@@ -1,4 +1,4 @@
-"""The workers that `benchmarks.work` compares: each runs a handler of theirs that calls a `Job`, and can be filled.
+"""The workers that `benchmarks.work.workers` compares. Each runs a handler of theirs that calls a `Job`.
 
 Every worker is a process of its own. oban needs Python 3.12, so it runs there: name an interpreter that has it and
 psycopg in ``WATERCLOCK_BENCH_OBAN_PYTHON``. RQ and Dramatiq work on the Redis of ``WATERCLOCK_BENCH_REDIS_URL``.
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import waterclock as wc
-from benchmarks.peers import PAYLOAD, REDIS_URL, MissingPeerError, conninfo, make, package
-from benchmarks.work_job import Job
+from benchmarks.tables.peers import PAYLOAD, REDIS_URL, MissingPeerError, conninfo, make, package
+from benchmarks.work.job import Job
 
 OBAN_PYTHON = "WATERCLOCK_BENCH_OBAN_PYTHON"
-OBAN_WORKER = Path(__file__).parent / "work_oban.py"
+OBAN_WORKER = Path(__file__).parent / "run_oban.py"
 
 
 class Worker:
@@ -52,7 +52,7 @@ class Worker:
 
 
 class _Filled(Worker):
-    """A worker on a queue that `benchmarks.peers` knows."""
+    """A worker on a queue that `benchmarks.tables.peers` knows."""
 
     kind = "waterclock"
     _queue: Any = None

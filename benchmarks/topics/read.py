@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.measure import in_turns, write_results
-from benchmarks.topics_append import WORK, messages
+from benchmarks.servers import SCRATCH
+from benchmarks.topics.append import messages
 from waterclock.database.backend import Backend
 from waterclock.topics.catalogue.creating import create_topic, open_topic
 from waterclock.topics.topic import Topic
@@ -39,8 +40,8 @@ def consume(batches: Any) -> None:
 
 
 def main() -> None:
-    WORK.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=WORK) as folder:
+    SCRATCH.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         topic = build(folder)
         paths = [str(info.file) for info in topic.ledgers() if info.file]
         count = LEDGERS * ENTRIES * ENTRY_MESSAGES

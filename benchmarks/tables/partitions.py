@@ -10,7 +10,7 @@ from typing import Any
 
 import waterclock as wc
 from benchmarks.measure import write_results
-from benchmarks.topics_append import databases
+from benchmarks.servers import databases
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
 
