@@ -26,10 +26,10 @@ tests: compiled
 	@scripts/test-all
 
 # Tests of each part's heart, all cheap. What needs a process, a server or many examples is left to `make test`.
-QUICK := $(addprefix tests/,sql figures ingest/mapping aio/test_names.py test_message.py test_public_names.py \
+QUICK := $(addprefix tests/,sql figures ingest/mapping aio/test_names.py test_message.py project/test_public_names.py \
 	test_quoting.py test_time.py test_urls_of_files.py) \
 	$(addprefix tests/batching/,rate/test_adaptive.py rate/test_rate_aware.py rate/test_rules.py rate/test_scenarios.py \
-	test_batch_bytes.py test_by_source.py test_event_time.py test_event_time_state.py test_scenarios.py) \
+	test_batch_bytes.py test_by_source.py event_time/test_event_time.py event_time/test_state.py event_time/test_scenarios.py) \
 	$(addprefix tests/tables/,claiming/test_conditions.py claiming/test_receiving.py connections/test_transactions.py \
 	finishing/test_acking.py finishing/test_attempts.py finishing/test_backoff.py groups/test_exclusive_groups.py \
 	options/test_options.py putting/test_putting.py putting/test_unique_keys.py schedules/test_schedules.py) \

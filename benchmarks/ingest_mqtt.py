@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.services import Service, running_service
+from tests.support.services import Service, running_service
 
 import waterclock as wc
 from benchmarks.measure import TICKS_PER_S, write_results

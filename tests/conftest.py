@@ -16,9 +16,9 @@ from zlib import crc32
 
 import pytest
 from hypothesis import settings
-from tests.catalogues import sqlite_with_catalogue
-from tests.s3 import S3Server
-from tests.services import Service, running_service
+from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.s3 import S3Server
+from tests.support.services import Service, running_service
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -36,21 +36,21 @@ SERVERS = ("postgresql", "mariadb")
 DATABASES = ("sqlite", *SERVERS)
 # What takes longest to run, longest first: files, or folders of them. All that share a Spark come with the first.
 LONGEST = (
-    "spark/test_exactly_once.py",
+    "spark/pipeline/test_exactly_once.py",
     "demo",
     "spark",
     "simulation",
-    "topics/test_killed_anywhere.py",
+    "topics/writing/test_killed_anywhere.py",
     "database/test_migrations.py",
-    "tables/test_group_order.py",
-    "tables/test_group_plans.py",
+    "tables/groups/test_group_order.py",
+    "tables/groups/test_group_plans.py",
     "tables/test_plans.py",
     "test_testing.py",
-    "test_wheel.py",
-    "test_docs.py",
-    "test_services.py",
-    "test_house.py",
-    "test_frameworks.py",
+    "project/test_wheel.py",
+    "pages/test_docs.py",
+    "project/test_services.py",
+    "project/test_house.py",
+    "pages/test_frameworks.py",
     "work",
     "backup",
     "tables",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed
+from tests.support.killed import Killed
 
 import waterclock as wc
 from waterclock import archive_to_topic

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.any_messages import messages
+from tests.support.any_messages import messages
 
 from waterclock.arrow import MESSAGE_SCHEMA, as_message_columns, from_arrow, from_ipc, to_arrow, to_ipc
 from waterclock.errors import InvalidArgumentError, SchemaError

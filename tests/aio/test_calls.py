@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.aio.conftest import Run
-from tests.database.child import Child
+from tests.database.processes.child import Child
 
 import waterclock
 from waterclock import InvalidArgumentError, Message, Position, aio

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from tests.backup.conftest import NOW
 from tests.backup.contents import drained, messages, rows
-from tests.catalogues import add_next_version
+from tests.support.catalogues import add_next_version
 from tests.topics.flows import ledger_path
 
 import waterclock as wc

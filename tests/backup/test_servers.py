@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from tests.backup.conftest import NOW
 from tests.backup.contents import furnish, groups, messages, rows
-from tests.services import Service, program
+from tests.support.services import Service, program
 
 import waterclock as wc
 from waterclock.errors import InvalidArgumentError

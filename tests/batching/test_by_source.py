@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.batching.definition import LARGEST, Rule
-from tests.batching.traffic import arrivals, rules
+from tests.batching.event_time.definition import LARGEST, Rule
+from tests.batching.event_time.traffic import arrivals, rules
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_source import BySource

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, described_columns, laid_out
 from tests.batching.rate.traffic import calls, options
-from tests.imports import loaded_after
-from tests.kernel_forms import KERNELS, interpreting
+from tests.support.imports import loaded_after
+from tests.support.kernel_forms import KERNELS, interpreting
 
 from waterclock.batching import kernels
 from waterclock.batching.event_time import columns as event_time

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from tests.imports import HEAVY, loaded_after
+from tests.support.imports import HEAVY, loaded_after
 
 import waterclock
 from waterclock.cli.app import COMMANDS, DONE, FAILED, run

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
+from tests.support.services import Service
 
 from waterclock.database.backend import Backend
 from waterclock.database.engines.database_url import parse_url

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from tests.catalogues import add_next_version, migrate
-from tests.killed import killed_after_each_change
+from tests.support.catalogues import add_next_version, migrate
+from tests.support.killed import killed_after_each_change
 
 import waterclock as wc
 from waterclock.database.backend import Backend

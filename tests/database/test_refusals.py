@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from tests.catalogues import sqlite_with_catalogue
-from tests.database.child import Child
-from tests.services import Service
+from tests.database.processes.child import Child
+from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.services import Service
 
 from waterclock.connection import connect
 from waterclock.database.backend import Backend

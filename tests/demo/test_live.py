@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from tests.services import program
+from tests.support.services import program
 
 import waterclock as wc
 from waterclock.cli.app import run as command

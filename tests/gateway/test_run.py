@@ -13,7 +13,7 @@ import pytest
 from tests.ingest.mqtt.conftest import Publisher, until
 from tests.ingest.mqtt.places import Place
 from tests.live.conftest import RULE
-from tests.services import Service
+from tests.support.services import Service
 
 import waterclock as wc
 from waterclock.live.follower import Follower

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
-from tests.any_messages import messages
+from tests.support.any_messages import messages
 
 from waterclock.arrow import to_arrow
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError

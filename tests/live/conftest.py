@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.clocks import MovableClock
+from tests.support.clocks import MovableClock
 
 import waterclock as wc
 from waterclock.live.follower import Follower

@@ -6,10 +6,10 @@ import random
 from itertools import count
 from pathlib import Path
 
-from tests.clocks import MovableClock
-from tests.forked import Forked
 from tests.live.conftest import traffic
 from tests.live.dying_follower import RULE, SECOND
+from tests.support.clocks import MovableClock
+from tests.support.forked import Forked
 
 import waterclock as wc
 from waterclock.live.follower import Follower

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 import sqlalchemy as sa
-from tests.imports import loaded_after
-from tests.kernel_forms import in_form
-from tests.killed import Killed, killed_after_each_change, killing
 from tests.live.conftest import RULE, SECOND, START, MakeFollower, MovableClock, expected, landed, traffic
+from tests.support.imports import loaded_after
+from tests.support.kernel_forms import in_form
+from tests.support.killed import Killed, killed_after_each_change, killing
 
 import waterclock as wc
 from waterclock.batching.adaptive import AdaptiveBatchLength

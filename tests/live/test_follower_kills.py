@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.clocks import MovableClock
 from tests.live.conftest import expected, landed
 from tests.live.dying_follower import RULE
 from tests.live.killed_follower import batch_through_kills
+from tests.support.clocks import MovableClock
 
 import waterclock as wc
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.registry import Collector
 from tests.monitoring.conftest import Scraped
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 
 import waterclock as wc
 from waterclock.connection import Database

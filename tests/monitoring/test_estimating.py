@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.clocks import MovableClock
-from tests.statements import statements_of
+from tests.support.clocks import MovableClock
+from tests.support.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable

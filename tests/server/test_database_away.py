@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import sqlalchemy as sa
-from tests.moments import until
 from tests.server.browsing import BROWSER
 from tests.server.running import served
+from tests.support.moments import until
 
 import waterclock as wc
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.catalogues import sqlite_with_catalogue
 from tests.server.running import served
+from tests.support.catalogues import sqlite_with_catalogue
 
 import waterclock as wc
 from waterclock.errors import InvalidArgumentError, UnavailableError

@@ -10,10 +10,10 @@ import sys
 from dataclasses import replace
 from itertools import groupby
 
-from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.schedules import MUTATIONS, Schedule, find, has, kind_of, shrink, strategies, takes_locks
 from tests.simulation.stages import stage_on
-from tests.simulation.world import Outcome, play
+from tests.simulation.worlds.scenarios import SCENARIOS
+from tests.simulation.worlds.world import Outcome, play
 
 
 def search(scenario: str, database: str, count: str = "200", name: str | None = None) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from tests.catalogues import sqlite_with_catalogue
 from tests.conftest import DATABASES
-from tests.services import Service
-from tests.simulation.world import Stage
+from tests.simulation.worlds.world import Stage
+from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.services import Service
 
 
 @pytest.fixture(scope="module", params=DATABASES)

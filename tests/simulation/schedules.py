@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.simulation import mutations, topic_mutations
 from tests.simulation.gate import Rewrite
-from tests.simulation.mutations import Mutation
-from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scheduler import Choosing
 from tests.simulation.strategies import OnePreemption, OneThread, Pct, Random, Replay, Runs
-from tests.simulation.world import LEASE, Outcome, Scenario, Stage, play
+from tests.simulation.worlds import mutations, topic_mutations
+from tests.simulation.worlds.mutations import Mutation
+from tests.simulation.worlds.scenarios import SCENARIOS
+from tests.simulation.worlds.world import LEASE, Outcome, Scenario, Stage, play
 
 MUTATIONS = mutations.MUTATIONS | topic_mutations.MUTATIONS
 FOLDER = Path(__file__).parent / "schedules"

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.catalogues import sqlite_with_catalogue
 from tests.conftest import MEMORY
-from tests.services import running_service
-from tests.simulation.world import Stage
+from tests.simulation.worlds.world import Stage
+from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.services import running_service
 
 
 @contextmanager

@@ -8,10 +8,7 @@ from itertools import product
 
 import pytest
 from tests.conftest import DATABASES
-from tests.simulation import topic_scenarios
 from tests.simulation.__main__ import lines
-from tests.simulation.mutations import Mutation
-from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scheduler import within_time
 from tests.simulation.schedules import (
     MUTATIONS,
@@ -25,7 +22,10 @@ from tests.simulation.schedules import (
     strategies,
 )
 from tests.simulation.strategies import InOrder, OnePreemption, Random
-from tests.simulation.world import LEASE, Stage, play
+from tests.simulation.worlds import topic_scenarios
+from tests.simulation.worlds.mutations import Mutation
+from tests.simulation.worlds.scenarios import SCENARIOS
+from tests.simulation.worlds.world import LEASE, Stage, play
 
 FEWEST = 25
 """Deliberate faults that are found: fewer would say little of what the simulator sees."""

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
+from tests.batching.event_time.scenario import Scenario, scenario_files
 from tests.batching.rate.scenario import FOLDER
 from tests.batching.rate.scenario import Scenario as RateScenario
-from tests.scenario import Scenario, scenario_files
 from tests.spark.results import Results, results_of, results_one_by_one
 
 from waterclock.arrow import from_arrow

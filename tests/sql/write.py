@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.catalogues import sqlite_with_catalogue
-from tests.services import running_service
 from tests.sql.page import PAGE, Part, recorded_parts, written
+from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.services import running_service
 
 
 def write() -> None:

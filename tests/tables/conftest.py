@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.clocks import MovableClock
+from tests.support.clocks import MovableClock
 from tests.tables.kinds import KINDS
 
 from waterclock.connection import Database

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.plans import MESSAGES, OTHERS, can_be_explained, complaints, crowd
 
 from waterclock.connection import Database

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.clocks import MovableClock
+from tests.support.clocks import MovableClock
 
 from waterclock.database.backend import Backend
 from waterclock.topics.model.topic_options import TopicOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.ways import WARM, Way, fewest, is_within, way_of
+from tests.support.ways import WARM, Way, fewest, is_within, way_of
 
 from waterclock.message import Message
 from waterclock.topics.topic import Topic

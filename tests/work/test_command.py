@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.forked import Forked
+from tests.support.forked import Forked
 from tests.work.conftest import Waiting, running, until
 from tests.work.shop import broken_mark
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import pytest
 import sqlalchemy as sa
-from tests.forked import Forked
+from tests.support.forked import Forked
 from tests.work import shop
 from tests.work.conftest import running, until
 

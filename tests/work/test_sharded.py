@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.catalogues import sqlite_with_catalogue
+from tests.support.catalogues import sqlite_with_catalogue
 from tests.work import shop
 from tests.work.conftest import running, until
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.scenario import FOLDER, Scenario
+from tests.batching.event_time.scenario import FOLDER, Scenario
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.by_id.batcher import IdBatcher

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, received, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
 from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
-from tests.kernel_forms import in_form, interpreting
+from tests.support.kernel_forms import in_form, interpreting
 
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.forked import Forked
 from tests.ingest.kafka.conftest import FAST, Place, payloads
 from tests.ingest.mqtt.conftest import until
+from tests.support.forked import Forked
 
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
 from waterclock.connection import Database

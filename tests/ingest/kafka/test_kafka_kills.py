@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.forked import Forked
 from tests.ingest.kafka.conftest import Place, payloads, running
 from tests.ingest.mqtt.conftest import until
+from tests.support.forked import Forked
 
 from waterclock.connection import Database
 

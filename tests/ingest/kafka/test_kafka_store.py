@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.ingest.kafka.conftest import payloads
-from tests.killed import killed_after_each_change
+from tests.support.killed import killed_after_each_change
 
 from waterclock.connection import Database
 from waterclock.ingest.kafka.kafka_store import KafkaStore

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.killed import killed_after_each_change
+from tests.support.killed import killed_after_each_change
 
 import waterclock as wc
 from waterclock.arrow import to_arrow

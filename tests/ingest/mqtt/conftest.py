@@ -13,7 +13,7 @@ import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from tests.ingest.mqtt.places import Place
-from tests.services import Service
+from tests.support.services import Service
 
 from waterclock.connection import Database
 from waterclock.ingest.ingest import Ingest

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.forked import Forked
 from tests.ingest.mqtt.conftest import Publisher, payloads, until
 from tests.ingest.mqtt.places import Place
+from tests.support.forked import Forked
 
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run
 from waterclock.cli.gateway import ingest_talk

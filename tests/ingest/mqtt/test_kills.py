@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forked import Forked
 from tests.ingest.mqtt.conftest import Publisher, payloads, running, until
 from tests.ingest.mqtt.places import Place
-from tests.services import Service
+from tests.support.forked import Forked
+from tests.support.services import Service
 
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError

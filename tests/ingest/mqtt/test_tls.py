@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.ingest.mqtt.conftest import Publisher, payloads, running, until
 from tests.ingest.mqtt.places import Place
-from tests.services import program
+from tests.support.services import program
 
 from waterclock.connection import Database
 from waterclock.ingest.ingest import Ingest

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from tests.killed import Killed
+from tests.support.killed import Killed
 
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.connection import Database

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.clocks import MovableClock
 from tests.live.conftest import START, landed
 from tests.live.dying_follower import RULE
 from tests.live.killed_follower import batch_through_kills
 from tests.spark.results import results_in_frames, results_in_rows, results_of
+from tests.support.clocks import MovableClock
 
 import waterclock as wc
 from waterclock.spark import event_time_outcomes, register

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.status import SparkJobInfo, SparkStageInfo
-from tests.moments import ReadFrom
 from tests.spark.pipeline.pipeline_files import SECOND, START, read, write
+from tests.support.moments import ReadFrom
 
 import waterclock as wc
 from waterclock._support import moments

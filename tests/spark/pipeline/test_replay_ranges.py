@@ -9,8 +9,8 @@ from unittest.mock import patch
 import pyarrow as pa
 from hypothesis import event, example, given
 from hypothesis import strategies as st
-from tests.batching.definition import Rule
-from tests.batching.traffic import STREAMS, rules
+from tests.batching.event_time.definition import Rule
+from tests.batching.event_time.traffic import STREAMS, rules
 from tests.spark.results import METADATA, Results, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.batching.traffic import arrivals
-from tests.kernel_forms import in_form
+from tests.batching.event_time.traffic import arrivals
 from tests.spark.results import METADATA, in_entries
+from tests.support.kernel_forms import in_form
 
 from waterclock.arrow import to_arrow
 from waterclock.columnar import packing

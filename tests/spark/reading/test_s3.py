@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.s3 import SECRET, S3Server
+from tests.support.s3 import SECRET, S3Server
 
 import waterclock as wc
 from waterclock.spark import register, seal_topic, table

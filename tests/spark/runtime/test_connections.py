@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.services import Service
-from tests.work.stalling import stalling
+from tests.support.services import Service
+from tests.work.faults.stalling import stalling
 
 import waterclock as wc
 from waterclock.spark import register

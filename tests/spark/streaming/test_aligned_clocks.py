@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from tests.batching.rate.clocks import creeping, good, received_late, run, stepping, traffic
+from tests.batching.rate.estimating.clocks import creeping, good, received_late, run, stepping, traffic
 from tests.batching.rate.traffic import SECOND, calls, options
-from tests.kernel_forms import in_form
 from tests.spark.results import METADATA
 from tests.spark.streaming.arrivals import SCHEMA, many, packed, write
+from tests.support.kernel_forms import in_form
 
 from waterclock.arrow import to_arrow
 from waterclock.columnar.many_sources import nothing

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kernel_forms import in_form
+from tests.support.kernel_forms import in_form
 
 from waterclock.arrow import to_arrow
 from waterclock.batching.batch import Batch

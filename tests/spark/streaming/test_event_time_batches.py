@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import BinaryType, CharType, StringType, VarcharType
-from tests.scenario import SOURCE, Scenario, scenario_files
+from tests.batching.event_time.scenario import SOURCE, Scenario, scenario_files
 from tests.spark.results import METADATA, facts, frame, in_entries, results_in_frames, results_one_by_one
 
 from waterclock.arrow import to_arrow

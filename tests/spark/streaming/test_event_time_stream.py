@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.batching.definition import Rule
-from tests.batching.traffic import arrivals, rules
+from tests.batching.event_time.definition import Rule
+from tests.batching.event_time.traffic import arrivals, rules
 from tests.spark.results import METADATA, in_entries, results_in_rows, results_one_by_one
 
 from waterclock.arrow import to_arrow

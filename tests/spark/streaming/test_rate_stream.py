@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.batching.rate.silence import before_and_after_the_silence
+from tests.batching.rate.placing.silence import before_and_after_the_silence
 from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options
 from tests.spark.results import Results, facts, results_in_rows, results_of
 from tests.spark.streaming.arrivals import many, packed

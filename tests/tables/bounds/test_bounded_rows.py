@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
-from tests.statements import Statement, statements_of
+from tests.support.statements import Statement, statements_of
 from tests.tables.plans import buffers
 
 from waterclock.connection import Database

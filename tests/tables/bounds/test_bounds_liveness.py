@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.clocks import MovableClock
+from tests.support.clocks import MovableClock
 
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, OrderError

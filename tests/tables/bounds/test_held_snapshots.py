@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator
 
 import pytest
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.plans import buffers
 

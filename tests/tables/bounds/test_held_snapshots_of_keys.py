@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.statements import Statement, statements_of
+from tests.support.statements import Statement, statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.options.plain_sql import catch_up, run
 from tests.tables.plans import buffers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.plans import OTHERS, can_be_explained, complaints, crowd
 
 from waterclock.connection import Database

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.ways import WARM, Way, fewest, is_within, way_of
+from tests.support.ways import WARM, Way, fewest, is_within, way_of
 
 from waterclock import MessageTable
 from waterclock.tables.consumers.delivery import Delivery

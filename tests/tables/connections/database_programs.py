@@ -6,7 +6,7 @@ import os
 import subprocess
 
 import sqlalchemy as sa
-from tests.services import program
+from tests.support.services import program
 
 
 def run_program(url: str, statements: str) -> str:

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from benchmarks.tables.peers import conninfo
 from benchmarks.tables.slow_wire import SlowWire, slow_wire
-from tests.moments import ReadFrom
-from tests.services import Service
+from tests.support.moments import ReadFrom
+from tests.support.services import Service
 from tests.tables.conftest import MovableClock
 
 from waterclock._support.moments import replaced

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import sqlalchemy as sa
-from tests.forked import Forked
+from tests.support.forked import Forked
 
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.databases.changes import Stop

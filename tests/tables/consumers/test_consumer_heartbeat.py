@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import SteppedHeartbeat, later_each_time
+from tests.support.moments import SteppedHeartbeat, later_each_time
 from tests.tables.conftest import MovableClock
 from tests.tables.grouped import lease_until
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
-from tests.frozen import frozen
+from tests.support.frozen import frozen
 from tests.tables.consumers.consuming import claim
 
 from waterclock.connection import Database

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
+from tests.support.services import Service
 from tests.tables.consumers.consuming import running
 
 import waterclock as wc

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
+from tests.support.services import Service
 
 import waterclock as wc
 from waterclock.tables.databases.changes import Stop

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
-from tests.statements import statements_of
+from tests.support.moments import ReadFrom, SteppedHeartbeat, later_each_time
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.consumers.consuming import start
 

@@ -14,7 +14,7 @@ from typing import Any
 import inotify_simple
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
+from tests.support.services import Service
 from tests.tables.consumers.consuming import running
 from tests.work.conftest import Waiting, until
 from tests.work.conftest import running as worker_running

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import SteppedHeartbeat
+from tests.support.moments import SteppedHeartbeat
 from tests.tables.conftest import MovableClock
 from tests.tables.connections.callers import ways
 from tests.tables.received import payloads

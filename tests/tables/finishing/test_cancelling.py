@@ -7,8 +7,8 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.moments import SteppedHeartbeat, later_each_time
-from tests.statements import statements_of
+from tests.support.moments import SteppedHeartbeat, later_each_time
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.kinds import group_of
 from tests.tables.options.plain_sql import run

@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from tests.forked import Forked
-from tests.moments import SteppedHeartbeat
+from tests.support.forked import Forked
+from tests.support.moments import SteppedHeartbeat
 from tests.tables.conftest import MovableClock
 
 from waterclock.connection import Database

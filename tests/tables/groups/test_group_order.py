@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import event
-from tests.services import Service
+from tests.support.services import Service
 from tests.tables.conftest import MovableClock
 from tests.tables.groups.group_rules import GroupRules
 

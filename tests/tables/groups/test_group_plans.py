@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 
 from waterclock.connection import Database
 from waterclock.tables.consumers.receiving import Request, pause

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.forked import Forked
+from tests.support.forked import Forked
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable

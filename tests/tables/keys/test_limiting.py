@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import event
-from tests.moments import ReadFrom
+from tests.support.moments import ReadFrom
 from tests.tables.conftest import MovableClock
 
 from waterclock._support import moments

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.options.plain_sql import run
 
 from waterclock.connection import Database

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import ReadFrom, SteppedHeartbeat, later_each_time
-from tests.services import Service
+from tests.support.moments import ReadFrom, SteppedHeartbeat, later_each_time
+from tests.support.services import Service
 from tests.tables.connections.database_programs import ProgramError, run_program
 
 import waterclock as wc

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.forked import Forked
+from tests.support.forked import Forked
 from tests.tables import load
 from tests.tables.conftest import MovableClock
 

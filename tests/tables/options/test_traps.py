@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
-from tests.statements import noted
+from tests.support.services import Service
+from tests.support.statements import noted
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_to

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.received import payloads
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.options.plain_sql import run
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import exc
-from tests.statements import statements_of
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.received import payloads
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from tests.services import Service
+from tests.support.services import Service
 
 import waterclock as wc
 from waterclock.connection import Database

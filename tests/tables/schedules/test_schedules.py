@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import SteppedHeartbeat, later_each_time
-from tests.statements import statements_of
+from tests.support.moments import SteppedHeartbeat, later_each_time
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.options.plain_sql import run
 from tests.tables.received import payloads

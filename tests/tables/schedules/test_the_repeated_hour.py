@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
+from tests.support.services import Service
 
 from waterclock.connection import Database
 

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from tests.catalogues import sqlite_with_catalogue
-from tests.services import Service
+from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.services import Service
 from tests.tables.conftest import MovableClock
 
 import waterclock as wc

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.services import Service
+from tests.support.services import Service
 from tests.tables.conftest import MovableClock
 
 import waterclock as wc

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.services import Service
+from tests.support.services import Service
 
 import waterclock as wc
 from waterclock.connection import Database

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.moments import SteppedHeartbeat, later_each_time
+from tests.support.moments import SteppedHeartbeat, later_each_time
 from tests.tables.conftest import MovableClock
 from tests.tables.grouped import lease_until, names, put
 

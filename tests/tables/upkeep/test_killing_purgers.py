@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.forked import Forked
+from tests.support.forked import Forked
 from tests.tables.conftest import MovableClock
 from tests.tables.received import payloads
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
-from tests.forked import Forked
+from tests.support.forked import Forked
 
 from waterclock.connection import Database
 

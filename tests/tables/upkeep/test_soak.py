@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.forked import Forked
-from tests.services import Service
+from tests.support.forked import Forked
+from tests.support.services import Service
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from tests.s3 import KEY, SECRET, S3Server
+from tests.support.s3 import KEY, SECRET, S3Server
 from tests.topics.conftest import MovableClock
 from tests.topics.flows import append_ledgers, published
 

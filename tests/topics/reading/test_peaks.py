@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed
+from tests.support.killed import Killed
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import CountedStatements, append_ledgers, first_at_or_after
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed, killing
+from tests.support.killed import Killed, killing
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, published
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.killed import Killed
+from tests.support.killed import Killed
 from tests.topics.conftest import MovableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 

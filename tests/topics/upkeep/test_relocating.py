@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from pyarrow import fs
-from tests.killed import Killed, killing
+from tests.support.killed import Killed, killing
 from tests.topics.conftest import MovableClock
 from tests.topics.flows import CountingFiles, append_ledgers, ledger_files_in, ledger_path, published
 

