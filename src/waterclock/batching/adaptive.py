@@ -71,7 +71,8 @@ class AdaptiveBatchLength:
                 f"batch_length must hold at least one pulse of {rate} Hz, got {quoted(batch_length)}"
             )
         most = None if longest is None else to_duration(longest, "longest", minimum=1)
-        self._largest = _LARGEST * self._first if most is None else most * rate // _SECOND
+        # As many pulses as make, rounded, no more than the longest.
+        self._largest = _LARGEST * self._first if most is None else (2 * most * rate + rate - 1) // (2 * _SECOND)
         if self._largest < self._first:
             raise InvalidArgumentError(
                 f"longest must be at least batch_length ({format_duration(self.batch_length)}), got {quoted(longest)}"

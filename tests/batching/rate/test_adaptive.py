@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.batching.rate.traffic import SECOND, at, message
 
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
 from waterclock.live.rules import ByRate
-
-SECOND = 1_000_000_000
 
 
 def test_two_slow_batches_running_double_the_length_up_to_eight_times() -> None:
@@ -176,6 +175,20 @@ def test_lengths_stay_between_their_bounds() -> None:
     assert max(lengths_under(adaptive, lambda _: 9 * SECOND)) == 5
     with pytest.raises(InvalidArgumentError, match="longest must be at least batch_length"):
         AdaptiveBatchLength("1s", longest="900ms")
+
+
+@pytest.mark.parametrize(("pulses", "rate"), [(1, 3), (4, 3), (5, 7), (3, 14)])
+def test_the_longest_length_may_be_the_first_one(pulses: int, rate: int) -> None:
+    length = round(pulses * SECOND / rate)
+    assert AdaptiveBatchLength(length, rate, longest=length).bounds == (length, length)
+    assert AdaptiveBatchLength("1s", rate, longest=2 * SECOND - 1).bounds[1] < 2 * SECOND
+
+
+def test_batches_that_boundaries_cut_short_do_not_lengthen_the_others() -> None:
+    batcher = RateAwareBatcher("adaptive", boundaries={"run"})
+    batches = [b for t in range(40) for b in batcher.add([message("run" if t % 4 else "a", at(t / 8 + 1 / 3))])]
+    assert [b.reason for b in batches].count("boundary") > 10
+    assert {batcher.processed("200ms", batch) for batch in batches} == {SECOND}
 
 
 def test_a_saved_state_continues_identically() -> None:

@@ -117,3 +117,9 @@ def test_a_message_without_receive_time_is_refused_where_that_counts():
     assert batcher.tracked_streams == set()
     with pytest.raises(InvalidArgumentError, match="forget_after"):
         RateAwareBatcher("1s", forget_after=0)
+
+
+@pytest.mark.parametrize("forget_after", [None, "10s"])
+def test_a_promise_that_is_no_time_is_refused_even_if_nothing_is_forgotten(forget_after: str | None):
+    with pytest.raises(InvalidArgumentError, match="now must be"):
+        RateAwareBatcher("1s", forget_after=forget_after).advance("soon")

@@ -296,8 +296,8 @@ class RateAwareBatcher:
 
         Open messages are then returned at once instead of by the next call. Without ``forget_after`` nothing happens.
         """
-        at = self.forgotten_at
-        return self._forget() if at is not None and at <= to_time(now, "now") else []
+        at, promised = self.forgotten_at, to_time(now, "now")
+        return self._forget() if at is not None and at <= promised else []
 
     def flush(self) -> list[Batch]:
         """Close everything, window by window, as at the end of the data; empty windows are left out."""
@@ -363,8 +363,8 @@ class RateAwareBatcher:
         took
             From taking the batch to being done.
         batch
-            The batch. Default: one with a window of the length in use. A first batch (``start``) has no such window,
-            and changes nothing.
+            The batch. Default: one with a window of the length in use. A first batch (``start``), and one that a
+            boundary cut short, have no such window, and change nothing.
 
         Returns
         -------
@@ -379,7 +379,7 @@ class RateAwareBatcher:
         adaptive = self._required_adaptive()
         if batch is not None:
             check_batch(batch)
-        if batch is None or batch.reason != "start":
+        if batch is None or batch.reason not in ("start", "boundary"):
             adaptive.processed(took, None if batch is None else max(batch.end - batch.start, 1))
         return self._follow(adaptive)
 
