@@ -1,4 +1,4 @@
-"""What a worker's intake brings in, where a database was away for a moment."""
+"""A fetcher claims messages again after its database was away for a moment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from waterclock.errors import UnavailableError
 from waterclock.tables.message_table import MessageTable
-from waterclock.work.flow.dispatch_queue import Lanes
-from waterclock.work.flow.fetcher import Intake
+from waterclock.work.flow.dispatch_queue import DispatchQueue
+from waterclock.work.flow.fetcher import Fetcher
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.handlers import Handlers
 
@@ -20,22 +20,22 @@ def test_messages_of_an_exclusive_group_that_could_not_be_given_back_come_before
 ) -> None:
     table = make_table(groups="exclusive", ack_wait="1h")
     table.put_many([{"payload": f"a{number}", "group": "a"} for number in range(5)])
-    lanes, counter = Lanes(1), WorkCounts()
+    queue, counter = DispatchQueue(1), WorkCounts()
     with table.subscribe(consumer="x") as subscription:
-        intake = Intake(table, Handlers(print), subscription, lanes, Mock(), counter, Mock())
-        assert intake._take(3)
-        first = lanes.next_now()
+        fetcher = Fetcher(table, Handlers(print), subscription, queue, Mock(), counter, Mock())
+        assert fetcher._take(3)
+        first = queue.next_now()
         assert first is not None
-        dropped = lanes.end(first, goes_on=False)
+        dropped = queue.end(first, goes_on=False)
         with monkeypatch.context() as patch:
             patch.setattr(subscription, "give_back", Mock(side_effect=UnavailableError("away")))
-            intake.give_back(dropped)
+            fetcher.give_back(dropped)
         assert counter.now().given_back == 0
         first.delivery.ack()
-        lanes.recorded([first])
-        assert intake._take(4)
+        queue.recorded([first])
+        assert fetcher._take(4)
         order = []
-        while one := lanes.next_now():
+        while one := queue.next_now():
             order.append((one.delivery.payload, one.delivery.epoch))
-            lanes.end(one, goes_on=True)
+            queue.end(one, goes_on=True)
     assert order == [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1)]

@@ -22,9 +22,9 @@ from waterclock.tables.databases.changes import Stop
 from waterclock.tables.model.options import check_count, check_rate
 from waterclock.tables.model.values.arguments import check_consumer
 from waterclock.time import Duration, to_duration
-from waterclock.work.flow.dispatch_queue import Lanes
-from waterclock.work.flow.fetcher import Intake
-from waterclock.work.flow.outcome_writer import Recorder
+from waterclock.work.flow.dispatch_queue import DispatchQueue
+from waterclock.work.flow.fetcher import Fetcher
+from waterclock.work.flow.outcome_writer import OutcomeWriter
 from waterclock.work.ground.counts import Counts, Observer, WorkCounts
 from waterclock.work.ground.handlers import Handlers, entered, is_factory
 from waterclock.work.ground.sources import AnyTable, sources_of, tables_of
@@ -145,12 +145,12 @@ class Worker:
         self._stops_at: float | None = None
         self._error: BaseException | None = None
         self._has_run = self._was_signalled = False
-        self._lanes = Lanes(0 if self._child_count else self._slots)  # with processes, each brings its own slot
+        self._queue = DispatchQueue(0 if self._child_count else self._slots)  # with processes, each brings its own slot
         self._counter = WorkCounts()
-        self._recorders: dict[Backend, Recorder] = {}
-        self._caller = Caller(self._lanes, self._counter, around, self._timeout, self._note_ended)
-        self._watch = Watch(self._lanes, self._counter, self._caller)
-        self._intakes: list[Intake] = []
+        self._outcome_writers: dict[Backend, OutcomeWriter] = {}
+        self._caller = Caller(self._queue, self._counter, around, self._timeout, self._note_ended)
+        self._watch = Watch(self._queue, self._counter, self._caller)
+        self._fetchers: list[Fetcher] = []
         self._changing = threading.Lock()
 
     @property
@@ -177,12 +177,12 @@ class Worker:
         if not self._has_run or self._stops_at is not None:
             return ["the worker has not started" if self._stops_at is None else "the worker stops"]
         with self._changing:
-            failing = [one.table.name for one in self._intakes if one.subscription.is_failing]
+            failing = [one.table.name for one in self._fetchers if one.subscription.is_failing]
         return [f"claims from {name!r} fail" for name in failing]
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of slots, of used slots, and of waiting messages."""
-        return self._lanes.facts()
+        return self._queue.facts()
 
     def stop(self, grace: Duration | None = None) -> None:
         """Stop claiming, and let running handlers finish within the grace period. Safe in threads and signal handlers.
@@ -281,60 +281,62 @@ class Worker:
         only_async = all(each.is_async for each in every)
         if self._watch.processes is None and any(each.is_async for each in every):
             self._caller.open_loop()
-        ready: list[Intake] = []
+        ready: list[Fetcher] = []
         away: list[int] = []
         for number, known in enumerate(handlers):
             try:
-                ready.append(self._intake(number, known))
+                ready.append(self._fetcher(number, known))
             except UnavailableError:
                 if not self._sources[number].is_shard:
                     raise
                 away.append(number)
-        self._lanes.when_waiting = self._stop.nudge
+        self._queue.when_waiting = self._stop.nudge
         if only_async and self._caller.loop is not None:
             self._caller.loop.start()
         elif self._watch.processes is None:
-            self._watch.threads = HandlerThreads(self._lanes, self._slots, self._caller.call)
+            self._watch.threads = HandlerThreads(self._queue, self._slots, self._caller.call)
             self._watch.threads.start()
-        for intake in ready:
-            intake.start()
+        for fetcher in ready:
+            fetcher.start()
         for number in away:
             moments.start(threading.Thread(target=self._begin_when_back, args=(number, handlers[number]), daemon=True))
 
-    def _intake(self, number: int, handlers: Handlers) -> Intake:
+    def _fetcher(self, number: int, handlers: Handlers) -> Fetcher:
         """Return the fetcher of a table."""
         table = self._sources[number].open()
         kinds = None if table.options.groups else handlers.kinds
         subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]  # a dict of keywords of several types
         subscription.patience = math.inf  # wait for an unavailable database
         with self._changing:
-            recorder = self._recorders.get(table.context.backend)
-            if recorder is None:  # an unavailable database must not block others
-                recorder = self._recorders[table.context.backend] = Recorder(self._lanes, self._counter)
-                recorder.start()
+            writer = self._outcome_writers.get(table.context.backend)
+            if writer is None:  # an unavailable database must not block others
+                writer = self._outcome_writers[table.context.backend] = OutcomeWriter(self._queue, self._counter)
+                writer.start()
             here = self._watch.processes is None
-            intake = Intake(table, handlers, subscription, self._lanes, recorder, self._counter, self._fail, here=here)
+            fetcher = Fetcher(
+                table, handlers, subscription, self._queue, writer.put, self._counter, self._fail, here=here
+            )
             if self._watch.processes is not None:
-                self._watch.processes.begin(intake, number)
-            intake.report_handlers(self._watch.handlers_of)
-            self._intakes.append(intake)
-        return intake
+                self._watch.processes.begin(fetcher, number)
+            fetcher.report_handlers(self._watch.handlers_of)
+            self._fetchers.append(fetcher)
+        return fetcher
 
     def _begin_when_back(self, number: int, handlers: Handlers) -> None:
         """Wait for an unavailable shard, and then take its messages, too."""
         while self._stops_at is None:
             moments.sleep(_AWAY)
             try:
-                intake = self._intake(number, handlers)
+                fetcher = self._fetcher(number, handlers)
             except UnavailableError:
                 continue
             except BaseException as error:  # noqa: BLE001  # the worker says it, and ends
                 self._fail(error)
                 return
             if self._stops_at is None:
-                intake.start()
+                fetcher.start()
             else:
-                intake.subscription.close()
+                fetcher.subscription.close()
             return
 
     def _start_processes(self, count: int) -> Sequence[Handlers]:
@@ -344,7 +346,7 @@ class Worker:
             count,
             tables,
             self._around,
-            self._lanes,
+            self._queue,
             self._counter,
             self._caller.finish,
             self._fail,
@@ -379,21 +381,21 @@ class Worker:
         """Supervise until the worker stops, and then until all handlers have ended, or the grace period is over."""
         while self._stops_at is None:
             self._watch.look()
-            busy = self._lanes.waits or (
-                self._lanes.running and (self._timeout is not None or self._caller.loop is not None)
+            busy = self._queue.waits or (
+                self._queue.running and (self._timeout is not None or self._caller.loop is not None)
             )
             self._stop.wait(_LOOK_EVERY if busy else _IDLE)
         self._begin_to_stop()
-        while self._lanes.running and (left := self._stops_at - moments.monotonic()) > 0:
+        while self._queue.running and (left := self._stops_at - moments.monotonic()) > 0:
             self._watch.look()
             self._stop.wait(min(left, _LOOK_EVERY))
 
     def _begin_to_stop(self) -> None:
         with self._changing:
-            intakes = list(self._intakes)
-        for intake in intakes:
-            intake.stop()
-        late = self._lanes.close()
+            fetchers = list(self._fetchers)
+        for fetcher in fetchers:
+            fetcher.stop()
+        late = self._queue.close()
         if late:
             # In a thread of its own: supervision continues even if the database is unavailable.
             moments.start(threading.Thread(target=give_back, args=(late,), daemon=True))
@@ -406,14 +408,14 @@ class Worker:
             return max(0.0, until - moments.monotonic())
 
         self._begin_to_stop()
-        running = self._lanes.running
+        running = self._queue.running
         for one in running:
             self._watch.ask(one)
         self._wait_for_unwinding()
         ours = [one for one in running if one.decide()]
         self._watch.give_up(ours)
         for one in ours:
-            self._lanes.end(one, goes_on=False)
+            self._queue.end(one, goes_on=False)
         if ours:
             _log.warning(
                 "%d handlers still run after the grace period; their messages are given back",
@@ -423,9 +425,9 @@ class Worker:
         _within(left() / 2, lambda: give_back(ours))
         until_recorded = moments.monotonic() + left() / 2
         with self._changing:
-            recorders = list(self._recorders.values())
-        recorded = [each.close(max(0.0, until_recorded - moments.monotonic())) for each in recorders]
-        claimed = [intake.join(left() / 2) for intake in self._intakes]
+            writers = list(self._outcome_writers.values())
+        recorded = [each.close(max(0.0, until_recorded - moments.monotonic())) for each in writers]
+        claimed = [fetcher.join(left() / 2) for fetcher in self._fetchers]
         _within(left() / 2, self._close_subscriptions)
         if self._caller.loop is not None:
             self._caller.loop.close(left())
@@ -440,13 +442,13 @@ class Worker:
     def _wait_for_unwinding(self) -> None:
         """Wait a moment for cancelled handlers to end; their outcomes then count."""
         until = moments.monotonic() + _UNWINDING
-        while any(one.cancel is not None for one in self._lanes.running) and moments.monotonic() < until:
+        while any(one.cancel is not None for one in self._queue.running) and moments.monotonic() < until:
             moments.sleep(_LOOK_EVERY)
 
     def _close_subscriptions(self) -> None:
-        for intake in self._intakes:
+        for fetcher in self._fetchers:
             with suppress(WaterclockError):
-                intake.subscription.close()
+                fetcher.subscription.close()
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the table, and create the worker in the other process")

@@ -18,7 +18,7 @@ import waterclock as wc
 from waterclock.tables.consumers.heartbeats.heartbeat import Heartbeat
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
-from waterclock.work.flow.outcome_writer import Recorder
+from waterclock.work.flow.outcome_writer import OutcomeWriter
 from waterclock.work.metrics import WorkerMetrics
 from waterclock.work.running import event_loop, supervisor
 
@@ -84,7 +84,7 @@ def test_messages_of_a_claim_in_progress_when_the_worker_stops_are_due_immediate
     with running(worker):
         assert claimed.wait(PATIENCE)
         worker.stop()
-        until(lambda: worker._lanes._closed)
+        until(lambda: worker._queue._closed)
         answers.set()
     assert [(each.payload, each.epoch) for each in orders.receive()] == [("x", 1)]
     assert not handled
@@ -344,10 +344,10 @@ def test_an_ack_that_the_database_cannot_take_does_not_block_others(
     orders: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.put_many([{"payload": text} for text in ("first", "large", "small", "small")])
-    ack, put = MessageTable.ack, Recorder.put
+    ack, put = MessageTable.ack, OutcomeWriter.put
     handled, acked = [], []
 
-    def put_and_count(self: Recorder, *what: Any) -> None:
+    def put_and_count(self: OutcomeWriter, *what: Any) -> None:
         put(self, *what)
         handled.append(what)
 
@@ -359,7 +359,7 @@ def test_an_ack_that_the_database_cannot_take_does_not_block_others(
             raise wc.InvalidArgumentError("it is too large")
         ack(self, deliveries)
 
-    monkeypatch.setattr(Recorder, "put", put_and_count)
+    monkeypatch.setattr(OutcomeWriter, "put", put_and_count)
     monkeypatch.setattr(MessageTable, "ack", refuse_large)
     began = threading.Barrier(4)
     with running(wc.Worker(orders, lambda _: began.wait(PATIENCE), concurrency=4)):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from waterclock._support import moments
 
 if TYPE_CHECKING:
     from waterclock.tables.consumers.delivery import Delivery
-    from waterclock.work.flow.fetcher import Intake
+    from waterclock.tables.consumers.subscription import TableSubscription
+    from waterclock.tables.message_table import MessageTable
+    from waterclock.work.ground.handlers import Handlers
+    from waterclock.work.ground.outcomes import Outcome
 
 _MOMENT = 50_000_000  # ns of work that is claimed ahead
 _MOST_AHEAD = 500  # messages
@@ -40,6 +43,21 @@ def _few_digits(room: int) -> int:
     return room >> spare << spare
 
 
+class MessageSource(Protocol):
+    """The fetcher of a message's table, as files below it see it: the message and its outcome go back through it."""
+
+    table: MessageTable
+    handlers: Handlers
+    subscription: TableSubscription
+    put_outcome: Callable[[Handling, Outcome, Sequence[Handling]], None]
+
+    @property
+    def patience(self) -> float: ...
+    def check(self, one: Handling) -> None: ...
+    def give_back(self, handlings: Sequence[Handling]) -> None: ...
+    def release(self, handlings: Sequence[Handling]) -> None: ...
+
+
 class Handling:
     """A message in a worker.
 
@@ -47,7 +65,7 @@ class Handling:
     ----------
     delivery
         The message.
-    intake
+    fetcher
         The fetcher of its table.
     claimed_at
         When it was claimed, monotonic ns.
@@ -76,15 +94,15 @@ class Handling:
         "claimed_at",
         "delivery",
         "ended",
-        "intake",
+        "fetcher",
         "lane",
         "ready_at",
         "waits_for_loop",
     )
 
-    def __init__(self, delivery: Delivery, intake: Intake, claimed_at: int) -> None:
+    def __init__(self, delivery: Delivery, fetcher: MessageSource, claimed_at: int) -> None:
         self.delivery = delivery
-        self.intake = intake
+        self.fetcher = fetcher
         self.claimed_at = claimed_at
         self.ready_at = 0
         self.began_at = 0
@@ -92,7 +110,7 @@ class Handling:
         self.asked = False
         self.ended = False
         self.cancel: Callable[[], object] | None = None
-        self.lane: DispatchQueue | None = None
+        self.lane: MessageLane | None = None
         self._decided = threading.Lock()
 
     def decide(self) -> bool:
@@ -105,8 +123,8 @@ class Handling:
         return self._decided.locked()
 
 
-class DispatchQueue:
-    """A lane: messages that are handled one after another.
+class MessageLane:
+    """Messages that are handled one after another.
 
     Attributes
     ----------
@@ -146,10 +164,10 @@ class _ReturningGroup:
 
 
 def _place(one: Handling) -> tuple[int, str | None]:
-    return id(one.intake), one.delivery.leased.group_id
+    return id(one.fetcher), one.delivery.leased.group_id
 
 
-class Lanes:
+class DispatchQueue:
     """All lanes of a worker, and its slots. Thread-safe.
 
     Parameters
@@ -163,8 +181,8 @@ class Lanes:
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
-        self._ready: deque[DispatchQueue] = deque()
-        self._groups: dict[tuple[int, str | None], DispatchQueue] = {}
+        self._ready: deque[MessageLane] = deque()
+        self._groups: dict[tuple[int, str | None], MessageLane] = {}
         self._held: dict[tuple[int, str | None], _ReturningGroup] = {}
         self._running: set[Handling] = set()
         self._reserved = 0
@@ -249,7 +267,7 @@ class Lanes:
         room = self._room(ahead=ahead)
         return room > 0 and (not ahead or len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
 
-    def add(self, intake: Intake, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
+    def add(self, fetcher: MessageSource, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
         """Add claimed messages, and release the reserved room.
 
         Parameters
@@ -276,7 +294,7 @@ class Lanes:
                     self._put(one, now)
             if self._held:  # claims that begin from now on see that these groups went back
                 self._held = {
-                    place: held for place, held in self._held.items() if place[0] != id(intake) or held.keeps(begun)
+                    place: held for place, held in self._held.items() if place[0] != id(fetcher) or held.keeps(begun)
                 }
             waiting = bool(self._ready)
             self._has_work.notify(len(self._ready))
@@ -291,7 +309,7 @@ class Lanes:
     def _put(self, one: Handling, now: int) -> None:
         one.ready_at = now
         if one.delivery.leased.position is None:
-            lane = DispatchQueue(None)
+            lane = MessageLane(None)
         else:
             key = _place(one)
             found = self._groups.get(key)
@@ -299,7 +317,7 @@ class Lanes:
                 one.lane = found
                 found.waiting.append(one)
                 return
-            lane = self._groups[key] = DispatchQueue(key)
+            lane = self._groups[key] = MessageLane(key)
         one.lane = lane
         lane.waiting.append(one)
         self._ready.append(lane)
@@ -353,7 +371,7 @@ class Lanes:
             self.when_ready()
         return dropped
 
-    def _make_ready(self, lane: DispatchQueue, now: int) -> None:
+    def _make_ready(self, lane: MessageLane, now: int) -> None:
         self._ready.append(lane)
         lane.waiting[0].ready_at = now
         self._has_work.notify()

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from waterclock._support import moments
 from waterclock._support.log_events import event
@@ -20,12 +19,10 @@ from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.rows.process_heartbeat import RunningHandler, process_heartbeat
 from waterclock.time import Duration
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.handlers import Handlers
-
-if TYPE_CHECKING:
-    from waterclock.work.flow.outcome_writer import Recorder
+from waterclock.work.ground.outcomes import Outcome
 
 _SECOND = 1_000_000_000
 _SHORTEST_PATIENCE, _LONGEST_PATIENCE = 5.0, 30.0  # s
@@ -42,8 +39,8 @@ UNKNOWN_FOR = "5s"
 _log = logging.getLogger(__name__)
 
 
-class Intake:
-    """Feeds one table's messages into the lanes of a worker.
+class Fetcher:
+    """Feeds one table's messages into the dispatch queue of a worker.
 
     Attributes
     ----------
@@ -53,8 +50,8 @@ class Intake:
         The handlers of its messages.
     subscription
         The subscription that claims them.
-    recorder
-        The writer of their outcomes.
+    put_outcome
+        Queues the outcome of a message, and the messages behind it in its group that go back with it.
 
     Parameters
     ----------
@@ -67,8 +64,8 @@ class Intake:
         table: MessageTable,
         handlers: Handlers,
         subscription: TableSubscription,
-        lanes: Lanes,
-        recorder: Recorder,
+        queue: DispatchQueue,
+        put_outcome: Callable[[Handling, Outcome, Sequence[Handling]], None],
         counter: WorkCounts,
         failed: Callable[[BaseException], object],
         *,
@@ -77,8 +74,8 @@ class Intake:
         self.table = table
         self.handlers = handlers
         self.subscription = subscription
-        self.recorder = recorder
-        self._lanes = lanes
+        self.put_outcome = put_outcome
+        self._queue = queue
         self._counter = counter
         self._failed = failed
         self._here = here
@@ -101,7 +98,7 @@ class Intake:
             self.subscription.when_claimed = lambda seconds, count: observer.note_claim(name, seconds, count)
         moments.start(self._thread)
 
-    def report_handlers(self, running: Callable[[Intake], Sequence[RunningHandler]]) -> None:
+    def report_handlers(self, running: Callable[[Fetcher], Sequence[RunningHandler]]) -> None:
         """Show in the process's heartbeat which handlers run for this table."""
         process_heartbeat(self.table.context).report_handlers(self.subscription, lambda: running(self))
 
@@ -117,7 +114,7 @@ class Intake:
 
     def _run(self) -> None:
         try:
-            while self._is_there() and (room := self._lanes.reserve(_AT_ONCE, ahead=not self._counts)):
+            while self._is_there() and (room := self._queue.reserve(_AT_ONCE, ahead=not self._counts)):
                 with answers_within(self.patience):
                     if not self._take(room):
                         self._wait()
@@ -152,10 +149,10 @@ class Intake:
             for one in ours:
                 self._heartbeat.keep(one.delivery)
         finally:
-            late = self._lanes.add(self, ours, room, begun)
+            late = self._queue.add(self, ours, room, begun)
         self.give_back(late)
         # If messages come one at a time, wait for the next one at once.
-        if found and (self._found_before or self._lanes.is_full):
+        if found and (self._found_before or self._queue.is_full):
             self.subscription.need_no_notifications()
         self._found_before = bool(found)
         return bool(found)
@@ -214,10 +211,10 @@ class Intake:
                 error,
                 extra=event("messages_not_given_back", table=self.table.name, count=len(handlings)),
             )
-            self._lanes.not_given_back(handlings)
+            self._queue.not_given_back(handlings)
             self._left.append(handlings)
         else:
-            self._lanes.given_back(handlings)
+            self._queue.given_back(handlings)
             self._counter.note("given_back", *(one.delivery for one in handlings))
         self.release(handlings)
 

@@ -21,8 +21,7 @@ from waterclock.errors import (
 )
 from waterclock.tables.messages.finishing.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
-from waterclock.work.flow.fetcher import Intake
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageSource
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import Outcome
 from waterclock.work.ground.tracebacks import warn_with_traceback
@@ -39,11 +38,11 @@ Handled = tuple[Handling, Outcome, Sequence[Handling]]
 """A handled message, its outcome, and the messages behind it in its group that go back with it."""
 
 
-class Recorder:
+class OutcomeWriter:
     """A thread that writes outcomes for a worker. It retries failed writes; heartbeats keep the leases."""
 
-    def __init__(self, lanes: Lanes, counter: WorkCounts) -> None:
-        self._lanes = lanes
+    def __init__(self, queue: DispatchQueue, counter: WorkCounts) -> None:
+        self._queue = queue
         self._counter = counter
         self._changed = threading.Condition()
         self._handled: deque[Handled] = deque()
@@ -71,7 +70,7 @@ class Recorder:
     def _run(self) -> None:
         while handled := self._next():
             self._record(handled)
-            self._lanes.recorded([each[0] for each in handled])
+            self._queue.recorded([each[0] for each in handled])
             del handled  # do not hold a reference while waiting
 
     def _next(self) -> list[Handled]:
@@ -82,52 +81,52 @@ class Recorder:
             return handled
 
     def _record(self, handled: Sequence[Handled]) -> None:
-        by_intake: dict[Intake, list[Handled]] = {}
+        by_fetcher: dict[MessageSource, list[Handled]] = {}
         for each in handled:
-            by_intake.setdefault(each[0].intake, []).append(each)
-        for intake, ours in by_intake.items():
-            with answers_within(intake.patience):
-                self._record_of(intake, ours)
+            by_fetcher.setdefault(each[0].fetcher, []).append(each)
+        for fetcher, ours in by_fetcher.items():
+            with answers_within(fetcher.patience):
+                self._record_of(fetcher, ours)
 
-    def _record_of(self, intake: Intake, ours: Sequence[Handled]) -> None:
+    def _record_of(self, fetcher: MessageSource, ours: Sequence[Handled]) -> None:
         acked = [each for each in ours if each[1].verb in ("ack", "discard")]
         if acked:
-            self._ack(intake, acked)
+            self._ack(fetcher, acked)
         others = [each for each in ours if each[1].verb not in ("ack", "discard")]
         for each in others:
-            self._apart(intake, each)
-        intake.release([each[0] for each in ours])
-        if others or intake.table.context.options.groups:
-            intake.subscription.nudge()  # its group may proceed, and messages that went back may be due soon
+            self._apart(fetcher, each)
+        fetcher.release([each[0] for each in ours])
+        if others or fetcher.table.context.options.groups:
+            fetcher.subscription.nudge()  # its group may proceed, and messages that went back may be due soon
 
-    def _ack(self, intake: Intake, handled: Sequence[Handled]) -> None:
+    def _ack(self, fetcher: MessageSource, handled: Sequence[Handled]) -> None:
         # Messages acked in a handler's transaction are left to it.
         deliveries = [one.delivery for one, _, _ in handled if not (one.delivery.over or one.delivery.undecided)]
         try:
             if deliveries:
-                self._try(lambda: intake.table.ack(deliveries))
+                self._try(lambda: fetcher.table.ack(deliveries))
         except LeaseLostError as error:
             _log.warning("%s", error)
         except (OrderError, RefusedError, InvalidArgumentError) as error:
-            self._ack_apart(intake, handled, error)
+            self._ack_apart(fetcher, handled, error)
             return
         except Exception as error:  # noqa: BLE001  # an error of one table must not stop the others
-            self._say_unrecorded(intake, len(deliveries), error)
+            self._say_unrecorded(fetcher, len(deliveries), error)
             return
-        self._note_acked(intake, handled)
+        self._note_acked(fetcher, handled)
 
-    def _ack_apart(self, intake: Intake, handled: Sequence[Handled], error: WaterclockError) -> None:
+    def _ack_apart(self, fetcher: MessageSource, handled: Sequence[Handled], error: WaterclockError) -> None:
         """Ack messages one by one, so that one that fails does not affect others."""
         if len(handled) > 1:
             for each in handled:
-                self._ack(intake, [each])
+                self._ack(fetcher, [each])
         elif isinstance(error, OrderError):
             self._say_lost(error, handled[0][0].delivery.id)
             self._counter.note("lost", handled[0][0].delivery)
         else:
-            self._say_unrecorded(intake, 1, error)
+            self._say_unrecorded(fetcher, 1, error)
 
-    def _note_acked(self, intake: Intake, handled: Sequence[Handled]) -> None:
+    def _note_acked(self, fetcher: MessageSource, handled: Sequence[Handled]) -> None:
         for one, outcome, _ in handled:
             if one.delivery.lost or one.delivery.given_back:
                 self._counter.note("lost", one.delivery)
@@ -138,24 +137,24 @@ class Recorder:
                 _log.info(
                     "message %r of %r is discarded: %s",
                     one.delivery.id,
-                    intake.table.name,
+                    fetcher.table.name,
                     in_a_line(outcome.why),
-                    extra=event("message_discarded", table=intake.table.name, id=one.delivery.id),
+                    extra=event("message_discarded", table=fetcher.table.name, id=one.delivery.id),
                 )
 
-    def _apart(self, intake: Intake, each: Handled) -> None:
+    def _apart(self, fetcher: MessageSource, each: Handled) -> None:
         one, outcome, dropped = each
         try:
-            self._try(lambda: self._give_up(intake, one, outcome))
+            self._try(lambda: self._give_up(fetcher, one, outcome))
         except LeaseLostError as error:
             self._say_lost(error, one.delivery.id)
             self._counter.note("lost", one.delivery)
         except Exception as error:  # noqa: BLE001  # an error of one message must not stop the others
-            self._say_unrecorded(intake, 1, error)
-        intake.give_back(dropped)
+            self._say_unrecorded(fetcher, 1, error)
+        fetcher.give_back(dropped)
 
-    def _give_up(self, intake: Intake, one: Handling, outcome: Outcome) -> None:
-        delivery, name = one.delivery, intake.table.name
+    def _give_up(self, fetcher: MessageSource, one: Handling, outcome: Outcome) -> None:
+        delivery, name = one.delivery, fetcher.table.name
         if delivery.over or delivery.undecided:
             # The handler has ended the delivery itself.
             if outcome.verb == "back_off":
@@ -173,7 +172,7 @@ class Recorder:
             self._counter.note("lost", delivery)
             return
         if outcome.verb == "give_back":
-            intake.give_back([one])
+            fetcher.give_back([one])
             return
         if outcome.verb == "snooze":
             delivery.snooze(outcome.delay or 0)
@@ -235,11 +234,11 @@ class Recorder:
             extra=event("outcome_lost", id=message_id),
         )
 
-    def _say_unrecorded(self, intake: Intake, count: int, error: BaseException) -> None:
+    def _say_unrecorded(self, fetcher: MessageSource, count: int, error: BaseException) -> None:
         _log.error(
             "the outcomes of %d messages of %r were not written, so they are sent again: %s",
             count,
-            intake.table.name,
+            fetcher.table.name,
             error,
-            extra=event("outcomes_not_written", table=intake.table.name, count=count),
+            extra=event("outcomes_not_written", table=fetcher.table.name, count=count),
         )

@@ -15,7 +15,7 @@ from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, replace_first_for_consumer
 from waterclock.time import format_duration
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
 from waterclock.work.running.event_loop import EventLoop
@@ -44,13 +44,13 @@ class Caller:
 
     def __init__(
         self,
-        lanes: Lanes,
+        queue: DispatchQueue,
         counter: WorkCounts,
         around: Callable[[Delivery], Any] | None,
         timeout: int | None,
         ended: Callable[[], object],
     ) -> None:
-        self._lanes = lanes
+        self._queue = queue
         self._counter = counter
         self._around = around
         self._timeout = timeout
@@ -63,21 +63,21 @@ class Caller:
         """Return the loop in which asynchronous handlers run; begin it if this is the first one."""
         with self._making:
             if self.loop is None:
-                self.loop = EventLoop(self._lanes, self.wait_for, self.application_loop)
+                self.loop = EventLoop(self._queue, self.wait_for, self.application_loop)
             return self.loop
 
     def call(self, one: Handling) -> bool:
         """Handle a message in the calling thread; return whether the thread keeps its slot."""
         try:
             if _is_old(one):
-                one.intake.check(one)
+                one.fetcher.check(one)
             if (outcome := _unbegun(one)) is not None:
                 return self.finish(one, outcome)
             with ExitStack() as stack:
                 if self._around is not None:
                     self._enter_around(one, stack)
                 one.delivery.when_cancelled(lambda: cancel(one))
-                handler = one.intake.handlers.find(one.delivery)
+                handler = one.fetcher.handlers.find(one.delivery)
                 if handler is not None and handler.is_async and self.loop is not None:
                     self.loop.submit(lambda: self._within_timeout(_awaited(handler(one.delivery), one.delivery)), one)
                 elif handler is not None:
@@ -103,7 +103,7 @@ class Caller:
     async def wait_for(self, one: Handling) -> None:
         try:
             if _is_old(one):
-                await asyncio.to_thread(one.intake.check, one)
+                await asyncio.to_thread(one.fetcher.check, one)
             if (outcome := _unbegun(one)) is not None:
                 self.finish(one, outcome)
                 return
@@ -115,7 +115,7 @@ class Caller:
         self.finish(one, outcome)
 
     async def _handle_async(self, one: Handling) -> None:
-        handler = one.intake.handlers.find(one.delivery)
+        handler = one.fetcher.handlers.find(one.delivery)
         if handler is None:
             return
         if self._around is None:
@@ -163,8 +163,8 @@ class Caller:
             observer.note_handled(one.delivery, (moments.monotonic_ns() - one.began_at) / _SECOND)
         if not one.decide():
             return False  # its time limit had passed, and it no longer owns the message
-        dropped = self._lanes.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
-        one.intake.recorder.put(one, outcome, dropped)
+        dropped = self._queue.end(one, goes_on=outcome.verb in ("ack", "discard", "skip"))
+        one.fetcher.put_outcome(one, outcome, dropped)
         self._ended()
         return True
 

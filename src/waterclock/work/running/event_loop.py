@@ -12,7 +12,7 @@ from typing import Any
 
 from waterclock._support import moments
 from waterclock._support.log_events import event
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling
 
 _BLOCKED_FOR = 1_000_000_000  # ns after which messages that wait for the loop are left to other workers
 _LEAVES = 1.0  # s for cancelled tasks
@@ -25,8 +25,8 @@ class EventLoop:
 
     Parameters
     ----------
-    lanes
-        The lanes from which it takes messages once started.
+    queue
+        The queue from which it takes messages once started.
     handle
         Handles one message.
     loop
@@ -35,11 +35,11 @@ class EventLoop:
 
     def __init__(
         self,
-        lanes: Lanes,
+        queue: DispatchQueue,
         handle: Callable[[Handling], Awaitable[object]],
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._lanes = lanes
+        self._queue = queue
         self._handle = handle
         self._is_ours = loop is None
         self._loop = asyncio.new_event_loop() if loop is None else loop
@@ -90,9 +90,9 @@ class EventLoop:
         return None
 
     def start(self) -> None:
-        """Start taking messages from the lanes."""
+        """Start taking messages from the queue."""
         self._pulls = True
-        self._lanes.when_ready = self._call_pull
+        self._queue.when_ready = self._call_pull
         self._call_pull()
 
     def _call_pull(self) -> None:
@@ -102,7 +102,7 @@ class EventLoop:
 
     def _pull(self) -> None:
         self._pull_is_due = False
-        while (handling := self._lanes.next_now()) is not None:
+        while (handling := self._queue.next_now()) is not None:
             handling.waits_for_loop = True
             task = self._loop.create_task(self._run_one(handling, partial(self._handle, handling)))
             self._tasks[task] = handling
@@ -134,9 +134,9 @@ class EventLoop:
             self._said_blocked = True
             self._say_blocked()
         if self._pulls:
-            self._lanes.pause()
+            self._queue.pause()
             if self._answered:  # it answered meanwhile
-                self._lanes.go_on()
+                self._queue.go_on()
         return True
 
     def _say_blocked(self) -> None:
@@ -158,7 +158,7 @@ class EventLoop:
 
     def _answer(self) -> None:
         self._answered = True
-        self._lanes.go_on()
+        self._queue.go_on()
 
     def close(self, seconds: float) -> None:
         """Exit all context managers, and end the loop, within so many seconds."""

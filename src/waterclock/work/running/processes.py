@@ -16,8 +16,7 @@ from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.time import format_duration
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
-from waterclock.work.flow.fetcher import Intake
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageSource
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import Outcome
 from waterclock.work.running.child import Broken, Ended, HandledTable, Ready, serve
@@ -108,7 +107,7 @@ class Processes:
         count: int,
         tables: Sequence[HandledTable],
         around: Callable[[Delivery], Any] | None,
-        lanes: Lanes,
+        queue: DispatchQueue,
         counter: WorkCounts,
         finish: Callable[[Handling, Outcome], object],
         failed: Callable[[BaseException], object],
@@ -119,14 +118,14 @@ class Processes:
     ) -> None:
         self._tables = tables
         self._around = around
-        self._lanes = lanes
+        self._queue = queue
         self._counter = counter
         self._finish = finish
         self._failed = failed
         self._timeout = timeout
         self._recycle_after = recycle_after
         self._recycle_above = recycle_above
-        self._intakes: dict[Intake, int] = {}
+        self._fetchers: dict[MessageSource, int] = {}
         self._stopping = False
         self._changed = threading.Condition()
         self._kinds: Sequence[tuple[str, ...] | None] | None = None
@@ -145,9 +144,9 @@ class Processes:
                 moments.wait(self._changed, _LOOK_EVERY)
             return self._kinds
 
-    def begin(self, intake: Intake, number: int) -> None:
+    def begin(self, fetcher: MessageSource, number: int) -> None:
         """Handle messages from a fetcher, which is that of the table of this number."""
-        self._intakes[intake] = number
+        self._fetchers[fetcher] = number
 
     def close(self, seconds: float) -> None:
         """End all of them: idle ones exit their context managers, the others are killed."""
@@ -164,7 +163,7 @@ class Processes:
     def _run(self) -> None:
         try:
             process = self._started()
-            while process is not None and (one := self._lanes.next()) is not None:
+            while process is not None and (one := self._queue.next()) is not None:
                 process = self._handle(process, one)
                 del one  # do not hold a reference while waiting
             if process is not None:
@@ -193,7 +192,7 @@ class Processes:
             except (EOFError, OSError) as error:
                 said = Broken(str(error) if process is None else f"it ended at once: {process.bury()}")
             if process is not None and isinstance(said, Ready):
-                self._lanes.change_slots(1)
+                self._queue.change_slots(1)
                 with self._changed:
                     self._kinds = said.kinds
                     self._changed.notify_all()
@@ -220,7 +219,7 @@ class Processes:
         why = ""
         late = False
         try:
-            process.say((self._intakes[one.intake], one.delivery.facts()))
+            process.say((self._fetchers[one.fetcher], one.delivery.facts()))
             one.cancel = lambda: _say(process, "cancel")
             one.delivery.when_cancelled(one.cancel)
             while ended is None and not late:
@@ -234,7 +233,7 @@ class Processes:
             one.delivery.ended_elsewhere(over=ended.over, undecided=ended.undecided)
             self._finish(one, ended.outcome)
             return self._kept(process, ended.memory)
-        self._lanes.change_slots(-1)
+        self._queue.change_slots(-1)
         self._forget(process)
         how = process.bury()
         if late:
@@ -266,7 +265,7 @@ class Processes:
         is_large = self._recycle_above is not None and memory > self._recycle_above
         if not (is_old or is_large):
             return process
-        self._lanes.change_slots(-1)
+        self._queue.change_slots(-1)
         self._forget(process)
         process.end()
         return None if self._stopping else self._started()

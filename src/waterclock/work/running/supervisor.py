@@ -9,8 +9,7 @@ from weakref import WeakSet
 
 from waterclock._support.log_events import event
 from waterclock.tables.messages.rows.process_heartbeat import RunningHandler
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
-from waterclock.work.flow.fetcher import Intake
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageSource
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import GIVE_BACK
 from waterclock.work.running.calling import Caller, cancel
@@ -31,8 +30,8 @@ class Watch:
         The callers of handlers, other than the event loop.
     """
 
-    def __init__(self, lanes: Lanes, counter: WorkCounts, caller: Caller) -> None:
-        self._lanes = lanes
+    def __init__(self, queue: DispatchQueue, counter: WorkCounts, caller: Caller) -> None:
+        self._queue = queue
         self._counter = counter
         self._caller = caller
         self.threads: HandlerThreads | None = None
@@ -42,8 +41,8 @@ class Watch:
 
     def look(self) -> None:
         """Check once."""
-        give_back(self._lanes.take_back())
-        running = self._lanes.running
+        give_back(self._queue.take_back())
+        running = self._queue.running
         if self._caller.loop is not None and running and self._caller.loop.watch():
             for one in self._caller.loop.take_back(running):
                 self._pass_on(one)
@@ -68,19 +67,19 @@ class Watch:
         with self._giving_up:
             return [one for one in self._given_up if not one.ended]
 
-    def handlers_of(self, intake: Intake) -> list[RunningHandler]:
+    def handlers_of(self, fetcher: MessageSource) -> list[RunningHandler]:
         """List the handlers that run for a table's messages. Other threads may call it."""
         stuck = set(self.unfinished())
-        stuck.update(one for one in self._lanes.running if self._caller.is_late(one))
+        stuck.update(one for one in self._queue.running if self._caller.is_late(one))
         return [
-            RunningHandler(str(one.delivery.id), intake.subscription.consumer, one.began_at, one in stuck)
-            for one in stuck.union(self._lanes.running)
-            if one.intake is intake and not one.waits_for_loop
+            RunningHandler(str(one.delivery.id), fetcher.subscription.consumer, one.began_at, one in stuck)
+            for one in stuck.union(self._queue.running)
+            if one.fetcher is fetcher and not one.waits_for_loop
         ]
 
     def _give_up(self, one: Handling) -> None:
         """Take its slot from a handler that still runs after its time limit."""
-        handler = one.intake.handlers.find(one.delivery)
+        handler = one.fetcher.handlers.find(one.delivery)
         if (
             self.threads is not None
             and handler is not None
@@ -99,15 +98,15 @@ class Watch:
             extra=event("handler_stuck", id=one.delivery.id),
         )
         self.ask(one)
-        dropped = self._lanes.end(one, goes_on=False)
-        one.intake.recorder.put(one, self._caller.timed_out(), dropped)
+        dropped = self._queue.end(one, goes_on=False)
+        one.fetcher.put_outcome(one, self._caller.timed_out(), dropped)
         if self.threads is not None:
             self.threads.replace()
 
     def _pass_on(self, one: Handling) -> None:
         """Leave a message with a slot whose handler has not begun to other workers."""
-        dropped = self._lanes.end(one, goes_on=False)
-        one.intake.recorder.put(one, GIVE_BACK, dropped)
+        dropped = self._queue.end(one, goes_on=False)
+        one.fetcher.put_outcome(one, GIVE_BACK, dropped)
         if self.threads is not None:
             cancel(one)  # its thread waits for it, and ends
             self.threads.replace()
@@ -122,8 +121,8 @@ class Watch:
 
 def give_back(handlings: Iterable[Handling]) -> None:
     """Return messages to their tables, due at once, without counting an attempt."""
-    by_intake: dict[Intake, list[Handling]] = {}
+    by_fetcher: dict[MessageSource, list[Handling]] = {}
     for one in handlings:
-        by_intake.setdefault(one.intake, []).append(one)
-    for intake, ours in by_intake.items():
-        intake.give_back(ours)
+        by_fetcher.setdefault(one.fetcher, []).append(one)
+    for fetcher, ours in by_fetcher.items():
+        fetcher.give_back(ours)

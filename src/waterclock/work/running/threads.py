@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from waterclock._support import moments
-from waterclock.work.flow.dispatch_queue import Handling, Lanes
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling
 
 
 class HandlerThreads:
@@ -20,8 +20,8 @@ class HandlerThreads:
         Handles one message; returns whether the thread keeps its slot.
     """
 
-    def __init__(self, lanes: Lanes, slots: int, handle: Callable[[Handling], bool]) -> None:
-        self._lanes = lanes
+    def __init__(self, queue: DispatchQueue, slots: int, handle: Callable[[Handling], bool]) -> None:
+        self._queue = queue
         self._slots = slots
         self._handle = handle
 
@@ -38,7 +38,7 @@ class HandlerThreads:
         moments.start(threading.Thread(target=self._run, name="waterclock-work-handler", daemon=True))
 
     def _run(self) -> None:
-        while (handling := self._lanes.next()) is not None:
+        while (handling := self._queue.next()) is not None:
             if not self._handle(handling):
                 return  # another thread has the slot now
             del handling  # do not hold a reference while waiting
