@@ -123,3 +123,13 @@ def test_a_message_without_receive_time_is_refused_where_that_counts():
 def test_a_promise_that_is_no_time_is_refused_even_if_nothing_is_forgotten(forget_after: str | None):
     with pytest.raises(InvalidArgumentError, match="now must be"):
         RateAwareBatcher("1s", forget_after=forget_after).advance("soon")
+
+
+def test_a_timeout_that_followed_delays_begins_again_after_a_silence():
+    late = [m.replace(receive_time=m.event_time + 9 * SECOND // 10) for m in pulses("mon", 5, 0, 6)]
+    traffic = sorted([*received(pulses("det", 14, 0, 6)), *late], key=lambda m: m.receive_time or 0)
+    batcher = RateAwareBatcher("1s", timeout="auto", forget_after="30s", clock=frozen)
+    one_by_one(batcher, traffic)
+    assert batcher.timeout > 19 * SECOND // 10
+    batcher.advance(at(60))
+    assert batcher.timeout == 12 * SECOND // 10

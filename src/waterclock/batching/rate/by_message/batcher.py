@@ -527,7 +527,8 @@ class RateAwareBatcher:
         """Close everything, and start again like a new batcher, but keep a changed length."""
         batches = self.flush()
         if self._assembly is not None:
-            self._rule = self._assembly.pending or self._assembly.rule
+            # The length only: the timeout of a window may have followed the delays before the silence.
+            self._rule = self._rule.with_length((self._assembly.pending or self._assembly.rule).batch_length)
         self._assembly = None
         self._silence.clock = None
         self._alignment = None if self._alignment is None else ClockAlignment()
