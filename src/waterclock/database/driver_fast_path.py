@@ -149,7 +149,9 @@ class Direct:
             return self._execute_many(statement, parameters)
         # Every function call here and below matters: it costs as much as the driver's work.
         compiled = compile_once(statement, self.dialect)
-        cursor = self._translated(self._connection.execute, compiled.text, _given(compiled, parameters or {}))
+        given = parameters or {}
+        text = compiled.text_with(given) if compiled.in_text else compiled.text
+        cursor = self._translated(self._connection.execute, text, _given(compiled, given))
         found = FetchedRows()
         found.rowcount = cursor.rowcount
         if compiled.columns:
@@ -324,7 +326,7 @@ class Together(Direct):
         """Compile a statement, and return it with its values, or with those of each run as a list."""
         if not isinstance(parameters, Sequence):
             compiled = compile_once(statement, self.dialect, None)
-            return compiled, (compiled.text, _given(compiled, parameters))
+            return compiled, (compiled.text_with(parameters), _given(compiled, parameters))
         # An INSERT of many rows gets its columns from them.
         columns = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = compile_once(statement, self.dialect, columns)

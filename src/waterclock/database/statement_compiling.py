@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import sqlalchemy as sa
 
 from waterclock.database.per_database_cache import built_once
+
+
+class IntegerInText(sa.Integer):
+    """An integer that each run writes into the text of the statement, so that the server's planner knows it."""
 
 
 @dataclass(slots=True)
@@ -19,7 +23,15 @@ class CompiledStatement:
     processors: dict[str, Callable[[Any], Any]]
     places: tuple[str, ...] | None  # names in the order of the text, for drivers with positional parameters
     columns: Sequence[sa.ColumnElement[Any]]
+    in_text: tuple[str, ...] = ()
     reading: Callable[[Sequence[Any]], Any] | None = field(default=None)  # known once the driver has described its rows
+
+    def text_with(self, parameters: Mapping[str, Any]) -> str:
+        """Return the text with the values of each `IntegerInText`."""
+        text = self.text
+        for name in self.in_text:
+            text = text.replace(_place(name), f"{parameters[name]:d}")
+        return text
 
 
 @built_once(maxsize=1024)
@@ -34,6 +46,7 @@ def compile_once(
     processors: dict[str, Callable[[Any], Any]] = {}
     constants: dict[str, Any] = {}
     computed: list[tuple[str, Callable[[], Any]]] = []
+    in_text = tuple(name for name, bind in compiled.binds.items() if isinstance(bind.type, IntegerInText))
     # Expanding parameters, or parameters of a part of the statement, have values that its own parameters do not show.
     known = compiled.construct_params(_check=False)
     for name, bind in compiled.binds.items():
@@ -49,7 +62,7 @@ def compile_once(
     constants |= {name: value for name, value in known.items() if name not in compiled.binds}
     places = tuple(compiled.positiontup) if compiled.positional else None
     columns = list(statement.exported_columns) if isinstance(statement, sa.sql.expression.ReturnsRows) else []
-    return CompiledStatement(text, constants, tuple(computed), processors, places, columns)
+    return CompiledStatement(text, constants, tuple(computed), processors, places, columns, in_text)
 
 
 def _place(name: str) -> str:

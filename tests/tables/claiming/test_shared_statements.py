@@ -27,23 +27,39 @@ def use(table: MessageTable, **fields: Any) -> None:
     assert table.receive() == []
 
 
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """List the statements that are compiled."""
+    found: list[object] = []
+    init = SQLCompiler.__init__
+
+    def note_and_compile(self: SQLCompiler, dialect: sa.Dialect, statement: Any, *args: Any, **kw: Any) -> None:
+        found.append(statement)
+        init(self, dialect, statement, *args, **kw)
+
+    monkeypatch.setattr(SQLCompiler, "__init__", note_and_compile)
+    return found
+
+
 def test_a_table_that_is_opened_again_compiles_nothing(
-    connect: Callable[..., Database], clock: MovableClock, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    connect: Callable[..., Database], clock: MovableClock, compiled: list[object], kind: dict[str, Any]
 ) -> None:
     connect(clock=clock).create_table("orders", payload="text", jitter=0, columns={"size": "bigint"}, **kind)
     groups = [{"group": name} if group_of(kind) else {} for name in "abc"]  # each consumer has groups of its own
     for fields in groups[:2]:
         use(connect(clock=clock).table("orders"), **fields)
-    compiled: list[object] = []
-    init = SQLCompiler.__init__
-
-    def note_and_compile(self: SQLCompiler, dialect: sa.Dialect, statement: Any, *args: Any, **kw: Any) -> None:
-        compiled.append(statement)
-        init(self, dialect, statement, *args, **kw)
-
     again = connect(clock=clock)
-    monkeypatch.setattr(SQLCompiler, "__init__", note_and_compile)
+    compiled.clear()
     use(again.table("orders"), **groups[2])
+    assert not compiled
+
+
+def test_claims_of_other_limits_compile_nothing(database: Database, compiled: list[object]) -> None:
+    table = database.create_table("orders", payload="text")
+    use(table)
+    table.put_many([{"payload": "tea"}] * 12)
+    compiled.clear()
+    assert [len(table.receive(limit)) for limit in (2, 3, 7)] == [2, 3, 7]
     assert not compiled
 
 

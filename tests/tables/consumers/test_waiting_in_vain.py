@@ -159,20 +159,27 @@ def test_due_messages_do_not_wait_for_a_purge_or_for_reading_the_options(
 ) -> None:
     table = make_table()
     purged: list[str] = []
-    monkeypatch.setattr(consumer_purge, "purge_some", lambda _: purged.append("some") or 0)
-    with table.subscribe() as deliveries:
+    monkeypatch.setattr(consumer_purge, "purge_some", lambda _: purged.append("some") or 1)
+    with table.subscribe() as deliveries, replaced(Skipping()):
         assert deliveries.take(1) == []
+        deliveries.wait()
         purged.clear()
         deliveries._purging._purged_at -= 1.5
         table.put("tea")
         assert len(deliveries.take(1)) == 1
         assert purged == []
-        assert deliveries.take(1) == []
+        deliveries.wait()
         assert purged == ["some"]
         deliveries._purging._purged_at -= 2.5  # a consumer that always has something to do purges, too
         table.put("tea")
         assert len(deliveries.take(1)) == 1
         assert purged == ["some"] * 2
+        deliveries._purging._removed = False
+        for seconds, count in ((8.5, 2), (2.0, 3)):  # after a purge that removed nothing, it waits ten times as long
+            deliveries._purging._purged_at -= seconds
+            deliveries._idle.purged_at -= seconds
+            deliveries.wait()
+            assert len(purged) == count
         deliveries._row.read()
         deliveries._row._looked_at = time.monotonic() - 0.75 * LOOK_EVERY
         with replaced(moments := Skipping()):

@@ -19,6 +19,9 @@ from waterclock.tables.messages.upkeep.purging import purge_some
 PURGE_EVERY = 1.0
 """Seconds between two purges by an idle consumer; while messages are due, a purge waits twice as long."""
 
+_PAUSE_AFTER_NONE = 10
+"""After a purge that removed nothing, the next one waits this many times as long."""
+
 _KEYS_EVERY = 60.0  # s
 _AGAIN_AFTER = 10.0  # s after a failure: a purge that keeps failing must not take up consumers' time
 
@@ -38,6 +41,7 @@ class ConsumerPurge:
         self._consumer = consumer
         self._idle = idle
         self._purged_at = -math.inf
+        self._removed = False
         self._keys_purged_at = moments.monotonic()
         # Failed kinds of purge, each with the time of its next try.
         self._later: dict[Callable[[TableContext], int], float] = {}
@@ -48,25 +52,26 @@ class ConsumerPurge:
         A consumer that holds no messages leaves it to the others of its process: they wake at the same time.
         """
         now = moments.monotonic()
+        if not self._removed:
+            after *= _PAUSE_AFTER_NONE
         if now - self._purged_at < after:
             return
         is_idle = self._purged_at > -math.inf and not has_messages
         if is_idle and now - self._idle.purged_at < after:
             return
         self._idle.purged_at = now
-        for kind in (expire_some, purge_some):
-            self._purge_by(kind, context)
+        self._removed = sum(self._purge_by(kind, context) for kind in (expire_some, purge_some)) > 0
         if moments.monotonic() - self._keys_purged_at >= _KEYS_EVERY:
             self._keys_purged_at = moments.monotonic()
             self._purge_by(purge_keys, context)
         self._purged_at = moments.monotonic()
 
-    def _purge_by(self, kind: Callable[[TableContext], int], context: TableContext) -> None:
+    def _purge_by(self, kind: Callable[[TableContext], int], context: TableContext) -> int:
         """Purge in one way, unless recently forbidden: expiring needs fewer privileges than deleting."""
         if moments.monotonic() < self._later.get(kind, 0):
-            return
+            return 0
         try:
-            kind(context)
+            removed = kind(context)
         except ForbiddenError:
             if kind not in self._later:
                 _log.info(
@@ -82,3 +87,5 @@ class ConsumerPurge:
             self._later[kind] = moments.monotonic() + _AGAIN_AFTER
         else:
             self._later.pop(kind, None)
+            return removed
+        return 0

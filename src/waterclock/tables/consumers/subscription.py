@@ -55,8 +55,9 @@ class TableSubscription(Closing):
     It holds at most ``cache_size`` unfinished messages. Closing it at once returns to the table the messages that it
     claimed and did not hand out, without counting an attempt. In a table with groups it also returns unfinished
     messages that it handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for
-    another writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the table
-    once a second, if the database allows it to delete, and puts the due messages of the table's schedules.
+    another writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the
+    table, if the database allows it to delete, once a second or, if there was nothing to purge, every ten seconds. It
+    also puts the due messages of the table's schedules.
 
     If the database refuses a claim or a claim times out, the subscription logs a warning and retries after pauses that
     grow to half a minute. While its claims fail, `stats` and `explain` say so. After half a minute, other consumers get
@@ -212,8 +213,6 @@ class TableSubscription(Closing):
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         room, _ = self._allowed(min(most, context.options.cache_size - len(self._handed_out)))
         found = self._claim(room) if room > 0 else []
-        if not found:
-            self._purge(context, PURGE_EVERY)
         self._handed_out += found
         return found
 
@@ -227,7 +226,7 @@ class TableSubscription(Closing):
         """
         try:
             with self._leading():
-                self._row.now()
+                self._purge(self._row.now(), PURGE_EVERY)
                 _, rate_pause = self._allowed(1)
                 if len(self._handed_out) >= self._row.last_seen.options.cache_size:
                     rate_pause = max(rate_pause, _FULL_FOR)
@@ -238,6 +237,11 @@ class TableSubscription(Closing):
         except (UnavailableError, RefusedError, InvalidArgumentError) as error:
             self._wait_after(error)
         return True
+
+    @property
+    def was_due(self) -> bool:
+        """Return whether something was due already when the last `wait` began."""
+        return self._in_vain > 0
 
     def wait_until_back(self) -> None:
         """If the database was unavailable, wait until it answers again or the subscription is stopped."""

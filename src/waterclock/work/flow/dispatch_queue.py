@@ -35,7 +35,7 @@ _LONGEST_WAIT_IN_FLOW = 1_000_000_000
 
 
 def _few_digits(room: int) -> int:
-    """Round down to four binary digits: a claim's limit is in its text, and each text is compiled and prepared once.
+    """Round down to four binary digits: a claim's limit is in its text, and the server plans each text once.
 
     Drivers keep 100 prepared statements; with every limit up to 500, few claims would find theirs.
     """

@@ -137,6 +137,7 @@ class Fetcher:
         until = moments.monotonic() + self.subscription.claims_every
         while not self.subscription.wait() and moments.monotonic() < until:
             pass
+        self._found_before &= self.subscription.was_due
 
     def _take(self, room: int) -> bool:
         found: list[Delivery] = []
@@ -151,11 +152,12 @@ class Fetcher:
         finally:
             late = self._queue.add(self, ours, room, begun)
         self.give_back(late)
-        # If messages come one at a time, wait for the next one at once.
-        if found and (self._found_before or self._queue.is_full):
+        # Claim again at once while messages come without a pause; otherwise a check costs less than an empty claim.
+        is_busy = bool(found) and (self._found_before or self._queue.is_full)
+        if is_busy:
             self.subscription.need_no_notifications()
         self._found_before = bool(found)
-        return bool(found)
+        return is_busy or len(found) == room
 
     def _to_handle(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
         """Postpone messages that must not be handled now, with those behind them in their groups."""

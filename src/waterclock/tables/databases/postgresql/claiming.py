@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import Grouping
 
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.statement_compiling import IntegerInText
 from waterclock.tables.databases.claiming_rows import (
     ABOVE_EVERY_PRIORITY,
     BEFORE_EVERY_TIME,
@@ -24,6 +25,8 @@ from waterclock.tables.model.timing.backoff import Backoff
 FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
 _LOOKED_AT = 128
 """Messages that a step over many priorities skips: reading them costs as much as one lookup of a level."""
+
+_LIMIT = sa.bindparam("most", type_=IntegerInText())
 
 _BEFORE = (
     "time_next",
@@ -65,18 +68,14 @@ def claim_statement(
     backoff: Backoff,
     where: sa.ColumnElement[bool] | None,
     order: tuple[sa.ColumnElement[Any], ...],
-    limit: int,
 ) -> sa.Update:
     """Build the statement of a claim.
 
     It returns the old values of `columns_read`, followed by whether the message has expired, its rank in the requested
-    order and the end of the lease. The limit is a literal: only then does the planner know how few rows are needed.
+    order and the end of the lease. The text contains the limit: only then does the planner know how few rows are
+    needed. To compile the statement takes 20 ms, so all limits share it.
     """
-    found = (
-        (_in_order if order else _level_by_level)(rows, now, where, order, limit)
-        .cte("found")
-        .prefix_with("MATERIALIZED")
-    )
+    found = (_in_order if order else _level_by_level)(rows, now, where, order).cte("found").prefix_with("MATERIALIZED")
     epoch = sa.func.coalesce(found.c.epoch, 0)
     swing = 2 * sa.func.random(type_=sa.Float) - 1
     shortest, longest = backoff.wait_bounds
@@ -100,7 +99,7 @@ def claim_statement(
 
 
 def _level_by_level(
-    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object, limit: int
+    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None, _order: object
 ) -> sa.Select[*tuple[Any, ...]]:
     levels = _levels(rows, now)
     low = sa.func.least(levels.c.low, first_late(rows, levels.c.priority), type_=sa.BigInteger)
@@ -114,14 +113,14 @@ def _level_by_level(
             sa.true() if where is None else where,
         )
         .order_by(rows.c.time_next, rows.c.seq)
-        .limit(sa.literal_column(f"{limit:d}"))
+        .limit(_LIMIT)
         .with_for_update(skip_locked=True)
         .lateral("due")
     )
     return (
         sa.select(due.c.seq, due.c.time_next, due.c.epoch, due.c.claim_id, sa.literal_column("0").label("place"))
         .select_from(levels.join(due, sa.true()))
-        .limit(sa.literal_column(f"{limit:d}"))
+        .limit(_LIMIT)
     )
 
 
@@ -130,13 +129,12 @@ def _in_order(
     now: sa.ColumnElement[int],
     where: sa.ColumnElement[bool] | None,
     order: tuple[sa.ColumnElement[Any], ...],
-    limit: int,
 ) -> sa.Select[*tuple[Any, ...]]:
     due = (
         sa.select(rows.c.seq, rows.c.time_next, rows.c.epoch, rows.c.claim_id)
         .where(rows.c.time_acked.is_(None), rows.c.time_next <= now, sa.true() if where is None else where)
         .order_by(*order)
-        .limit(sa.literal_column(f"{limit:d}"))
+        .limit(_LIMIT)
         .with_for_update(skip_locked=True)
         .subquery("due")
     )

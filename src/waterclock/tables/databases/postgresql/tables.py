@@ -421,8 +421,14 @@ class PostgresqlTables(TableDialect):
     ) -> list[Claimed]:
         """Claim messages in one statement."""
         found = connection.execute(
-            claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order, wanted.limit),
-            {"known": list(begin), "lows": list(begin.values()), "by": wanted.claim_id, "who": wanted.consumer},
+            claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order),
+            {
+                "known": list(begin),
+                "lows": list(begin.values()),
+                "by": wanted.claim_id,
+                "who": wanted.consumer,
+                "most": wanted.limit,
+            },
         ).all()
         claimed = [Claimed(row, row[-1], bool(row[-3])) for row in found]
         places: dict[int, int] = {row.seq: row[-2] for row in found}
