@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,12 +32,18 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+@contextmanager
+def _serving(folder: Path) -> Generator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "waterclock.spark.runtime.fork_server", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as running:
         while not (folder / "tasks.sock").exists():
             assert running.poll() is None
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with _serving(folder) as running:
         yield running
         assert running.stdin is not None
         running.stdin.close()
@@ -80,6 +88,25 @@ def test_a_forked_process_ends_with_its_launcher(folder: Path) -> None:
 def test_an_error_of_a_forked_process_is_shown(folder: Path) -> None:
     with _launched(folder, "fails", "raise ValueError('broken')") as launcher:
         assert "ValueError: broken" in launcher.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("killed", ["planning", "tasks"])
+def test_after_one_of_its_processes_was_killed_launchers_become_the_processes_that_it_forked(killed: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="wc-") as name, _serving(Path(name)) as server:
+        arguments = {"planning": [], "tasks": ["pyspark.worker"]}
+        parents = {"planning": server.pid}
+        with _launched(Path(name), "show", SHOW, *arguments["tasks"]) as launcher:
+            parents["tasks"] = json.loads(launcher.communicate("", 60)[0])[1]
+        assert parents["tasks"] != server.pid
+        ended = os.pidfd_open(parents[killed])
+        os.kill(parents[killed], signal.SIGKILL)
+        assert select.select([ended], [], [], 60)[0]
+        os.close(ended)
+        with _launched(Path(name), "show", SHOW, *arguments[killed]) as launcher:
+            try:
+                assert json.loads(launcher.communicate("", 60)[0])[0] == launcher.pid
+            finally:
+                launcher.kill()
 
 
 def test_without_a_server_the_launcher_becomes_the_process(tmp_path: Path) -> None:

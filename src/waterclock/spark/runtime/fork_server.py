@@ -52,8 +52,9 @@ def main(folder: Path) -> None:
             _fork(ready, listeners)
         else:
             # Those who plan do not wait for the imports of tasks: Spark waits for them for 10 s only.
-            mine = tasks if os.fork() == 0 else planning
-            listeners.remove(planning if mine is tasks else tasks)
+            mine, others = (tasks, planning) if os.fork() == 0 else (planning, tasks)
+            listeners.remove(others)
+            others.close()  # otherwise launchers would wait for the other process after that was killed
             if mine is tasks:
                 prepare(FOR_TASKS)
     for listener in listeners:
