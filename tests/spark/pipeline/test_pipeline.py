@@ -442,6 +442,22 @@ def test_a_replay_reads_back_to_the_run_of_a_source_that_was_silent_before_its_r
     assert [(batch["start"], batch["run"]) for batch in found] == [(later, begun)]
 
 
+@pytest.mark.parametrize("by", ["rate", "id"])
+def test_a_replay_whose_windows_may_depend_on_deleted_messages_warns(
+    spark: SparkSession, database: wc.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    rule = {"rate": 'by = "rate"', "id": 'by = "id"\nid_of = "pulse"'}[by]
+    text = PIPELINE.replace('start = "2026-07-01T10:00:00Z"\n', "").replace('window = "500ms"', rule)
+    file = read(write(tmp_path, text.replace('max_delay = "400ms"\n', "")))
+    register(spark)
+    replayed(spark, file, START, START + SECOND)
+    assert "were deleted" not in caplog.text
+    topic = database.topic("telemetry")
+    assert topic.truncate(topic.head) == len(["sealed", "open"])
+    replayed(spark, file, START, START + SECOND)
+    assert "Windows may depend on them, so a live stream may have batched differently" in caplog.text
+
+
 def test_a_folder_takes_the_place_of_another_and_lies_never_within_it(spark: SparkSession, tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

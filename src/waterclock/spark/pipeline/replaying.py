@@ -52,6 +52,13 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
         if pipeline.by != "event_time":
             # By rate, the open window and the start of the next one may depend on the first message. By id, an id may
             # have closed at any time.
+            if begin.follows_deleted:
+                _log.warning(
+                    "replay of %r: messages before %s were deleted. Windows may depend on them, so a live stream"
+                    " may have batched differently",
+                    pipeline.name,
+                    begin.position,
+                )
             packed = _packed(spark, source, begin.position, None, pipeline.rule.get("id_of"))
             find = OUTCOMES_BY[pipeline.by]
             return find(packed, **pipeline.rule, ended=ended, span=ReplayRange(since, until))
