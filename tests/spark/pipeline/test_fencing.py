@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,7 +23,8 @@ from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import remove_unfinished
-from waterclock.spark.pipeline.running import OutcomeWriter, replay_pipeline
+from waterclock.spark.pipeline.progress import Progress
+from waterclock.spark.pipeline.running import OutcomeWriter, replay_pipeline, run_pipeline
 
 OVERTAKEN = "'press': another run has taken over its checkpoint"
 ROWS = 12
@@ -67,6 +69,11 @@ def write_rows(
     rows = spark.range(0, ROWS, 1, 1).mapInArrow(pass_on, "id BIGINT")
     source = read(tmp_path / "press.toml").source
     outputs.write_parquet(rows, source, f"{tmp_path}/batches/{FOLDER}", what="rejected", check=check)
+
+
+def sent(number: int) -> wc.Message:
+    at = START + number * SECOND
+    return wc.Message("a", "s", at, publish_time=at, receive_time=at)
 
 
 def written(spark: SparkSession, tmp_path: Path) -> list[int]:
@@ -194,11 +201,42 @@ def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_h
         writer(spark.range(1), 0)
 
 
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_a_run_whose_next_micro_batch_another_run_has_begun_continues_unless_it_is_overtaken(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, overtaken: bool
+) -> None:
+    pipeline = replace(pipeline, trigger="10ms")
+    offsets = tmp_path / "checkpoint" / "offsets"
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("telemetry")
+        _ = topic.append([sent(0)])
+        collisions: list[None] = []
+
+        def collide(progress: Progress) -> None:
+            if progress.micro_batches and not collisions:  # the run waits for messages
+                collisions.append(None)
+                if overtaken:
+                    enter(spark, pipeline)
+                shutil.copy(offsets / "0", offsets / "1")  # as if the other had begun a micro-batch first
+                _ = topic.append([sent(1)])
+
+        def run() -> int:
+            committed = (offsets.parent / "commits" / "2").exists
+            return run_pipeline(spark, pipeline, tell=collide, stopping=committed).messages
+
+        if overtaken:
+            with pytest.raises(PipelineError, match=OVERTAKEN):
+                run()
+        else:
+            assert run() == len([sent(0), sent(1)])
+    assert collisions
+
+
 def test_a_replay_that_another_one_of_its_range_has_overtaken_does_not_write(
     spark: SparkSession, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
-        database.create_topic("telemetry").append([wc.Message("a", "s", START, publish_time=START, receive_time=START)])
+        database.create_topic("telemetry").append([sent(0)])
     write_outcomes = running.write_outcomes
     written: list[str] = []
 

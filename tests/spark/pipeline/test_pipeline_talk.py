@@ -116,10 +116,6 @@ Caused by: java.lang.IllegalStateException: more
             "its file is gone",
         ),
         (
-            "chmod: cannot access '/a/run=1/_temporary': No such file or directory",
-            "another pipeline seems to run on the same",
-        ),
-        (
             "Failed to rename temp file /a/state/0/_metadata/v2/.0.tmp to /a/state/0/_metadata/v2/0 as destination"
             " already exists",
             "another pipeline seems to run on the same",

@@ -41,7 +41,7 @@ _REMEDIES = (
         "a file of the checkpoint seems to be corrupt: restore a copy of it, or start with a new checkpoint",
     ),
     (
-        re.compile(r"_temporary\S*: No such file|as destination already exists|CONCURRENT_STREAM_LOG_UPDATE"),
+        re.compile(r"as destination already exists|CONCURRENT_STREAM_LOG_UPDATE"),
         "another pipeline seems to run on the same checkpoint: run only one at a time",
     ),
     (

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -83,6 +86,16 @@ class PipelineRun:
                 else "another replay of this range has begun. Replay a range only once at a time"
             )
             raise PipelineError(f"cannot write for pipeline {quoted(self.pipeline)}: {why}")
+
+    @contextmanager
+    def checked_on_error(self, spark: SparkSession) -> Generator[None]:
+        """Raise PipelineError instead of an error of Spark if a later run has entered, which caused that error."""
+        try:
+            yield
+        except (PySparkException, Py4JError):
+            with suppress(PySparkException, Py4JError):  # the first error counts
+                self.check_latest(spark)
+            raise
 
     def leave(self, spark: SparkSession) -> None:
         """Delete the entry of a replay that has ended; through Spark Connect it stays."""

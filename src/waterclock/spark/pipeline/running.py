@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError
@@ -32,6 +32,12 @@ from waterclock.time import to_duration
 
 _LOOK_EVERY = 0.5
 _LOOK_AGAIN = 0.1
+
+_FILE_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
+"""Spark's name of the error that a file of the checkpoint which the query would write already exists."""
+
+_MOST_COLLISIONS = 3
+"""Collisions after which a run ends: an overtaken run causes at most two."""
 
 _MESSAGES_A_BUCKET = 2**19
 """Default messages per micro-batch and bucket: a task holds all of a bucket's in memory, each in some 200 bytes."""
@@ -79,21 +85,21 @@ def run_pipelines(
     register(spark)
     all_progress = [Progress.of(pipeline) for pipeline in pipelines]
     with _halting() as halt, in_a_line():
-        with _stopped([]) as queries:
+        with _stopped([]) as streams:
             for pipeline, progress in zip(pipelines, all_progress, strict=True):
                 refuse_changed_rule(spark, pipeline)
                 parts = state_parts(spark, pipeline)
                 progress.state_partitions, progress.state_buckets = parts
-                queries.append(_start(spark, pipeline, parts, once=once, halt=halt))
-            while _follow(queries, all_progress):
+                streams.append(_start(spark, pipeline, parts, once=once, halt=halt))
+            while _follow(streams, all_progress):
                 tell(all_progress)
                 if stopping():
                     halt.touch()
-                    _finish(queries)
+                    _finish(streams)
                     break
         # Not whether they succeeded, since one that was abandoned did not.
-        for query, progress in zip(queries, all_progress, strict=True):
-            progress.follow(query)
+        for stream, progress in zip(streams, all_progress, strict=True):
+            progress.follow(stream.query)
     tell(all_progress)
     return all_progress
 
@@ -137,10 +143,11 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
         check = partial(entered.check_latest, spark)
         producer = f"{pipeline.name}-{run}"
         try:
-            remove_unfinished(spark, pipeline, run, check)
-            write_outcomes(
-                pipeline, outcomes, run=run, producer=producer, micro_batch=0, tasks=_REPLAY_TASKS, check=check
-            )
+            with entered.checked_on_error(spark):
+                remove_unfinished(spark, pipeline, run, check)
+                write_outcomes(
+                    pipeline, outcomes, run=run, producer=producer, micro_batch=0, tasks=_REPLAY_TASKS, check=check
+                )
             found = outcomes.agg(*counts()).head()
         finally:
             outcomes.unpersist()
@@ -172,11 +179,10 @@ class OutcomeWriter:
             self._stream = stream
         outcomes = outcomes.persist()
         try:
-            write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
+            with self._run.checked_on_error(spark):
+                write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
             check()  # otherwise Spark would commit the micro-batch, and then end the later run, which is processing it
         except (PySparkException, Py4JError) as error:
-            with suppress(PySparkException, Py4JError):  # the first error counts, unless a later run caused it
-                check()
             # With its traces the text has thousands of characters, and Spark would match it against a pattern that
             # takes a stack frame for each.
             raise PipelineError(reason(str(error))) from None
@@ -190,7 +196,39 @@ class OutcomeWriter:
         return json.loads(lines[0][0])["id"]
 
 
-def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path) -> StreamingQuery:
+class _Stream:
+    """The stream of one run of a pipeline.
+
+    A run that was overtaken may write one more offset and one more commit before it ends. If the later run finds the
+    place of its own file taken, Spark ends its query, and another query continues.
+    """
+
+    def __init__(self, spark: SparkSession, run: PipelineRun, writer: DataStreamWriter, partitions: int) -> None:
+        self._spark = spark
+        self._run = run
+        self._writer = writer
+        self._partitions = partitions
+        self._collisions = 0
+        self.query = self._start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the stream ends, and return whether it has; raise if it has ended with an error."""
+        try:
+            with self._run.checked_on_error(self._spark):
+                return bool(self.query.awaitTermination(seconds))  # pyright: ignore[reportArgumentType]  # it takes fractions
+        except PySparkException as error:
+            self._collisions += 1
+            if _FILE_TAKEN not in str(error) or self._collisions > _MOST_COLLISIONS:
+                raise
+            self.query = self._start()
+            return False
+
+    def _start(self) -> StreamingQuery:
+        with changed(self._spark, {PARTITIONS: str(self._partitions)}):
+            return self._writer.start()
+
+
+def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path) -> _Stream:
     most = pipeline.source.max_messages_per_trigger or _MESSAGES_A_BUCKET * parts.buckets
     source = spark.readStream.format("waterclock").options(
         **_read_options(pipeline),
@@ -208,9 +246,8 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
     else:
         milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
-    with changed(spark, {PARTITIONS: str(parts.partitions)}):
-        run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
-        return writer.foreachBatch(OutcomeWriter(pipeline, run)).start()
+    run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
+    return _Stream(spark, run, writer.foreachBatch(OutcomeWriter(pipeline, run)), parts.partitions)
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
@@ -247,33 +284,32 @@ def _read_options(pipeline: Pipeline) -> dict[str, str]:
     return place | {"topic": pipeline.source.topic, "onDamage": pipeline.source.on_damage} | ids
 
 
-def _follow(queries: Sequence[StreamingQuery], all_progress: Sequence[Progress]) -> bool:
-    """Count the results of the queries, and return whether any continues."""
+def _follow(streams: Sequence[_Stream], all_progress: Sequence[Progress]) -> bool:
+    """Count the results of the streams, and return whether any continues."""
     active = False
-    for query, progress in zip(queries, all_progress, strict=True):
-        # It raises if the query has ended with an error.
-        ended = query.awaitTermination(_LOOK_EVERY / len(queries))  # pyright: ignore[reportArgumentType]  # it takes fractions
-        progress.follow(query)
+    for stream, progress in zip(streams, all_progress, strict=True):
+        ended = stream.wait(_LOOK_EVERY / len(streams))
+        progress.follow(stream.query)
         active = active or not ended
     return active
 
 
-def _finish(queries: Sequence[StreamingQuery]) -> None:
+def _finish(streams: Sequence[_Stream]) -> None:
     """Wait for the micro-batches under way; the halt file keeps later ones empty."""
     give_up_at = moments.monotonic() + FINISH_WITHIN_S
-    for query in queries:
-        while query.isActive and query.status["isTriggerActive"] and moments.monotonic() < give_up_at:
-            query.awaitTermination(_LOOK_AGAIN)  # pyright: ignore[reportArgumentType]  # it takes fractions
+    for stream in streams:
+        while stream.query.isActive and stream.query.status["isTriggerActive"] and moments.monotonic() < give_up_at:
+            stream.wait(_LOOK_AGAIN)
 
 
 @contextmanager
-def _stopped(queries: list[StreamingQuery]) -> Generator[list[StreamingQuery]]:
+def _stopped(streams: list[_Stream]) -> Generator[list[_Stream]]:
     try:
-        yield queries
+        yield streams
     finally:
-        for query in queries:
+        for stream in streams:
             with suppress(Exception):  # if Spark has ended, there is nothing to stop, and the first error counts
-                query.stop()
+                stream.query.stop()
 
 
 @contextmanager
