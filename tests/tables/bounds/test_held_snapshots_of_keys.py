@@ -13,7 +13,7 @@ from tests.tables.options.plain_sql import catch_up, run
 from tests.tables.plans import buffers
 
 from waterclock.connection import Database
-from waterclock.tables.keys.key_rows import give_turns, put_off
+from waterclock.tables.keys.key_rows import KeyState, give_turns, put_off
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
 from waterclock.tables.messages.upkeep.reconcile import heal
@@ -64,6 +64,49 @@ def test_a_claim_begins_behind_the_finished_messages_of_a_key(
     with statements_of(database.backend) as seen:
         assert len(table.receive(10)) == 1
     assert most_buffers(database, seen, "first_at") < FINISHED / 4
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held")
+def test_a_claim_reads_neither_the_ends_of_leases_nor_earlier_versions_of_the_row_of_a_key(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    table.put("waits", group="a")
+    [_] = table.receive()
+    for _ in range(FINISHED // 10):
+        clock.move("100ms")
+        pass_through(table, 10)
+    clock.move("100ms")
+    table.put("y", group="a")
+    with statements_of(database.backend) as seen:
+        assert len(table.receive(10)) == 1
+        assert table.receive(10) == []
+    assert most_buffers(database, seen, "ORDER BY orders.time_next") < FINISHED / 4
+    for text, values in seen:
+        if "WITH RECURSIVE walk" in text or text.startswith("UPDATE waterclock_message_keys"):
+            assert buffers(database, text, values) < FINISHED / 10, text
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+def test_a_due_message_that_is_postponed_is_found_before_other_leases_of_its_key_end(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, is_claimed: bool
+) -> None:
+    table = make_table(fair_by="group", payload="text", ack_wait="10min", batch_size=1)
+    table.put("moved", group="a")
+    claimed = table.receive() if is_claimed else []
+    if is_claimed:
+        run(database, "UPDATE orders SET time_next = 1 WHERE message = 'moved'")
+    table.put("first", group="a", at="1970-01-01T00:00:00Z")
+    [_] = table.receive()
+    for delivery in claimed:
+        delivery.extend("5s")
+    if not is_claimed:
+        soon = database.backend.now() + 5 * 10**9
+        run(database, "UPDATE orders SET time_next = :at WHERE message = 'moved'", at=soon)
+    assert table.receive() == []
+    clock.move("5s")
+    assert [one.payload for one in table.receive()] == ["moved"]
 
 
 @pytest.mark.both_servers
@@ -226,7 +269,7 @@ def test_no_turn_and_no_pause_is_in_the_past_when_it_is_written(
     assert table.receive() == []
     clock.move("1s")
     with database.begin() as connection:  # as by a claim that was suspended after it had looked
-        give_turns(table.context, connection, {("a", 0): 1}, last=1)
+        give_turns(table.context, connection, {("a", 0): KeyState(1, 1, 1)}, last=1)
         put_off(table.context, connection, {("b", 0): 1})
         find = sa.text("SELECT is_due, turn, due_at FROM waterclock_message_keys ORDER BY message_key")
         a, b = connection.execute(find)

@@ -200,12 +200,12 @@ heartbeats = sa.Table(
 message_keys = sa.Table(
     "waterclock_message_keys",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("message_key", Name, primary_key=True, doc="The key; empty for messages without one."),
+    sa.Column("table_id", BigInt, nullable=False, autoincrement=False, doc="The message table."),
+    sa.Column("message_key", Name, nullable=False, doc="The key; empty for messages without one."),
     sa.Column(
         "level",
         BigInt,
-        primary_key=True,
+        nullable=False,
         autoincrement=False,
         doc="The negated priority of its messages: the index of due keys has the highest priority first.",
     ),
@@ -222,6 +222,13 @@ message_keys = sa.Table(
         nullable=False,
         doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns.",
     ),
+    sa.Column(
+        "gap_from",
+        BigInt,
+        nullable=False,
+        doc="No unacked message of the key with `routed` = 1 has a `time_next` between this time and `gap_to`, ns.",
+    ),
+    sa.Column("gap_to", BigInt, nullable=False, doc="The end of that gap, ns."),
     sa.Column("turn", BigInt, nullable=False, doc="Keys that are due take turns in this order."),
     sa.Column(
         "rate_next",
@@ -236,6 +243,11 @@ message_keys = sa.Table(
         nullable=False,
         server_default="0",
         doc="Messages that the key got in a turn that goes on, because its weight allows more.",
+    ),
+    # No unique index on PostgreSQL, as for groups: only the consumer that holds the turn to route adds rows.
+    sa.PrimaryKeyConstraint("table_id", "message_key", "level").ddl_if(callable_=_is_not_postgresql),
+    sa.Index("waterclock_message_keys_key_idx", sa.text("(table_id + 0)"), "message_key", "level").ddl_if(
+        dialect="postgresql"
     ),
     # Not from table_id on: a planner that believes the catalogue empty, as it was when analyzed, would think such an
     # index as good as the key, and would read all rows of the table for one.

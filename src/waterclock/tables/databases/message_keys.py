@@ -15,9 +15,10 @@ _IS_MOVED = """
         OLD.time_acked IS NOT NULL
         OR (NEW.routed = 1 AND OLD.routed = 1 AND (
             COALESCE(NEW.time_next < OLD.time_next, TRUE) OR NEW.priority <> OLD.priority OR %(differs)s
+            OR (NEW.time_next > OLD.time_next AND OLD.claim_id IS NULL AND NEW.claim_id IS NULL)
         ))
     )"""
-"""The condition that a changed message may be due before the time that is known of its key.
+"""The condition that a changed message may be due at a time when none of its key is known to be.
 
 One that was acked before it was routed is behind the bound of searches for unrouted ones."""
 

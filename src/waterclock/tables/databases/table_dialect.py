@@ -31,6 +31,7 @@ NAMED_AT_ONCE = 5000
 """Rows that one statement names: servers limit the length of a statement, and planners have limits, too."""
 
 Key = tuple[sa.Column[Any], sa.Column[Any]]
+LongKey = tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any]]
 """The columns of a key: the table's id, and a name within the table."""
 
 _T = TypeVar("_T")
@@ -230,7 +231,7 @@ class TableDialect(ABC):
         return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
 
     def rows_of_each(
-        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
+        self, table: sa.Table, value: int, columns: LongKey, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select all rows whose key begins with ``value`` and an element of the list bound as ``name``.
 
@@ -243,6 +244,10 @@ class TableDialect(ABC):
         """
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.with_for_update(skip_locked=True) if skip_locked else chosen
+
+    def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:
+        """Return the condition that a row has a key, for a row that the transaction has locked."""
+        return sa.and_(*(column == value for column, value in zip(columns, values, strict=True)))
 
     def delete_keys(
         self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]

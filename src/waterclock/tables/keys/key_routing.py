@@ -6,6 +6,7 @@ claim, in the order of keys, so that many messages of one key hide no other key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -18,14 +19,16 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.postgresql.unrouted_keys import is_behind, next_places
 from waterclock.tables.groups.routing import try_turn
 from waterclock.tables.keys.key_rows import (
+    KeyState,
     Place,
     add,
     give_turns,
     is_unrouted,
     known,
-    lower,
     of_any_key,
     put_off,
+    set_times,
+    state_of,
 )
 from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.model.claims.turns import Behind
@@ -78,35 +81,50 @@ def _read(context: TableContext, connection: SqlConnection, after: Behind | None
 
 
 def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks: bool) -> None:
-    new: dict[Place, int] = {}
+    new: dict[Place, list[Any]] = {}
     seqs: dict[Place, list[int]] = {}
     for row in window:
         if isinstance(row.key, bytes):  # not valid text, which only SQLite stores: the message waits for a valid key
             continue
         place = (row.key, -row.priority)
-        new[place] = min(row.time_next, new.get(place, row.time_next))
+        new.setdefault(place, []).append(row)
         seqs.setdefault(place, []).append(row.seq)
     if not new:
         return
     exist, locked = known(context, connection, {key for key, _ in new})
     missing = {place: its for place, its in seqs.items() if place not in exist}
     add(context, connection, sorted(chain.from_iterable(missing.values())), {level for _, level in missing})
-    earlier = {
-        place: new[place]
-        for place, row in locked.items()
-        if place in new and not row.is_due and new[place] < row.due_at
-    }
-    give_turns(context, connection, {place: due for place, due in earlier.items() if due <= now})
-    put_off(context, connection, {place: due for place, due in earlier.items() if due > now})
-    due_before = {
-        place: new[place] for place, row in locked.items() if place in new and row.is_due and new[place] < row.first_at
-    }
-    lower(context, connection, due_before)
+    _note(context, connection, {place: (row, new[place]) for place, row in locked.items() if place in new}, now)
     if not marks:
         return
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
         execute_later(connection, (_marking(context), {"seqs": sorted(routed)}))
+
+
+def _note(
+    context: TableContext, connection: SqlConnection, new: Mapping[Place, tuple[Any, Sequence[Any]]], now: int
+) -> None:
+    """Write new messages of keys into the rows of these."""
+    turns: dict[Place, KeyState] = {}
+    off: dict[Place, int] = {}
+    changed: dict[Place, KeyState] = {}
+    for place, (row, messages) in new.items():
+        before = state = state_of(row)
+        for one in messages:
+            # One that is claimed may be extended, so it stands behind the gap although it is due.
+            is_due = one.time_next <= now and one.claim_id is None
+            state = state.with_due(one.time_next) if is_due else state.with_later(one.time_next)
+        first = min(one.time_next for one in messages)
+        if row.is_due or first >= row.due_at:
+            changed |= {place: state} if state != before else {}
+        elif first <= now:
+            turns[place] = state
+        else:
+            off[place] = first
+    give_turns(context, connection, turns)
+    put_off(context, connection, off)
+    set_times(context, connection, changed)
 
 
 def _named(after: Behind | None) -> dict[str, Any]:
@@ -133,7 +151,8 @@ def _window(context: TableContext, which: Literal["first", "same", "later", "beh
         "behind": lambda: (is_behind(rows, _last(rows)),),
     }
     order = () if which == "same" else (together, key) if context.sql.is_bounded else (key,)
-    found = sa.select(rows.c.seq, together.label("together"), key.label("key"), rows.c.priority, rows.c.time_next)
+    its = rows.c.priority, rows.c.time_next, rows.c.claim_id
+    found = sa.select(rows.c.seq, together.label("together"), key.label("key"), *its)
     return (
         context.sql.by_unrouted_index(found, rows)
         .where(is_unrouted(context), *chosen[which]())

@@ -8,6 +8,11 @@ No statement waits for a row's lock.
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
 there, behind the index entries of finished messages. Only a process that has locked the row changes this time. It is
 exact: all messages that may be due earlier are unrouted, and the process that routes them lowers it.
+
+Between two other times of the row (``gap_from``, ``gap_to``) none of its routed messages is due. A claim that took all
+due messages puts the row off until the end of this gap. It need not search the gap, which is full of the ends of leases
+that were acked in time. Messages before the gap are unclaimed, and a trigger makes them unrouted if a statement
+postpones them. So no message gets into the gap.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from waterclock.tables.keys.turn_levels import (
     some_in_turn,
 )
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.time import MAX_NS, MIN_NS
 
 Place = tuple[str, int]
 """A key and a level."""
@@ -47,12 +53,34 @@ class KeyState(NamedTuple):
     ----------
     first_at
         No routed message is due earlier, ns.
+    gap_from, gap_to
+        No routed message is due between these times, ns.
     used_until
         Until when the row must be kept for the rate limit, ns.
     """
 
     first_at: int
-    used_until: int
+    gap_from: int
+    gap_to: int
+    used_until: int = 0
+
+    def with_due(self, at: int) -> KeyState:
+        """Return the state with an unclaimed message that is due already."""
+        return self._replace(first_at=min(self.first_at, at), gap_from=max(self.gap_from, at))
+
+    def with_later(self, at: int) -> KeyState:
+        """Return the state with a message that is leased, or due later."""
+        return self._replace(first_at=min(self.first_at, at), gap_to=min(self.gap_to, at))
+
+    def searched_until(self, now: int) -> int:
+        """Return until when to search for the first message, ns: behind that, the gap tells."""
+        end = max(now, self.gap_from)
+        return end if end < self.gap_to else MAX_NS
+
+
+def state_of(row: Any) -> KeyState:
+    """Return what a row says."""
+    return KeyState(row.first_at, row.gap_from, row.gap_to, row.rate_next)
 
 
 _WOKEN_AT_ONCE = 100
@@ -65,7 +93,7 @@ def next_turns(
 ) -> dict[Place, Any]:
     """Lock the next keys, of the highest priority first, that are not full.
 
-    Return their rows in the order of their turns, with ``had`` and ``first_at``.
+    Return their rows in the order of their turns, with ``had``, and those of `state_of`.
 
     Parameters
     ----------
@@ -88,7 +116,7 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
         due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
         chosen = sa.exists().where(*its, *due, where)
     its = message_keys.c
-    found = sa.select(key, its.level, its.had, its.first_at).where(has_claimable(context, key, its.level), chosen)
+    found = sa.select(key, its.level, its.had, *_of_state()).where(has_claimable(context, key, its.level), chosen)
     found = found.where(its.level >= sa.bindparam("from", type_=sa.BigInteger))
     found = found.limit(sa.bindparam("count", type_=sa.Integer)).with_for_update(skip_locked=True, of=message_keys)
     if not context.sql.is_bounded:
@@ -145,7 +173,8 @@ def _known(
 
 @built_once(maxsize=256)
 def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, ...]]:
-    key = message_keys.c.table_id, message_keys.c.message_key
+    its = message_keys.c
+    key = its.table_id, its.message_key, its.level
     return context.sql.rows_of_each(message_keys, context.table_id, key, "keys", skip_locked=locking)
 
 
@@ -153,14 +182,14 @@ def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Assign turns to keys that have become due, delete those without messages, and put the others off."""
     values = {"now": now, "count": _WOKEN_AT_ONCE, **lows_of(context)}
     found = [row for rows in execute_all(connection, [(one, values) for one in _awake(context)]) for row in rows]
-    states = {(row.message_key, row.level): KeyState(row.first_at, row.rate_next) for row in found}
+    states = {(row.message_key, row.level): state_of(row) for row in found}
     place_all(context, connection, states, now)
 
 
 @built_once(maxsize=256)
 def _awake(context: TableContext) -> list[sa.Select[*tuple[Any, ...]]]:
     its = message_keys.c
-    found = sa.select(its.message_key, its.level, its.rate_next, its.first_at)
+    found = sa.select(its.message_key, its.level, *_of_state())
     now = sa.bindparam("now", type_=sa.BigInteger)
     return [
         found.where(_of_table(context), has_slept)
@@ -199,14 +228,18 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
     """
     if not states:
         return
-    asked = [(_first_due(context), {**of_messages(place), "low": state.first_at}) for place, state in states.items()]
+    asked = [
+        (_first_due(context), of_messages(place) | {"low": state.first_at, "until": state.searched_until(now)})
+        for place, state in states.items()
+    ]
     firsts = [found.scalar() for found in execute_all(connection, asked)]
-    due: dict[Place, int] = {}
+    due: dict[Place, KeyState] = {}
     sleeping: dict[Place, int] = {}
     gone: list[Place] = []
-    for (place, state), first in zip(states.items(), firsts, strict=True):
+    for (place, state), found in zip(states.items(), firsts, strict=True):
+        first = state.gap_to if found is None and state.searched_until(now) < state.gap_to else found
         if first is not None and first <= now:
-            due[place] = first
+            due[place] = state._replace(first_at=first)
         elif first is not None or state.used_until > now:
             sleeping[place] = state.used_until if first is None else first
         else:
@@ -218,27 +251,32 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
 
 def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
     """Put rows off until a time, ns, before which none of their messages is due."""
-    _change(context, connection, {place: {"due_at": at, "first_at": at} for place, at in until.items()}, is_due=0)
+    times = {place: {"due_at": at, **_times(KeyState(at, MIN_NS, at))} for place, at in until.items()}
+    _change(context, connection, times, is_due=0)
 
 
 def keep_turns(
-    context: TableContext, connection: SqlConnection, had: Mapping[Place, int], firsts: Mapping[Place, int]
+    context: TableContext, connection: SqlConnection, had: Mapping[Place, int], states: Mapping[Place, KeyState]
 ) -> None:
-    """Leave rows in their turns, and record how many messages they got in them, and their new ``first_at``."""
-    _change(context, connection, {place: {"had": count, "first_at": firsts[place]} for place, count in had.items()})
+    """Leave rows in their turns, and record how many messages they got in them, and their new times."""
+    _change(context, connection, {place: {"had": count, **_times(states[place])} for place, count in had.items()})
 
 
 def pace(
-    context: TableContext, connection: SqlConnection, until: Mapping[Place, int], firsts: Mapping[Place, int]
+    context: TableContext, connection: SqlConnection, until: Mapping[Place, int], states: Mapping[Place, KeyState]
 ) -> None:
-    """Put rows off until a time, ns, at which the rate of their keys lets a message go; write their ``first_at``."""
-    paced = {place: {"due_at": at, "first_at": firsts[place]} for place, at in until.items()}
+    """Put rows off until a time, ns, at which the rate of their keys lets a message go; write their times."""
+    paced = {place: {"due_at": at, **_times(states[place])} for place, at in until.items()}
     _change(context, connection, paced, is_due=2)
 
 
-def lower(context: TableContext, connection: SqlConnection, firsts: Mapping[Place, int]) -> None:
-    """Lower the ``first_at`` of rows."""
-    _change(context, connection, {place: {"first_at": first} for place, first in firsts.items()})
+def _times(state: KeyState) -> dict[str, int]:
+    return {"first_at": state.first_at, "gap_from": state.gap_from, "gap_to": state.gap_to}
+
+
+def set_times(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
+    """Write the times of rows that keep their places."""
+    _change(context, connection, {place: _times(state) for place, state in states.items()})
 
 
 def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[Place, int]) -> None:
@@ -247,21 +285,21 @@ def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[
 
 
 def give_turns(
-    context: TableContext, connection: SqlConnection, firsts: Mapping[Place, int], last: int | None = None
+    context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState], last: int | None = None
 ) -> None:
     """Assign turns to rows, after all others, in this order.
 
     Parameters
     ----------
-    firsts
-        The rows, each with its new ``first_at``.
+    states
+        The rows, each with its new state.
     last
         The last turn of their levels, if known.
     """
-    if firsts:
+    if states:
         if last is None:
-            last = max(_last_turns(context, connection, {level for _, level in firsts}))
-        turns = {place: {"turn": last + nth, "first_at": firsts[place]} for nth, place in enumerate(firsts, 1)}
+            last = max(_last_turns(context, connection, {level for _, level in states}))
+        turns = {place: {"turn": last + nth, **_times(states[place])} for nth, place in enumerate(states, 1)}
         _change(context, connection, turns, is_due=1, had=0)
 
 
@@ -282,7 +320,7 @@ def _change(
 @built_once(maxsize=1024)
 def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
     own = {name: _not_past(context, name, sa.bindparam(f"new_{name}", type_=sa.BigInteger())) for name in columns}
-    return sa.update(message_keys).where(*_this(context)).values(own | dict(same))
+    return sa.update(message_keys).where(_this(context)).values(own | dict(same))
 
 
 def _not_past(context: TableContext, name: str, value: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
@@ -300,7 +338,8 @@ def add(context: TableContext, connection: SqlConnection, seqs: Sequence[int], l
 
 @built_once(maxsize=256)
 def _adding(context: TableContext) -> sa.Insert:
-    rows, first = context.rows, sa.func.min(context.rows.c.time_next)
+    rows, at = context.rows, context.rows.c.time_next
+    first, is_due = sa.func.min(at), (at <= context.backend.now_sql()) & rows.c.claim_id.is_(None)
     its = sa.select(
         sa.literal(context.table_id, sa.BigInteger),
         rows.c[MESSAGE_KEY],
@@ -308,6 +347,9 @@ def _adding(context: TableContext) -> sa.Insert:
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
         first,
         first,
+        # Without a row, the key has no others that were routed.
+        sa.func.coalesce(sa.func.max(sa.case((is_due, at))), sa.literal(MIN_NS, sa.BigInteger)),
+        sa.func.coalesce(sa.func.min(sa.case((is_due, None), else_=at)), sa.literal(MAX_NS, sa.BigInteger)),
         _not_past(context, "turn", sa.bindparam("to", type_=sa.BigInteger)),
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
@@ -337,13 +379,17 @@ def of_messages(place: Place) -> dict[str, Any]:
     return {"key": place[0], "priority": -place[1]}
 
 
+def _of_state() -> list[sa.Column[int]]:
+    return [message_keys.c[name] for name in ("first_at", "gap_from", "gap_to", "rate_next")]
+
+
 def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
     return message_keys.c.table_id == context.table_id
 
 
-def _this(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
-    key = sa.bindparam("key", type_=message_keys.c.message_key.type)
-    return _of_table(context), message_keys.c.message_key == key, message_keys.c.level == _level()
+def _this(context: TableContext) -> sa.ColumnElement[bool]:
+    its, key = message_keys.c, sa.bindparam("key", type_=message_keys.c.message_key.type)
+    return context.sql.is_row((its.table_id, its.message_key, its.level), (context.table_id, key, _level()))
 
 
 def _level() -> sa.BindParameter[int]:
@@ -352,7 +398,7 @@ def _level() -> sa.BindParameter[int]:
 
 @built_once(maxsize=256)
 def _deleting(context: TableContext) -> sa.Delete:
-    return sa.delete(message_keys).where(*_this(context))
+    return sa.delete(message_keys).where(_this(context))
 
 
 @built_once(maxsize=256)
@@ -368,7 +414,7 @@ def _last_turn(context: TableContext) -> sa.Select[int]:
 
 @built_once(maxsize=256)
 def _first_due(context: TableContext) -> sa.Select[int]:
-    return first_unacked(context.rows)
+    return first_unacked(context.rows).where(context.rows.c.time_next <= sa.bindparam("until", type_=sa.BigInteger))
 
 
 def first_unacked(rows: sa.FromClause) -> sa.Select[int]:

@@ -44,8 +44,9 @@ def upgrade() -> None:
     if migration.dialect.name == "postgresql":
         # The data is already compressed; compressing it again makes an append three times as slow.
         op.execute("ALTER TABLE waterclock_entries ALTER COLUMN data SET STORAGE EXTERNAL")
-        # It has no unique index. A server that replicates all tables would refuse to change its rows.
-        op.execute("ALTER TABLE waterclock_groups REPLICA IDENTITY FULL")
+        # They have no unique index. A server that replicates all tables would refuse to change their rows.
+        for name in ("waterclock_groups", "waterclock_message_keys"):
+            op.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
 
 
 def _write(statement: sa.Executable, *_parameters: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,13 +10,14 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
 from sqlalchemy.sql.elements import Grouping
+from sqlalchemy.sql.selectable import LateralFromClause
 from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.driver_fast_path import Direct
 from waterclock.database.engines.postgresql import is_pooled
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.schema.table_catalogue import groups, message_keys
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
@@ -31,7 +32,7 @@ from waterclock.tables.databases.postgresql.inserting import insert_fresh, inser
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
-from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, Key, TableDialect
+from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, Key, LongKey, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
@@ -161,8 +162,8 @@ def _look_up(
 
 def _of_table(column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
     table = getattr(column, "table", None)
-    is_of_groups = (table.element if isinstance(table, sa.Alias) else table) is groups
-    return (column + sa.literal_column("0") if is_of_groups else column) == value
+    is_not_unique = (table.element if isinstance(table, sa.Alias) else table) in (groups, message_keys)
+    return (column + sa.literal_column("0") if is_not_unique else column) == value
 
 
 def _has_key(table: sa.Table, value: int, columns: Key, wanted: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -173,6 +174,31 @@ def _has_key(table: sa.Table, value: int, columns: Key, wanted: sa.FromClause) -
     places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
     at = sa.literal_column(f"{table.name}.ctid")
     return at == sa.any_(sa.func.array(places.scalar_subquery()))
+
+
+def _at(table: sa.FromClause) -> sa.ColumnElement[Any]:
+    """Return the place of a version of a row."""
+    assert isinstance(table, sa.Table)  # noqa: S101  # of the catalogue
+    return sa.literal_column(f"{table.name}.ctid")
+
+
+def _places(value: int, columns: LongKey, name: str) -> sa.ScalarSelect[Any]:
+    """Return the places of the newest versions of all rows whose second column is in the array bound as ``name``."""
+
+    def newest(second: sa.ColumnElement[Any], *which: Callable[[Any], sa.ColumnElement[bool]]) -> LateralFromClause:
+        one = columns[0].table.alias("one")
+        key, level = one.c[columns[1].name], one.c[columns[2].name]
+        found = sa.select(level.label("level"), sa.literal_column("one.ctid").label("place"))
+        its = _of_table(one.c[columns[0].name], value), key == second, *(each(level) for each in which)
+        return found.where(*its).order_by(key.desc(), level.desc()).limit(_ONE).lateral("newest")
+
+    wanted = _listed(columns[1], name)
+    greatest = newest(wanted.c.value)
+    start = sa.select(wanted.c.value.label("key"), greatest.c.level, greatest.c.place)
+    walk = start.select_from(sa.join(wanted, greatest, sa.true())).cte("walk", recursive=True)
+    lower = newest(walk.c.key, lambda level: level < walk.c.level)
+    more = sa.select(walk.c.key, lower.c.level, lower.c.place).select_from(sa.join(walk, lower, sa.true()))
+    return sa.select(walk.union_all(more).c.place).scalar_subquery()
 
 
 @built_once(maxsize=256)
@@ -346,15 +372,19 @@ class PostgresqlTables(TableDialect):
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
 
     def rows_of_each(
-        self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
+        self, table: sa.Table, value: int, columns: LongKey, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
-        """Select the rows element by element: a cached plan may compare all rows that have ``value`` with the list."""
-        wanted = _listed(columns[1], name)
-        its = sa.select(table).where(columns[0] == value, columns[1] == wanted.c.value).correlate(wanted)
-        if skip_locked:
-            its = its.with_for_update(skip_locked=True)
-        each = its.offset(sa.literal_column("0")).lateral("each")  # prevents a join
-        return sa.select(*each.c).select_from(sa.join(wanted, each, sa.true()))
+        """Look up the newest version of each row, from the greatest third column down, as `look_up`."""
+        found = sa.select(table).where(_at(table) == sa.any_(sa.func.array(_places(value, columns, name))))
+        return found.with_for_update(skip_locked=True) if skip_locked else found
+
+    def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:
+        """Look up the newest version, as `look_up`."""
+        table = columns[0].table
+        one = table.alias("one")
+        first, second, third = (one.c[column.name] for column in columns)
+        place = sa.select(sa.literal_column("one.ctid")).where(second == values[1])
+        return _at(table) == _look_up(place, values[0], (first, third), values[2]).scalar_subquery()
 
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """Keep names in a setting of the transaction."""

@@ -57,9 +57,9 @@ def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
         one = rows.alias()
         together, key, priority = place = _place(one)
         unrouted = not_acked(one), one.c.routed != sa.literal_column("1")
-        named = together.label("together"), key.label("key"), priority, one.c.time_next, one.c.seq, nth.label("nth")
+        named = together.label("together"), key.label("key"), priority, nth.label("nth")
         return (
-            sa.select(*named)
+            sa.select(*named, one.c.time_next, one.c.seq, one.c.claim_id)
             .where(*unrouted, is_behind(one, last))
             .order_by(*place, one.c.time_next)
             .limit(sa.literal_column("1"))

@@ -35,6 +35,7 @@ from waterclock.tables.keys.key_rows import (
     place_all,
     some_slept,
     some_unrouted,
+    state_of,
     wake,
 )
 from waterclock.tables.keys.turn_levels import lows_of
@@ -136,16 +137,16 @@ class _KeyedClaim:
             self._left.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
-        firsts: dict[Place, int] = {place: row.first_at for place, row in begun.items()}
+        states = {place: state_of(row) for place, row in begun.items()}
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
         flying = free_places(context, {key for key, _ in places}, counted, self._room)
         self._left.update(place for place in places if not flying.has_claimable(place))
         dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
         shares = dealt.shares
-        found, last = self._lock(shares, lapsed, firsts)
+        found, last = self._lock(shares, lapsed, states)
         left = {place: iter(its) for place, its in found.items()}
-        self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
+        ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         short = [place for place, its in found.items() if len(its) < shares[place]]
         full = [place for place, its in found.items() if len(its) == shares[place]]
         for (key, _), its in found.items():
@@ -155,15 +156,18 @@ class _KeyedClaim:
         rates.write(context, connection)
         served = full if wanted.where is None else [*full, *short]
         paused |= rates.paused(served)
-        firsts |= {place: _first_of(its[0]) for place, its in found.items() if its}
-        pace(context, connection, paused, firsts)
+        for place, its in found.items():
+            if its:
+                state = states[place]._replace(first_at=_first_of(its[0]))
+                states[place] = state.with_later(min(ends[row.seq] for row in its))
+        pace(context, connection, paused, states)
         unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
-        keep_turns(context, connection, unfinished, firsts)
-        turns = {one: firsts[one] for one in served if one not in paused and one not in unfinished}
+        keep_turns(context, connection, unfinished, states)
+        turns = {one: states[one] for one in served if one not in paused and one not in unfinished}
         give_turns(context, connection, turns, last)
         if wanted.where is None:
-            states = {place: KeyState(firsts[place], rates.used_until(place[0])) for place in short}
-            place_all(context, connection, states, self._now)
+            left_over = {one: states[one]._replace(used_until=rates.used_until(one[0])) for one in short}
+            place_all(context, connection, left_over, self._now)
         self._passed.update(short)
         return True
 
@@ -198,7 +202,7 @@ class _KeyedClaim:
         return all_dealt, lapsed
 
     def _lock(
-        self, shares: Mapping[Place, int], lapsed: Mapping[Place, int], firsts: Mapping[Place, int]
+        self, shares: Mapping[Place, int], lapsed: Mapping[Place, int], states: Mapping[Place, KeyState]
     ) -> tuple[dict[Place, list[Any]], int | None]:
         """Lock the next messages of each key that no other transaction has locked; return the last turn, too."""
         if not shares:
@@ -209,7 +213,7 @@ class _KeyedClaim:
             for place, share in shares.items():
                 count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
                 if count:
-                    asked.append((statement, {**of_messages(place), "count": count, "low": firsts[place]}))
+                    asked.append((statement, {**of_messages(place), "count": count, "low": states[place].first_at}))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
         turns = last_turns(self._context, {level for _, level in shares})
         rows = execute_all(self._connection, [*asked, *turns])
@@ -217,18 +221,19 @@ class _KeyedClaim:
             found[values["key"], -values["priority"]] += its.all()
         return found, max(turn.scalar() or 0 for turn in rows[len(asked) :])
 
-    def _hand_out(self, rows: Sequence[Any]) -> None:
-        if not rows:
-            return
+    def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
+        """Claim messages; return the ends of their leases by seq, ns."""
         wanted = self._wanted
-        ends: list[tuple[int, int]] = []
+        ends: dict[int, int] = {}
         for row in rows:
             wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
             until = row[-1] + wait
             self.claimed.append(Claimed(row, until, _has_expired(row)))
-            ends.append((row.seq, until))
-        values = {"pairs": ends, "by": wanted.claim_id, "who": wanted.consumer}
-        execute_later(self._connection, (_taking(self._context), values))
+            ends[row.seq] = until
+        if ends:
+            values = {"pairs": list(ends.items()), "by": wanted.claim_id, "who": wanted.consumer}
+            execute_later(self._connection, (_taking(self._context), values))
+        return ends
 
 
 def _first_of(row: Any) -> int:
