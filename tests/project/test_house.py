@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,25 +21,41 @@ WAITED_FOR = {"self._changed", "self._event", "self._has_it", "self._stopped", "
 """Events and conditions of ours; what else has a method of this name waits through them, or is a process."""
 
 
+def parse(path: Path) -> ast.Module:
+    gc.freeze()  # otherwise collections look through all trees of before again, which took two thirds of the time
+    return ast.parse(path.read_text())
+
+
 @cache
 def modules() -> dict[str, ast.Module]:
     """Parse every file of the package, by the name under which it is imported."""
     parsed: dict[str, ast.Module] = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        parsed[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text())
+        parsed[".".join(parts).removesuffix(".__init__")] = parse(path)
     return parsed
 
 
 @cache
 def of_tests() -> dict[str, ast.Module]:
     """Parse every file of the tests, by its path in their folder."""
-    return {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+    return {str(path.relative_to(TESTS)): parse(path) for path in TESTS.rglob("*.py")}
+
+
+def statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Walk the statements under a node; without the expressions, that takes a fifth of the time."""
+    found: list[ast.AST] = [tree]
+    while found:
+        node = found.pop()
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, part, [])
+        if isinstance(node, ast.stmt) and node is not tree:
+            yield node
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Give the file and the name of each import of a name."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from ((node.module, name.name) for name in node.names)
 
@@ -64,7 +81,7 @@ def test_no_test_module_imports_from_another() -> None:
     found = [
         f"{path}: {node.module}"
         for path, tree in of_tests().items()
-        for node in ast.walk(tree)
+        for node in statements(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
     ]
     assert not found, "what two of them need is in a module of its own"
@@ -105,7 +122,7 @@ def test_no_two_classes_share_a_name() -> None:
     for module, tree in modules().items():
         if module.startswith("waterclock.aio"):  # has the same names, awaited
             continue
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name.lstrip("_"), []).append(module)
     assert not {name: homes for name, homes in found.items() if len(homes) > 1}
@@ -115,10 +132,10 @@ def test_nested_functions_say_what_they_do() -> None:
     found = [
         f"{module}:{inner.lineno}: {inner.name}"
         for module, tree in modules().items()
-        for outer in ast.walk(tree)
+        for outer in statements(tree)
         if isinstance(outer, ast.FunctionDef)
-        for inner in ast.walk(outer)
-        if isinstance(inner, ast.FunctionDef) and inner is not outer and inner.name in {"work", "do", "inner"}
+        for inner in statements(outer)
+        if isinstance(inner, ast.FunctionDef) and inner.name in {"work", "do", "inner"}
     ]
     assert not found
 

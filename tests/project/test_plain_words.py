@@ -78,7 +78,7 @@ PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.
 
 @cache
 def _found() -> list[tuple[Path, list[tuple[int, str]], list[tuple[int, str]]]]:
-    trees = [(path, ast.parse(text)) for path, text in _texts()]
+    trees = ((path, ast.parse(text)) for path, text in _texts())  # one after another: collections look through them
     return [(path, list(first_words(tree)), list(error_texts(tree))) for path, tree in trees]
 
 
