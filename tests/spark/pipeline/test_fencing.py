@@ -24,7 +24,7 @@ from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import remove_unfinished
 from waterclock.spark.pipeline.progress import Progress
-from waterclock.spark.pipeline.running import OutcomeWriter, replay_pipeline, run_pipeline
+from waterclock.spark.pipeline.running import MicroBatchWriter, replay_pipeline, run_pipeline
 
 OVERTAKEN = "'press': another run has taken over its checkpoint"
 ROWS = 12
@@ -172,15 +172,15 @@ def test_an_overtaken_run_deletes_nothing_of_the_later_one(
 
 
 @pytest.fixture
-def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> OutcomeWriter:
+def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> MicroBatchWriter:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "metadata").write_text('{"id": "r"}', encoding="ascii")
-    return OutcomeWriter(pipeline, enter(spark, pipeline))
+    return MicroBatchWriter(pipeline, enter(spark, pipeline))
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_overtaken_run_does_not_commit_the_micro_batch_that_the_later_one_repeats(
-    spark: SparkSession, pipeline: Pipeline, writer: OutcomeWriter, monkeypatch: pytest.MonkeyPatch, fails: bool
+    spark: SparkSession, pipeline: Pipeline, writer: MicroBatchWriter, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     def overtake(*_: object, **__: object) -> None:
         enter(spark, pipeline)
@@ -193,7 +193,7 @@ def test_an_overtaken_run_does_not_commit_the_micro_batch_that_the_later_one_rep
 
 
 def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_has_written(
-    spark: SparkSession, pipeline: Pipeline, writer: OutcomeWriter, tmp_path: Path
+    spark: SparkSession, pipeline: Pipeline, writer: MicroBatchWriter, tmp_path: Path
 ) -> None:
     enter(spark, pipeline)
     spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")

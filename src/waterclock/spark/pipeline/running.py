@@ -159,7 +159,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
     return progress
 
 
-class OutcomeWriter:
+class MicroBatchWriter:
     """Writes the outcomes of one stream's micro-batches. It is pickled if Spark Connect runs it elsewhere."""
 
     def __init__(self, pipeline: Pipeline, run: PipelineRun) -> None:
@@ -247,7 +247,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
     run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
-    return _Stream(spark, run, writer.foreachBatch(OutcomeWriter(pipeline, run)), parts.partitions)
+    return _Stream(spark, run, writer.foreachBatch(MicroBatchWriter(pipeline, run)), parts.partitions)
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:

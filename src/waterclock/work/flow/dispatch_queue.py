@@ -43,7 +43,7 @@ def _few_digits(room: int) -> int:
     return room >> spare << spare
 
 
-class MessageSource(Protocol):
+class MessageOrigin(Protocol):
     """The fetcher of a message's table, as files below it see it: the message and its outcome go back through it."""
 
     table: MessageTable
@@ -100,7 +100,7 @@ class Handling:
         "waits_for_loop",
     )
 
-    def __init__(self, delivery: Delivery, fetcher: MessageSource, claimed_at: int) -> None:
+    def __init__(self, delivery: Delivery, fetcher: MessageOrigin, claimed_at: int) -> None:
         self.delivery = delivery
         self.fetcher = fetcher
         self.claimed_at = claimed_at
@@ -267,7 +267,7 @@ class DispatchQueue:
         room = self._room(ahead=ahead)
         return room > 0 and (not ahead or len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
 
-    def add(self, fetcher: MessageSource, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
+    def add(self, fetcher: MessageOrigin, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
         """Add claimed messages, and release the reserved room.
 
         Parameters

@@ -21,7 +21,7 @@ from waterclock.errors import (
 )
 from waterclock.tables.messages.finishing.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
-from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageSource
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageOrigin
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import Outcome
 from waterclock.work.ground.tracebacks import warn_with_traceback
@@ -81,14 +81,14 @@ class OutcomeWriter:
             return handled
 
     def _record(self, handled: Sequence[Handled]) -> None:
-        by_fetcher: dict[MessageSource, list[Handled]] = {}
+        by_fetcher: dict[MessageOrigin, list[Handled]] = {}
         for each in handled:
             by_fetcher.setdefault(each[0].fetcher, []).append(each)
         for fetcher, ours in by_fetcher.items():
             with answers_within(fetcher.patience):
                 self._record_of(fetcher, ours)
 
-    def _record_of(self, fetcher: MessageSource, ours: Sequence[Handled]) -> None:
+    def _record_of(self, fetcher: MessageOrigin, ours: Sequence[Handled]) -> None:
         acked = [each for each in ours if each[1].verb in ("ack", "discard")]
         if acked:
             self._ack(fetcher, acked)
@@ -99,7 +99,7 @@ class OutcomeWriter:
         if others or fetcher.table.context.options.groups:
             fetcher.subscription.nudge()  # its group may proceed, and messages that went back may be due soon
 
-    def _ack(self, fetcher: MessageSource, handled: Sequence[Handled]) -> None:
+    def _ack(self, fetcher: MessageOrigin, handled: Sequence[Handled]) -> None:
         # Messages acked in a handler's transaction are left to it.
         deliveries = [one.delivery for one, _, _ in handled if not (one.delivery.over or one.delivery.undecided)]
         try:
@@ -115,7 +115,7 @@ class OutcomeWriter:
             return
         self._note_acked(fetcher, handled)
 
-    def _ack_apart(self, fetcher: MessageSource, handled: Sequence[Handled], error: WaterclockError) -> None:
+    def _ack_apart(self, fetcher: MessageOrigin, handled: Sequence[Handled], error: WaterclockError) -> None:
         """Ack messages one by one, so that one that fails does not affect others."""
         if len(handled) > 1:
             for each in handled:
@@ -126,7 +126,7 @@ class OutcomeWriter:
         else:
             self._say_unrecorded(fetcher, 1, error)
 
-    def _note_acked(self, fetcher: MessageSource, handled: Sequence[Handled]) -> None:
+    def _note_acked(self, fetcher: MessageOrigin, handled: Sequence[Handled]) -> None:
         for one, outcome, _ in handled:
             if one.delivery.lost or one.delivery.given_back:
                 self._counter.note("lost", one.delivery)
@@ -142,7 +142,7 @@ class OutcomeWriter:
                     extra=event("message_discarded", table=fetcher.table.name, id=one.delivery.id),
                 )
 
-    def _apart(self, fetcher: MessageSource, each: Handled) -> None:
+    def _apart(self, fetcher: MessageOrigin, each: Handled) -> None:
         one, outcome, dropped = each
         try:
             self._try(lambda: self._give_up(fetcher, one, outcome))
@@ -153,7 +153,7 @@ class OutcomeWriter:
             self._say_unrecorded(fetcher, 1, error)
         fetcher.give_back(dropped)
 
-    def _give_up(self, fetcher: MessageSource, one: Handling, outcome: Outcome) -> None:
+    def _give_up(self, fetcher: MessageOrigin, one: Handling, outcome: Outcome) -> None:
         delivery, name = one.delivery, fetcher.table.name
         if delivery.over or delivery.undecided:
             # The handler has ended the delivery itself.
@@ -234,7 +234,7 @@ class OutcomeWriter:
             extra=event("outcome_lost", id=message_id),
         )
 
-    def _say_unrecorded(self, fetcher: MessageSource, count: int, error: BaseException) -> None:
+    def _say_unrecorded(self, fetcher: MessageOrigin, count: int, error: BaseException) -> None:
         _log.error(
             "the outcomes of %d messages of %r were not written, so they are sent again: %s",
             count,

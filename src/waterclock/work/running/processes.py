@@ -16,7 +16,7 @@ from waterclock._support import moments
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.time import format_duration
-from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageSource
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageOrigin
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import Outcome
 from waterclock.work.running.child import Broken, Ended, HandledTable, Ready, serve
@@ -125,7 +125,7 @@ class Processes:
         self._timeout = timeout
         self._recycle_after = recycle_after
         self._recycle_above = recycle_above
-        self._fetchers: dict[MessageSource, int] = {}
+        self._fetchers: dict[MessageOrigin, int] = {}
         self._stopping = False
         self._changed = threading.Condition()
         self._kinds: Sequence[tuple[str, ...] | None] | None = None
@@ -144,7 +144,7 @@ class Processes:
                 moments.wait(self._changed, _LOOK_EVERY)
             return self._kinds
 
-    def begin(self, fetcher: MessageSource, number: int) -> None:
+    def begin(self, fetcher: MessageOrigin, number: int) -> None:
         """Handle messages from a fetcher, which is that of the table of this number."""
         self._fetchers[fetcher] = number
 

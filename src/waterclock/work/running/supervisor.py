@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from waterclock._support.log_events import event
 from waterclock.tables.messages.rows.process_heartbeat import RunningHandler
-from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageSource
+from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageOrigin
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import GIVE_BACK
 from waterclock.work.running.calling import Caller, cancel
@@ -67,7 +67,7 @@ class Watch:
         with self._giving_up:
             return [one for one in self._given_up if not one.ended]
 
-    def handlers_of(self, fetcher: MessageSource) -> list[RunningHandler]:
+    def handlers_of(self, fetcher: MessageOrigin) -> list[RunningHandler]:
         """List the handlers that run for a table's messages. Other threads may call it."""
         stuck = set(self.unfinished())
         stuck.update(one for one in self._queue.running if self._caller.is_late(one))
@@ -121,7 +121,7 @@ class Watch:
 
 def give_back(handlings: Iterable[Handling]) -> None:
     """Return messages to their tables, due at once, without counting an attempt."""
-    by_fetcher: dict[MessageSource, list[Handling]] = {}
+    by_fetcher: dict[MessageOrigin, list[Handling]] = {}
     for one in handlings:
         by_fetcher.setdefault(one.fetcher, []).append(one)
     for fetcher, ours in by_fetcher.items():
