@@ -200,13 +200,9 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
 
     Times are whole numbers of ``time_unit``, or timestamps of any unit with a time zone (`as_nanoseconds`).
 
-    Raises
-    ------
-    SchemaError
-        If source, stream or event_time is missing, a column cannot be cast, or times name no moment.
-    InvalidArgumentError
-        If source, stream or event_time holds a null, source or stream an empty text, a header a value other than text,
-        or a time does not fit; also for bytes that are not UTF-8, and other unsound columns.
+    Raises `SchemaError` if source, stream or event_time is missing, a column cannot be cast, or times name no moment.
+    Raises `InvalidArgumentError` if source, stream or event_time holds a null, source or stream an empty text, a header
+    a value other than text, or a time does not fit; also for bytes that are not UTF-8, and other unsound columns.
     """
     given = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     arrays: list[pa.ChunkedArray] = []
@@ -280,12 +276,8 @@ def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
 def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
     """Read back the output of `to_ipc`, at least one record batch, and refuse data that could crash its users.
 
-    Raises
-    ------
-    SchemaError
-        If the bytes are not an Arrow IPC stream.
-    DamagedError
-        If they begin as one and are not whole and sound record batches.
+    Raises `SchemaError` if the bytes are not an Arrow IPC stream. Raises `DamagedError` if they begin as one and are
+    not whole and sound record batches.
     """
     if not is_ipc(data):
         raise SchemaError(f"cannot read {len(data)} bytes: they are not an Arrow IPC stream of messages")

@@ -37,6 +37,8 @@ def has_form(form: bytes, data: bytes) -> bool:
 def unframed(form: bytes, data: bytes, name: str) -> memoryview:
     """Check the output of `framed`, and return the body, without a copy.
 
+    Raises `DamagedError` if they are too short, have another form, or differ from the written bytes.
+
     Parameters
     ----------
     form
@@ -45,11 +47,6 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
         The bytes.
     name
         Their name, for the error: ``"entry 3 of ledger 5"``.
-
-    Raises
-    ------
-    DamagedError
-        If they are too short, have another form, or differ from the written bytes.
     """
     if len(data) < FRAME_BYTES:
         raise DamagedError(f"{name} is corrupt: {len(data)} bytes are too few")
@@ -75,10 +72,7 @@ def has_trailer(form: bytes, data: bytes) -> bool:
 def without_trailer(form: bytes, data: bytes, name: str) -> memoryview:
     """Compare the `trailer` that `has_trailer` has found, and return the body, without a copy.
 
-    Raises
-    ------
-    DamagedError
-        If the bytes differ from their written form; the error contains ``name``.
+    Raises `DamagedError` if the bytes differ from their written form; the error contains ``name``.
     """
     body = memoryview(data)[:-FRAME_BYTES]
     if data[-FRAME_BYTES:] != trailer(form, body):

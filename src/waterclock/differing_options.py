@@ -10,27 +10,18 @@ from waterclock.time import format_duration
 
 
 def warn_of_differences(
-    what: str,
+    what: str,  # the topic or table, for the text
     given: Mapping[str, object],
     existing: Mapping[str, object],
     defaults: Mapping[str, object],
-    durations: Collection[str],
+    durations: Collection[str],  # which options are lengths of time, in ns
     *,
-    stacklevel: int,
+    stacklevel: int,  # how many calls up the user's line is, as for `warnings.warn` from the caller of this function
 ) -> None:
     """Warn if options of a call to ``create_topic`` or ``create_table`` differ from the existing ones.
 
     A warning and not an error: a program that creates its tables and topics at each start must not fail because an
     operator altered an option. An option with its default counts as not given.
-
-    Parameters
-    ----------
-    what
-        The topic or table, for the text.
-    durations
-        Which options are lengths of time, in ns.
-    stacklevel
-        How many calls up the user's line is, as for `warnings.warn` from the caller of this function.
     """
 
     def spelled(name: str, value: object) -> str:

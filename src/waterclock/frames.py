@@ -77,10 +77,8 @@ def as_messages(
 def as_payload(value: object, name: str) -> bytes:
     """Convert a value to a payload: bytes unchanged, texts as UTF-8, numbers and booleans as in JSON.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is something else, a number that JSON does not have, or a text that UTF-8 cannot encode.
+    Raises `InvalidArgumentError` if it is something else, a number that JSON does not have, or a text that UTF-8 cannot
+    encode.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -120,10 +118,7 @@ def to_pandas(table: pa.Table | pa.RecordBatch) -> pd.DataFrame:
 def to_polars(table: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     """Convert messages to a Polars data frame; times are datetimes in UTC, headers maps.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If Polars is not installed.
+    Raises `InvalidArgumentError` if Polars is not installed.
     """
     return _import("polars").from_arrow(with_moments(table))
 

@@ -52,12 +52,8 @@ def expect(found: Kept, expected: Kept, file: Path) -> None:
 def copy_checked(file: Path, sink: Any, expected: Kept) -> None:
     """Copy a file of a backup.
 
-    Raises
-    ------
-    DamagedError
-        If it is gone, or differs from its written form.
-    UnavailableError
-        If it cannot be read now.
+    Raises `DamagedError` if it is gone, or differs from its written form. Raises `UnavailableError` if it cannot be
+    read now.
     """
     try:
         with file.open("rb") as source:

@@ -22,49 +22,25 @@ FORMAT = 1
 
 
 class Kept(NamedTuple):
-    """A file of a backup.
-
-    Attributes
-    ----------
-    path
-        Name of the file: a ledger file under `LEDGERS`, by its name in the catalogue; the database in the folder.
-    size
-        Bytes.
-    crc
-        CRC-32 of all bytes.
-    """
+    """A file of a backup."""
 
     path: str
-    size: int
-    crc: int
+    """Name of the file: a ledger file under `LEDGERS`, by its name in the catalogue; the database in the folder."""
+    size: int  # bytes
+    crc: int  # CRC-32 of all bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of a backup.
+    """The contents of a backup."""
 
-    Attributes
-    ----------
-    source
-        The database file that was backed up.
-    taken_at
-        The moment that the backup shows, ns.
-    number
-        How many backups were made into the folder, including this one.
-    database
-        The database.
-    ledgers
-        The ledger files that its catalogue names.
-    faults
-        Faults that the source had already: ledger files that are lost or truncated, each in words.
-    """
-
-    source: str
-    taken_at: int
-    number: int
+    source: str  # the database file that was backed up
+    taken_at: int  # the moment that the backup shows, ns
+    number: int  # how many backups were made into the folder, including this one
     database: Kept
-    ledgers: tuple[Kept, ...]
+    ledgers: tuple[Kept, ...]  # the ledger files that its catalogue names
     faults: tuple[str, ...]
+    """Faults that the source had already: ledger files that are lost or truncated, each in words."""
 
     @property
     def size(self) -> int:
@@ -82,14 +58,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of the backup in a folder.
 
-    Raises
-    ------
-    NotFoundError
-        If the folder holds no complete backup.
-    SchemaError
-        If a newer version has written it.
-    DamagedError
-        If it differs from its written form.
+    Raises `NotFoundError` if the folder holds no complete backup. Raises `SchemaError` if a newer version has written
+    it. Raises `DamagedError` if it differs from its written form.
     """
     file = folder / NAME
     try:

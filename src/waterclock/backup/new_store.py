@@ -40,17 +40,9 @@ def found_store(backend: Backend, files: LedgerFiles) -> None:
 def make_independent(backend: Backend, ledgers: str) -> int:
     """Assign a new identity to a copy of a database and its ledger files that was made with other tools.
 
-    Returns
-    -------
-    int
-        How many ledger files the copy has.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If ``ledgers`` is the folder that the catalogue knows: the original's, if this is a copy.
-    UnavailableError
-        If a ledger file that the catalogue names is not there.
+    Returns how many ledger files the copy has. Raises `InvalidArgumentError` if ``ledgers`` is the folder that the
+    catalogue knows: the original's, if this is a copy. Raises `UnavailableError` if a ledger file that the catalogue
+    names is not there.
     """
     files = LedgerFiles(ledgers)
     with backend.snapshot() as connection:

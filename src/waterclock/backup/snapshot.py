@@ -69,10 +69,7 @@ def named_files(backend: Backend) -> list[Named]:
 def take_snapshot(backend: Backend, target: Path, report: Report) -> tuple[int, list[Named]]:
     """Copy the database into a new file; return the copy's moment, ns, and the ledger files that it names.
 
-    Raises
-    ------
-    UnavailableError
-        If the file cannot be written, or the database not be read.
+    Raises `UnavailableError` if the file cannot be written, or the database not be read.
     """
     with backend.snapshot() as connection:
         named = list(_named(connection))  # the first read fixes the snapshot of all later ones

@@ -66,17 +66,12 @@ class Kernel:
     ----------
     name
         The full name of its module, which gets ``njit`` and ``types`` from `numba_for`.
-
-    Attributes
-    ----------
-    rows
-        Rows that it ran interpreted, less those that pauses made up for.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._interpreted: ModuleType | None = None
-        self.rows = 0
+        self.rows = 0  # rows that it ran interpreted, less those that pauses made up for
         _kernels.append(self)
 
     @property
@@ -96,10 +91,7 @@ class Kernel:
     def compiled(self) -> Any:
         """The module with Numba, which compiles it at its first use after an installation.
 
-        Raises
-        ------
-        UnavailableError
-            If no folder can be written in which Numba could keep the compiled code.
+        Raises `UnavailableError` if no folder can be written in which Numba could keep the compiled code.
         """
         try:
             return import_module(self._name)

@@ -18,18 +18,10 @@ _NONE = (0,) * (len(DISTANCES) + 1)
 
 
 class OutsideCounts(NamedTuple):
-    """How many messages of a stream lie outside their batches' windows, by distance; see `DISTANCES`.
+    """How many messages of a stream lie outside their batches' windows, by distance; see `DISTANCES`."""
 
-    Attributes
-    ----------
-    before
-        Before the window: the message came after its own window had closed.
-    after
-        After the window: the message was let through because it was too far ahead to wait.
-    """
-
-    before: tuple[int, ...] = _NONE
-    after: tuple[int, ...] = _NONE
+    before: tuple[int, ...] = _NONE  # before the window: the message came after its own window had closed
+    after: tuple[int, ...] = _NONE  # after the window: the message was let through because it was too far ahead to wait
 
     @property
     def total(self) -> int:
@@ -50,6 +42,8 @@ def outside_messages(
     A message counts if it lies outside by more than half a period of its stream: less may be jitter. The period is the
     window's length divided by the number of different event times that the stream has in the batch.
 
+    Returns each with its distance from the window, ns, which is negative before the window.
+
     Parameters
     ----------
     messages
@@ -58,11 +52,6 @@ def outside_messages(
         The window, ns.
     offsets
         ns that are added to the times of some streams.
-
-    Returns
-    -------
-    list of (Message, int)
-        Each with its distance from the window, ns, which is negative before the window.
     """
     if not messages or (not offsets and messages[0].event_time >= start and messages[-1].event_time <= end):
         return []

@@ -19,21 +19,11 @@ with 31 bits, and a state may hold more."""
 
 
 class StateForm(NamedTuple):
-    """One kind of state.
+    """One kind of state."""
 
-    Attributes
-    ----------
-    form
-        Name of its frame, four bytes.
-    key
-        Key of its facts in the schema metadata.
-    name
-        Its name, for errors.
-    """
-
-    form: bytes
-    key: bytes
-    name: str
+    form: bytes  # name of its frame, four bytes
+    key: bytes  # key of its facts in the schema metadata
+    name: str  # its name, for errors
 
     def write(self, facts: bytes, messages: Sequence[Message]) -> bytes:
         columns = [to_arrow(run, positions=True).replace_schema_metadata({self.key: facts}) for run in _runs(messages)]
@@ -42,14 +32,8 @@ class StateForm(NamedTuple):
     def read(self, data: bytes) -> tuple[bytes, pa.Table]:
         """Read back the facts and the messages.
 
-        Raises
-        ------
-        DamagedError
-            If the bytes are such a state, but corrupt.
-        SchemaError
-            If they are something else.
-        InvalidArgumentError
-            If they are not bytes.
+        Raises `DamagedError` if the bytes are such a state, but corrupt. Raises `SchemaError` if they are something
+        else. Raises `InvalidArgumentError` if they are not bytes.
         """
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not check types
             raise InvalidArgumentError(f"state must be the bytes of {self.name}, got {quoted(data)}")

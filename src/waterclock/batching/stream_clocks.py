@@ -35,26 +35,18 @@ _LOW = 10  # the low quantile is the 10 % quantile
 
 
 class StreamClock(NamedTuple):
-    """The clock of a stream, from the examined batches of the last 30 s, one every 5 s.
-
-    Attributes
-    ----------
-    offset
-        The receive time minus the event time, ns, of the tenth of messages that were quickest: the difference of the
-        clocks plus the shortest transit time. Delays do not count. Negative if the stream's clock is ahead by more.
-    drift
-        How much the offset grows in a second, s. 0.01 if the stream's clock falls behind by 10 ms a second.
-    lag
-        How much longer than that the slowest message of the last such batch took, ns; if a batch has more than 32 of
-        the stream, about that many are examined.
-    disorder
-        How far a message was at most behind an earlier received one of the stream, ns.
-    """
+    """The clock of a stream, from the examined batches of the last 30 s, one every 5 s."""
 
     offset: int
-    drift: float
+    """The receive time minus the event time, ns, of the tenth of messages that were quickest: the difference of the
+    clocks plus the shortest transit time. Delays do not count. Negative if the stream's clock is ahead by more.
+    """
+    drift: float  # How much the offset grows in a second, s. 0.01 if the stream's clock falls behind by 10 ms a second.
     lag: int
-    disorder: int
+    """How much longer than that the slowest message of the last such batch took, ns; if a batch has more than 32 of the
+    stream, about that many are examined.
+    """
+    disorder: int  # how far a message was at most behind an earlier received one of the stream, ns
 
 
 class _Sample(NamedTuple):

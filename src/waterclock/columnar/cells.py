@@ -15,10 +15,7 @@ def to_cell(rows: pa.RecordBatch) -> bytes:
 def from_cell(cell: bytes | memoryview, columns: pa.Schema, name: str = "a cell") -> pa.RecordBatch:
     """Read the output of `to_cell`, without a copy.
 
-    Raises
-    ------
-    DamagedError
-        If it is something else.
+    Raises `DamagedError` if it is something else.
     """
     try:
         rows = pa.ipc.read_record_batch(pa.py_buffer(cell), columns)

@@ -95,12 +95,8 @@ def nothing(record: np.dtype[Any]) -> ManySources:
 def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
     """Concatenate the messages of packed rows, with sources numbered in order of occurrence.
 
-    Raises
-    ------
-    SchemaError
-        If a cell does not hold the number of messages in its row, or has another record than ``record``.
-    DamagedError
-        If a message refers to a stream that its row does not name.
+    Raises `SchemaError` if a cell does not hold the number of messages in its row, or has another record than
+    ``record``. Raises `DamagedError` if a message refers to a stream that its row does not name.
     """
     source_names, row_sources = encoded(packed.column("source"))
     counts = row_counts(packed)
@@ -118,10 +114,7 @@ def from_packed(packed: pa.Table, record: np.dtype[Any]) -> ManySources:
 def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = "a cell") -> ManySources:
     """Read the output of `ManySources.to_cell`, the records without a copy.
 
-    Raises
-    ------
-    DamagedError
-        If it is something else.
+    Raises `DamagedError` if it is something else.
     """
     rows = from_cell(cell, _CELL, name)
     if rows.num_rows != 1 or any(column.null_count for column in rows.columns):

@@ -151,10 +151,7 @@ def _parts(cells: pa.BinaryArray, counts: npt.NDArray[np.int64]) -> list[Records
 def row_counts(packed: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
     """Return how many messages each packed row holds.
 
-    Raises
-    ------
-    SchemaError
-        If a row lacks a value, or has a negative count.
+    Raises `SchemaError` if a row lacks a value, or has a negative count.
     """
     if any(packed.column(name).null_count for name in ("source", "streams", "count", "messages")):
         raise SchemaError("a packed row lacks its source, streams, count or messages")

@@ -64,12 +64,8 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
 def records_of(cells: pa.BinaryArray, counts: npt.NDArray[np.int64], record: np.dtype[Any]) -> Records:
     """Read cells of this many messages each as one array; adjacent cells of records without copying.
 
-    Raises
-    ------
-    SchemaError
-        If cells hold other messages than ``record``.
-    DamagedError
-        If cells of differences are corrupt.
+    Raises `SchemaError` if cells hold other messages than ``record``. Raises `DamagedError` if cells of differences are
+    corrupt.
     """
     _, offsets, data = cells.cast(pa.binary()).buffers()
     bounds = np.frombuffer(offsets, np.int32)[cells.offset : cells.offset + len(cells) + 1]

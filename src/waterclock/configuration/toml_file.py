@@ -14,14 +14,8 @@ from waterclock.errors import InvalidArgumentError, NotFoundError, UnavailableEr
 def read_toml(path: Path) -> tuple[dict[str, Any], TomlLines]:
     """Read a file, with the line of each of its keys.
 
-    Raises
-    ------
-    NotFoundError
-        If it is missing.
-    UnavailableError
-        If it cannot be read.
-    InvalidArgumentError
-        If it is a folder, or not TOML.
+    Raises `NotFoundError` if it is missing. Raises `UnavailableError` if it cannot be read. Raises
+    `InvalidArgumentError` if it is a folder, or not TOML.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -160,10 +160,7 @@ class Backend:
     def has_catalogue(self) -> bool:
         """Return whether the database has a catalogue.
 
-        Raises
-        ------
-        SchemaError
-            If the catalogue is of another version.
+        Raises `SchemaError` if the catalogue is of another version.
         """
         if not self._has_catalogue:
             version = self._catalogue_version()
@@ -175,12 +172,8 @@ class Backend:
     def create_catalogue(self) -> None:
         """Create the catalogue if the database has none, or migrate an older one to this version.
 
-        Raises
-        ------
-        SchemaError
-            If a newer library wrote the catalogue.
-        UnavailableError
-            If the database cannot be opened, or refuses the tables.
+        Raises `SchemaError` if a newer library wrote the catalogue. Raises `UnavailableError` if the database cannot be
+        opened, or refuses the tables.
         """
         if self._has_catalogue:
             return
@@ -267,6 +260,11 @@ class Backend:
 
         ``work`` may therefore run more than once: all its effects must go through its connection.
 
+        Raises `UnavailableError` if the database stayed busy, deadlocked or unavailable for the timeout, is full, or is
+        not writable; a TimedOutError if a time limit there ended a statement. Raises `RefusedError` if the database
+        refuses a statement: a ConstraintError or a ForbiddenError if that is the reason. Raises `InvalidArgumentError`
+        if the database cannot store a value.
+
         Parameters
         ----------
         indexed
@@ -275,16 +273,6 @@ class Backend:
             which each statement of a `Direct` has to commit separately.
         durable
             As in `DirectPool.lend`, if ``work`` gets a `Direct`.
-
-        Raises
-        ------
-        UnavailableError
-            If the database stayed busy, deadlocked or unavailable for the timeout, is full, or is not writable; a
-            TimedOutError if a time limit there ended a statement.
-        RefusedError
-            If the database refuses a statement: a ConstraintError or a ForbiddenError if that is the reason.
-        InvalidArgumentError
-            If the database cannot store a value.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -445,10 +433,7 @@ class Backend:
     def now(self, connection: SqlConnection | None = None) -> int:
         """Read the clock, ns. On a server this is a round trip, on ``connection`` if given.
 
-        Raises
-        ------
-        UnavailableError
-            If the database is busy or unavailable, and no connection was given.
+        Raises `UnavailableError` if the database is busy or unavailable, and no connection was given.
         """
         if self._clock is not None:
             return self._clock()
@@ -500,10 +485,7 @@ class Backend:
     def driver_connection(self, doing: str) -> Any:
         """Open a driver connection that belongs to the caller and to no pool.
 
-        Raises
-        ------
-        UnavailableError
-            If the database is busy or unavailable; ``doing`` as in `translated`.
+        Raises `UnavailableError` if the database is busy or unavailable; ``doing`` as in `translated`.
         """
         with self.translated(doing):
             pooled = self._own.raw_connection()

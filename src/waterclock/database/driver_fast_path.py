@@ -179,10 +179,7 @@ class Direct:
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
         """Run a raw SQL statement; read its rows to the end.
 
-        Returns
-        -------
-        cursor
-            The driver's cursor, with ``rowcount`` and tuples.
+        Returns the driver's cursor, with ``rowcount`` and tuples.
 
         Raises
         ------
@@ -387,17 +384,6 @@ class DirectPool:
     """A pool of connections for `Direct`. Thread-safe.
 
     They are not pinged before use, because all work on them can be, and is, retried.
-
-    Parameters
-    ----------
-    engine
-        Opens them.
-    set_up
-        Prepares a new connection.
-    is_whole
-        Returns whether a connection is idle and intact.
-    outlives_errors
-        Whether an intact connection may be reused after an error of the driver.
     """
 
     KEPT = 8
@@ -405,11 +391,11 @@ class DirectPool:
 
     def __init__(
         self,
-        engine: sa.Engine,
-        set_up: Callable[[Any], None],
-        is_whole: Callable[[Any], bool],
+        engine: sa.Engine,  # opens them
+        set_up: Callable[[Any], None],  # prepares a new connection
+        is_whole: Callable[[Any], bool],  # returns whether a connection is idle and intact
         *,
-        outlives_errors: bool,
+        outlives_errors: bool,  # whether an intact connection may be reused after an error of the driver
     ) -> None:
         self._engine = engine
         self._within: float | None = engine.get_execution_options().get(ANSWERS_WITHIN)

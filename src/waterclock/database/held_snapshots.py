@@ -43,15 +43,12 @@ class HeldSnapshot:
 def held_snapshots(backend: Backend, longest: int | None = None) -> list[HeldSnapshot] | None:
     """List the transactions that have been open for longer, in seconds, the oldest first; None without a server.
 
+    Raises `ForbiddenError` if the server does not show them to this user.
+
     Parameters
     ----------
     longest
         Seconds; None: `LONG`.
-
-    Raises
-    ------
-    ForbiddenError
-        If the server does not show them to this user.
     """
     question = backend.dialect.long_transactions
     if question is None:

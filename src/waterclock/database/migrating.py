@@ -30,17 +30,11 @@ def catalogue_version(connection: sa.Connection) -> str | None:
 
 
 class CatalogueVersionError(SchemaError):
-    """A catalogue has another version than this library needs.
-
-    Attributes
-    ----------
-    version
-        The catalogue's.
-    """
+    """A catalogue has another version than this library needs."""
 
     def __init__(self, message: str, version: str) -> None:
         super().__init__(message)
-        self.version = version
+        self.version = version  # the catalogue's
 
 
 def check_version(version: str, name: str) -> None:

@@ -39,38 +39,23 @@ class TableSizes:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSizes:
-    """The space that a database takes.
+    """The space that a database takes."""
 
-    Attributes
-    ----------
-    size
-        Bytes of all its tables and indexes.
-    free
-        Bytes of these that are free for new rows; None: not known.
-    log_size
-        Bytes of the write-ahead log, which grows while a reader holds an old snapshot; None: it does not.
-    unpurged
-        Transactions whose old versions of rows the server keeps; None: it counts them for each table.
-    tables
-        The largest tables, largest first; None: their sizes are not known without reading them.
-    """
-
-    size: int
-    free: int | None
+    size: int  # bytes of all its tables and indexes
+    free: int | None  # bytes of these that are free for new rows; None: not known
     log_size: int | None
+    """Bytes of the write-ahead log, which grows while a reader holds an old snapshot; None: it does not."""
     unpurged: int | None
+    """Transactions whose old versions of rows the server keeps; None: it counts them for each table."""
     tables: tuple[TableSizes, ...] | None
+    """The largest tables, largest first; None: their sizes are not known without reading them."""
 
 
 def read_sizes(backend: Backend) -> DatabaseSizes:
     """Read the size of a database, and the sizes of the catalogue's tables and of message tables.
 
-    Raises
-    ------
-    UnavailableError
-        If the database does not answer, for example because another transaction locks a table.
-    ForbiddenError
-        If the server does not show sizes to this user.
+    Raises `UnavailableError` if the database does not answer, for example because another transaction locks a table.
+    Raises `ForbiddenError` if the server does not show sizes to this user.
     """
     dialect = backend.dialect
     with backend.snapshot() as connection:

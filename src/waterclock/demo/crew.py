@@ -38,6 +38,8 @@ class _CrewMember:
 def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) -> CrewReport:
     """Run two workers until the table is empty; SIGKILL the first midway, while it holds messages that are not acked.
 
+    Raises `UnavailableError` if a worker that was not killed ends with an error, or none could be killed midway.
+
     Parameters
     ----------
     url, table
@@ -46,11 +48,6 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
         How many messages there are; the kill comes when half of them are acked.
     progress
         Called with the number of messages acked so far.
-
-    Raises
-    ------
-    UnavailableError
-        If a worker that was not killed ends with an error, or none could be killed midway.
     """
     said: queue.SimpleQueue[tuple[_CrewMember, dict[str, int] | None]] = queue.SimpleQueue()
     crew = [_start(url, table, name, said) for name in ("worker-1", "worker-2")]

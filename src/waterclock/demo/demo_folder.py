@@ -17,10 +17,7 @@ _MARK = ".waterclock-demo"
 def make_fresh(folder: Path) -> None:
     """Create the folder of a demo, or empty the one of an earlier demo.
 
-    Raises
-    ------
-    AlreadyExistsError
-        If it holds anything else.
+    Raises `AlreadyExistsError` if it holds anything else.
     """
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARK).exists():

@@ -105,12 +105,8 @@ def run_live(folder: Path, seconds: float, report: Report) -> LiveBooks:
 
     SIGINT and SIGTERM end the measurement early.
 
-    Raises
-    ------
-    AlreadyExistsError
-        If ``folder`` holds anything except an earlier demo.
-    UnavailableError
-        If Mosquitto or collectd is not installed, or a process ends early.
+    Raises `AlreadyExistsError` if ``folder`` holds anything except an earlier demo. Raises `UnavailableError` if
+    Mosquitto or collectd is not installed, or a process ends early.
     """
     mosquitto, collectd = _find("mosquitto"), _find("collectd")
     make_fresh(folder)

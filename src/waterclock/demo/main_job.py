@@ -50,12 +50,8 @@ NOTES = [("2026-11-21T08:42:08.070Z", "the broker stalled for 2.4 s: 141 message
 def run_main_job(folder: Path, report: Report) -> Reconciliation:
     """Run the whole flow on the recording, in ``folder``, which is recreated.
 
-    Raises
-    ------
-    AlreadyExistsError
-        If ``folder`` holds anything except an earlier demo.
-    UnavailableError
-        If there is no Java for Spark.
+    Raises `AlreadyExistsError` if ``folder`` holds anything except an earlier demo, and `UnavailableError` if Java for
+    Spark is missing.
     """
     make_fresh(folder)
     with connect(f"sqlite:///{folder / 'factory.db'}") as database:

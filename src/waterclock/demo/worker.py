@@ -21,10 +21,7 @@ LIMIT = 10
 def check_batch(batch: Batch, group: str | None) -> None:
     """Check that the messages of a batch fit its window.
 
-    Raises
-    ------
-    SchemaError
-        If a message is of another source or outside the window.
+    Raises `SchemaError` if a message is of another source or outside the window.
     """
     if batch.source != group or not batch.messages:
         raise SchemaError(

@@ -14,27 +14,17 @@ _SECOND = 1_000_000_000
 
 @dataclass(slots=True)
 class Lane:
-    """The contents of one source in the drawn stretch.
+    """The contents of one source in the drawn stretch."""
 
-    Attributes
-    ----------
-    source
-        The source of the lane.
-    batches
-        Batches whose window reaches into the stretch, in order of start.
-    accepted
-        Messages of any batch whose event time lies in the stretch.
-    outside
-        Accepted messages that lie outside their batch's window.
-    rejected
-        Rejected messages whose event time lies in the stretch, in event-time order.
-    """
-
-    source: str
+    source: str  # the source of the lane
     batches: list[Batch] = field(default_factory=list[Batch])
+    """Batches whose window reaches into the stretch, in order of start."""
     accepted: list[Message] = field(default_factory=list[Message])
+    """Messages of any batch whose event time lies in the stretch."""
     outside: list[Message] = field(default_factory=list[Message])
+    """Accepted messages that lie outside their batch's window."""
     rejected: list[Rejection] = field(default_factory=list[Rejection])
+    """Rejected messages whose event time lies in the stretch, in event-time order."""
 
     @property
     def size(self) -> int:

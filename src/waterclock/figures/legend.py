@@ -23,18 +23,10 @@ _SIZE = 11
 
 @dataclass(frozen=True, slots=True)
 class LegendLine:
-    """A symbol and its words.
-
-    Attributes
-    ----------
-    draw
-        Draws the symbol.
-    words
-        Its meaning.
-    """
+    """A symbol and its words."""
 
     draw: Symbol
-    words: str
+    words: str  # its meaning
 
 
 def dot_line(words: str) -> LegendLine:
@@ -90,10 +82,7 @@ def _rejected_symbol(kind: str) -> Symbol:
 def draw_legend(parent: Element, lines: Iterable[LegendLine], left: float, right: float, top: float) -> float:
     """Draw the lines in rows between ``left`` and ``right`` (px), the first row at ``top``.
 
-    Returns
-    -------
-    float
-        The lower edge of the last row, px.
+    Returns the lower edge of the last row, px.
     """
     legend = add(parent, "g", class_="legend")
     x = left

@@ -38,12 +38,7 @@ def check_published(rules: RuleSet, most_payload: int, published: Published, now
 def read_published(path: Path) -> Iterator[Published]:
     """Read published messages from JSON lines with topic, payload and retain, as ``mosquitto_sub -F %j`` writes them.
 
-    Raises
-    ------
-    NotFoundError
-        If the file does not exist.
-    InvalidArgumentError
-        If a line is not such an object.
+    Raises `NotFoundError` if the file does not exist. Raises `InvalidArgumentError` if a line is not such an object.
     """
     if not path.is_file():
         raise NotFoundError(f"no file {quoted(str(path))} found")
@@ -88,12 +83,8 @@ class BrokerCheck:
     def sample(self, count: int, seconds: float) -> Iterator[Published]:
         """Connect and yield the next messages, at most so many and for so long.
 
-        Raises
-        ------
-        RefusedByBrokerError
-            If the broker refuses the client or a subscription, or grants a lower QoS.
-        UnavailableError
-            If it cannot be reached.
+        Raises `RefusedByBrokerError` if the broker refuses the client or a subscription, or grants a lower QoS. Raises
+        `UnavailableError` if it cannot be reached.
         """
         connection = self._connection
         connection.open()

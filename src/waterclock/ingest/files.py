@@ -109,22 +109,14 @@ def message_from_json(fields: object) -> Message:
 
 @dataclass(frozen=True)
 class MessageFile:
-    """A file of messages.
-
-    Attributes
-    ----------
-    path
-        ``.parquet`` (columns as in a topic's ledgers), ``.csv`` (columns named as fields of a message), or any other
-        name: JSON lines; ``-`` is standard input.
-    max_payload
-        Maximum bytes of a payload; a longer line is not read to its end.
-    time_unit
-        Unit of times that are ints since the epoch; other times have their own unit.
-    """
+    """A file of messages."""
 
     path: str
-    max_payload: int = MAX_PAYLOAD
-    time_unit: TimeUnit = "ns"
+    """``.parquet`` (columns as in a topic's ledgers), ``.csv`` (columns named as fields of a message), or any other
+    name: JSON lines; ``-`` is standard input.
+    """
+    max_payload: int = MAX_PAYLOAD  # maximum bytes of a payload; a longer line is not read to its end
+    time_unit: TimeUnit = "ns"  # unit of times that are ints since the epoch; other times have their own unit
 
     def __post_init__(self) -> None:
         check_size(self.max_payload, "max_payload")

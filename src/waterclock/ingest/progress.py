@@ -8,27 +8,17 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """Something that happened to an ingest.
-
-    Attributes
-    ----------
-    name
-        The event's name: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
-        ``database_back``, ``dead_letter``, ``rejected``, ``broker_dropped``, ``no_room``, ``silent_session``, ``lag``,
-        ``ahead``, ``reloaded``, ``not_reloaded``, ``stopped``; of Kafka also ``assigned``, ``revoked``, ``waits``,
-        ``records_lost``, ``topic_dropped``, ``topic_recreated``, ``broker_error``.
-    text
-        The same for people.
-    facts
-        Its details.
-    is_warning
-        Whether a person should look at it.
-    """
+    """Something that happened to an ingest."""
 
     name: str
-    text: str
+    """The event's name: ``connected``, ``disconnected``, ``subscribed``, ``session_lost``, ``database_away``,
+    ``database_back``, ``dead_letter``, ``rejected``, ``broker_dropped``, ``no_room``, ``silent_session``, ``lag``,
+    ``ahead``, ``reloaded``, ``not_reloaded``, ``stopped``; of Kafka also ``assigned``, ``revoked``, ``waits``,
+    ``records_lost``, ``topic_dropped``, ``topic_recreated``, ``broker_error``.
+    """
+    text: str  # the same for people
     facts: Mapping[str, object] = {}
-    is_warning: bool = False
+    is_warning: bool = False  # whether a person should look at it
 
 
 Tell = Callable[[Event], None]
@@ -37,48 +27,20 @@ Tell = Callable[[Event], None]
 
 @dataclass
 class IngestProgress:
-    """Counts since the start. Each has one thread that writes it.
+    """Counts since the start. Each has one thread that writes it."""
 
-    Attributes
-    ----------
-    received
-        Published messages that arrived.
-    unprotected
-        Published messages at QoS 0 that arrived, which no broker sends again.
-    appended
-        Messages that were appended: a published one may hold several.
-    appends
-        Transactions that appended something.
-    dead
-        Published messages that could not be mapped.
-    repeats
-        Published messages that had been appended before.
-    skipped
-        Retained messages that were not taken.
-    lost
-        Messages at QoS 0 that were dropped because the inbox was full.
-    broker_dropped
-        Messages that the broker reports as dropped since the start, for all its clients.
-    connected
-        Connections that are open; of Kafka, 1 while the cluster answers.
-    stopped
-        Partitions of Kafka that are stopped, since their next records are gone.
-    is_database_away
-        Whether the last append failed because the database was busy or unavailable.
-    """
-
-    received: int = 0
-    unprotected: int = 0
-    appended: int = 0
-    appends: int = 0
-    dead: int = 0
-    repeats: int = 0
-    skipped: int = 0
-    lost: int = 0
-    broker_dropped: int = 0
-    connected: int = 0
-    stopped: int = 0
-    is_database_away: bool = False
+    received: int = 0  # published messages that arrived
+    unprotected: int = 0  # published messages at QoS 0 that arrived, which no broker sends again
+    appended: int = 0  # messages that were appended: a published one may hold several
+    appends: int = 0  # transactions that appended something
+    dead: int = 0  # published messages that could not be mapped
+    repeats: int = 0  # published messages that had been appended before
+    skipped: int = 0  # retained messages that were not taken
+    lost: int = 0  # messages at QoS 0 that were dropped because the inbox was full
+    broker_dropped: int = 0  # messages that the broker reports as dropped since the start, for all its clients
+    connected: int = 0  # connections that are open; of Kafka, 1 while the cluster answers
+    stopped: int = 0  # partitions of Kafka that are stopped, since their next records are gone
+    is_database_away: bool = False  # whether the last append failed because the database was busy or unavailable
     waiting: Callable[[], int] = field(default=lambda: 0, repr=False)
 
     def facts(self) -> dict[str, object]:

@@ -47,24 +47,12 @@ _FORWARD = (
 
 @dataclass
 class Replayed:
-    """The outcome of a replay.
+    """The outcome of a replay."""
 
-    Attributes
-    ----------
-    mapped
-        Dead letters that could be mapped.
-    appended
-        Messages that they held.
-    failed
-        Letters that became dead letters again, with the new reason.
-    cut
-        Letters that cannot be mapped, because only their beginning is kept.
-    """
-
-    mapped: int = 0
-    appended: int = 0
-    failed: int = 0
-    cut: int = 0
+    mapped: int = 0  # dead letters that could be mapped
+    appended: int = 0  # messages that they held
+    failed: int = 0  # letters that became dead letters again, with the new reason
+    cut: int = 0  # letters that cannot be mapped, because only their beginning is kept
 
 
 def replay(database: Database, plan: IngestPlan | KafkaPlan, *, dry_run: bool = False) -> Replayed:

@@ -36,16 +36,10 @@ class LagRange(NamedTuple):
 
 
 class StreamLags:
-    """The lags of all streams between two checks. One thread may note and another look.
-
-    Attributes
-    ----------
-    latest
-        The lags of each stream between the last two checks.
-    """
+    """The lags of all streams between two checks. One thread may note and another look."""
 
     def __init__(self) -> None:
-        self.latest: Mapping[StreamName, LagRange] = {}
+        self.latest: Mapping[StreamName, LagRange] = {}  # the lags of each stream between the last two checks
         self._lock = threading.Lock()
         self._noted: dict[StreamName, LagRange] = {}
         self._late: set[StreamName] = set()

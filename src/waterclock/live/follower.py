@@ -81,6 +81,8 @@ class Follower:
     Each step is one transaction: it writes batches, the rule's state, and the position, or nothing. Another
     follower of the same topic and table takes over, and this one's next step raises LeaseLostError.
 
+    Raises `InvalidArgumentError` if the topic was batched into the table with other options.
+
     Parameters
     ----------
     topic, table
@@ -96,11 +98,6 @@ class Follower:
         The sources to batch; None: all.
     monotonic
         A clock, ns: an adaptive length follows the time of a step.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the topic was batched into the table with other options.
     """
 
     def __init__(
@@ -133,14 +130,8 @@ class Follower:
     def step(self, limit: int = MESSAGES_A_STEP) -> int:
         """Read and batch the next messages, or close due batches by the clock; return how many messages were read.
 
-        Raises
-        ------
-        LeaseLostError
-            If another follower has taken over.
-        UnavailableError
-            If the database is unavailable or busy. Nothing is lost: call it again.
-        DamagedError
-            If messages cannot be read.
+        Raises `LeaseLostError` if another follower has taken over. Raises `UnavailableError` if the database is
+        unavailable or busy. Nothing is lost: call it again. Raises `DamagedError` if messages cannot be read.
         """
         if self._stream is None:
             self._state = load(self._topic.storage, self._table.name, self._reader_epoch)

@@ -14,21 +14,11 @@ from waterclock.topics.finding.positions import Place
 
 
 class FollowerState(NamedTuple):
-    """The state of a follower between two transactions.
+    """The state of a follower between two transactions."""
 
-    Attributes
-    ----------
-    place
-        The next message to be read, and its number in the topic.
-    clock
-        The receive clock, ns: no message received before it comes later. None: unknown.
-    stream
-        The state of the rule; None at the beginning.
-    """
-
-    place: Place
-    clock: int | None
-    stream: bytes | None
+    place: Place  # the next message to be read, and its number in the topic
+    clock: int | None  # The receive clock, ns: no message received before it comes later. None: unknown.
+    stream: bytes | None  # the state of the rule; None at the beginning
 
 
 def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, FollowerState]:

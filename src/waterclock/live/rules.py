@@ -66,15 +66,9 @@ class LiveRule(Protocol):
 
 @dataclass(frozen=True)
 class ByEventTime:
-    """Batching by event time, like `waterclock.EventTimeBatcher`.
+    """Batching by event time, like `waterclock.EventTimeBatcher`."""
 
-    Attributes
-    ----------
-    rule
-        The checked options.
-    """
-
-    rule: EventTimeRule
+    rule: EventTimeRule  # the checked options
     id_header = None
 
     @classmethod
@@ -104,18 +98,11 @@ class ByEventTime:
 
 @dataclass(frozen=True)
 class ByRate:
-    """Batching by the streams' own rates, like `waterclock.RateAwareBatcher`.
+    """Batching by the streams' own rates, like `waterclock.RateAwareBatcher`."""
 
-    Attributes
-    ----------
-    options
-        The checked options.
-    adaptive
-        The adaptive length, which follows the time of a batch; None if the length is fixed.
-    """
-
-    options: RateOptions
+    options: RateOptions  # the checked options
     adaptive: AdaptiveBatchLength | None = None
+    """The adaptive length, which follows the time of a batch; None if the length is fixed."""
     id_header = None
 
     @classmethod
@@ -166,15 +153,9 @@ class ByRate:
 
 @dataclass(frozen=True)
 class ById:
-    """Batching by id, like `waterclock.IdBatcher`.
+    """Batching by id, like `waterclock.IdBatcher`."""
 
-    Attributes
-    ----------
-    rule
-        The checked options.
-    """
-
-    rule: IdRule
+    rule: IdRule  # the checked options
 
     @classmethod
     def checked(cls, id_of: str, max_delay: Duration, streams: Iterable[str] | None = None) -> ById:

@@ -39,10 +39,7 @@ class SharedCollection(Generic[_T]):
     def get(self) -> _T:
         """Return the result of the function, or raise its error.
 
-        Raises
-        ------
-        WaterclockError
-            If it raises one, or an UnavailableError if it takes longer than the patience.
+        Raises `WaterclockError` if it raises one, or an UnavailableError if it takes longer than the patience.
         """
         with self._lock:
             run = self._running

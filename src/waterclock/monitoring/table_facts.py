@@ -128,10 +128,7 @@ class TableCounter:
     def count(self, record: TableRecord, connection: sa.Connection, now: int) -> TableCounts:
         """Count a table's rows at a time, ns. After an error, the connection's transaction is unusable.
 
-        Raises
-        ------
-        Exception
-            If the table cannot be read.
+        Raises `Exception` if the table cannot be read.
         """
         context = self._known.pop(record.table_id, None)
         if context is None or context.revision != record.revision:

@@ -63,37 +63,17 @@ _audit = logging.getLogger("waterclock.server.audit")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a server allows.
+    """What a server allows."""
 
-    Attributes
-    ----------
-    on_loopback
-        Whether it listens on a loopback address, where callers are on this machine.
-    require_token
-        Whether callers on this machine need a token, too.
-    read_only
-        Whether it refuses all changes.
-    rate_limit
-        Maximum requests per second of each token.
-    """
-
-    on_loopback: bool = True
-    require_token: bool = False
-    read_only: bool = False
-    rate_limit: int = MAX_REQUESTS
+    on_loopback: bool = True  # whether it listens on a loopback address, where callers are on this machine
+    require_token: bool = False  # whether callers on this machine need a token, too
+    read_only: bool = False  # whether it refuses all changes
+    rate_limit: int = MAX_REQUESTS  # maximum requests per second of each token
 
 
 @dataclass(slots=True)
 class Act:
-    """One request on a topic or table, for its handler and the audit log.
-
-    Attributes
-    ----------
-    rows
-        How many messages or other objects it changed; None: not counted.
-    details
-        The arguments that its path does not show.
-    """
+    """One request on a topic or table, for its handler and the audit log."""
 
     caller: Client
     database: Database
@@ -101,8 +81,8 @@ class Act:
     verb: Verb
     kind: Kind
     name: str
-    rows: int | None = None
-    details: dict[str, Any] = field(default_factory=dict[str, Any])
+    rows: int | None = None  # how many messages or other objects it changed; None: not counted
+    details: dict[str, Any] = field(default_factory=dict[str, Any])  # the arguments that its path does not show
 
     def topic(self) -> Topic:
         """Open the topic."""

@@ -52,18 +52,10 @@ class Right(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request.
+    """The sender of a request."""
 
-    Attributes
-    ----------
-    name
-        Its name in the audit log: that of its token.
-    rights
-        Its rights; None: all, which only callers on this machine have.
-    """
-
-    name: str
-    rights: frozenset[Right] | None
+    name: str  # its name in the audit log: that of its token
+    rights: frozenset[Right] | None  # its rights; None: all, which only callers on this machine have
 
     def may(self, verb: Verb, kind: Kind, name: str) -> bool:
         """Return whether it has a right."""

@@ -51,17 +51,13 @@ class AccessToken:
 def add_token(backend: Backend, name: str, rights: Sequence[Right], expires: Time | None = None) -> str:
     """Create a token and return it: it cannot be read again.
 
+    Raises `AlreadyExistsError` if there is a token of this name. Raises `InvalidArgumentError` if it has no right, or
+    would have expired already.
+
     Parameters
     ----------
     expires
         When it expires: a time, or a duration from now such as ``"90d"``; None: never.
-
-    Raises
-    ------
-    AlreadyExistsError
-        If there is a token of this name.
-    InvalidArgumentError
-        If it has no right, or would have expired already.
     """
     check_name(name)
     if not rights:

@@ -42,10 +42,7 @@ _ID_METADATA = "waterclock.id_of"
 def checked_buckets(buckets: int) -> int:
     """Check a number of buckets.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not an integer from 1 to `MOST_BUCKETS`.
+    Raises `InvalidArgumentError` if it is not an integer from 1 to `MOST_BUCKETS`.
     """
     if type(buckets) is not int or not 1 <= buckets <= MOST_BUCKETS:
         raise InvalidArgumentError(f"buckets must be an integer from 1 to {MOST_BUCKETS}, got {quoted(buckets)}")

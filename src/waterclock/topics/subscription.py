@@ -31,18 +31,10 @@ _PIECE = 4096  # messages converted from columns to objects at once
 
 
 class Backlog(NamedTuple):
-    """The unread messages of a subscription.
+    """The unread messages of a subscription."""
 
-    Attributes
-    ----------
-    messages
-        How many messages.
-    age
-        How long ago the first of them was received, ns; 0 without messages.
-    """
-
-    messages: int
-    age: int
+    messages: int  # how many messages
+    age: int  # how long ago the first of them was received, ns; 0 without messages
 
 
 class _ReadAhead(NamedTuple):

@@ -25,21 +25,12 @@ _NO_ID, _UNDECLARED, _LATE, _DUPLICATE = range(1, 5)
 
 
 class JudgedIds(NamedTuple):
-    """The verdict on each message of some sources.
+    """The verdict on each message of some sources."""
 
-    Attributes
-    ----------
-    verdicts
-        `ACCEPTED` or a place in `REASONS`, plus 1.
-    closes
-        When the batch of its id closes, ns; meaningless for a message without an id and of an undeclared stream.
-    streams
-        How many streams the batch has.
-    """
-
-    verdicts: npt.NDArray[np.uint8]
+    verdicts: npt.NDArray[np.uint8]  # `ACCEPTED` or a place in `REASONS`, plus 1
     closes: Ints
-    streams: Ints
+    """When the batch of its id closes, ns; meaningless for a message without an id and of an undeclared stream."""
+    streams: Ints  # how many streams the batch has
 
 
 def judge_ids(

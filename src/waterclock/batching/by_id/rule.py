@@ -25,21 +25,11 @@ IdOf = str | Callable[[Message], int | None]
 
 
 class IdRule(NamedTuple):
-    """The checked options of batching by id.
+    """The checked options of batching by id."""
 
-    Attributes
-    ----------
-    id_of
-        The name of the header that holds the id, or a function of the message.
-    max_delay
-        How much later than the first message of an id its other messages may be received, ns.
-    streams
-        All streams of a source, in order of name; None if they are not declared.
-    """
-
-    id_of: IdOf
-    max_delay: int
-    streams: tuple[str, ...] | None
+    id_of: IdOf  # the name of the header that holds the id, or a function of the message
+    max_delay: int  # how much later than the first message of an id its other messages may be received, ns
+    streams: tuple[str, ...] | None  # all streams of a source, in order of name; None if they are not declared
 
     @classmethod
     def checked(cls, id_of: IdOf, max_delay: Duration, streams: Iterable[str] | None = None) -> IdRule:
@@ -76,10 +66,7 @@ def closing_time(first: int, max_delay: int) -> int:
 def number_in(message: Message, id_of: IdOf) -> int | None:
     """Return the id of a message; None if its header is missing or not an int64, or if the function returns None.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the function returns anything else.
+    Raises `InvalidArgumentError` if the function returns anything else.
     """
     if callable(id_of):
         found = id_of(message)

@@ -22,52 +22,24 @@ _REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(Rejec
 
 
 class OpenId(NamedTuple):
-    """An id that has not closed.
+    """An id that has not closed."""
 
-    Attributes
-    ----------
-    number
-        The id.
-    until
-        When it closes, ns.
-    messages
-        Its messages; none if they were returned.
-    returned
-        The streams that were returned; None if none were.
-    """
-
-    number: int
-    until: int
-    messages: list[Message]
-    returned: frozenset[str] | None
+    number: int  # the id
+    until: int  # when it closes, ns
+    messages: list[Message]  # its messages; none if they were returned
+    returned: frozenset[str] | None  # the streams that were returned; None if none were
 
 
 @dataclass(slots=True)
 class IdState:
-    """The whole state of an id batcher.
+    """The whole state of an id batcher."""
 
-    Attributes
-    ----------
-    rule
-        Its options.
-    source
-        The source of its messages; None before the first.
-    floor
-        The earliest receive time that may still come, ns.
-    open
-        The ids that have not closed, in order of closing.
-    taken
-        The others.
-    rejected
-        Rejections not yet taken.
-    """
-
-    rule: IdRule
-    source: str | None
-    floor: int
-    open: list[OpenId]
-    taken: TakenIds
-    rejected: list[Rejection]
+    rule: IdRule  # its options
+    source: str | None  # the source of its messages; None before the first
+    floor: int  # the earliest receive time that may still come, ns
+    open: list[OpenId]  # the ids that have not closed, in order of closing
+    taken: TakenIds  # the others
+    rejected: list[Rejection]  # rejections not yet taken
 
     def to_bytes(self) -> bytes:
         """Write the state; messages of the open batches first, then the rejected ones."""

@@ -19,20 +19,6 @@ class GivenOut:
 
     Windows are returned in order, and a message before the newest returned event time is refused. Earlier times are
     accepted again only if the receive clock was set again; then the stretches of returned time are kept separately.
-
-    Attributes
-    ----------
-    newest
-        The last event time of all returned windows, ns.
-    early
-        Stream and event time of messages returned before their window's closing time, and that time, ns: until then QoS
-        1 may redeliver them.
-    spans
-        First and last event time, ns, of the stretches of returned windows, in order.
-    begun_anew
-        Whether the clock was set again, so that times between the spans may come.
-    run
-        Event time of the newest boundary in a returned window, ns; None before the first.
     """
 
     __slots__ = ("_near", "begun_anew", "early", "newest", "run", "spans")
@@ -40,11 +26,14 @@ class GivenOut:
     def __init__(self, near: int) -> None:
         """``near``: windows at most this far apart (ns) form one stretch."""
         self._near = near
-        self.newest = MIN_NS - 1
+        self.newest = MIN_NS - 1  # the last event time of all returned windows, ns
+        # Stream and event time of messages returned before their window's closing time, and that time, ns: until then
+        # QoS 1 may redeliver them.
         self.early: dict[tuple[str, int], int] = {}
+        # First and last event time, ns, of the stretches of returned windows, in order.
         self.spans: list[tuple[int, int]] = []
-        self.begun_anew = False
-        self.run: int | None = None
+        self.begun_anew = False  # whether the clock was set again, so that times between the spans may come
+        self.run: int | None = None  # event time of the newest boundary in a returned window, ns; None before the first
 
     def covers(self, event_time: int) -> bool:
         """Return whether this event time, at or before ``newest``, is in a batch already."""

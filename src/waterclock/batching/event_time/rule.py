@@ -43,33 +43,21 @@ REJECTIONS: dict[int, RejectReason] = {
 
 
 class EventTimeRule(NamedTuple):
-    """The checked options of batching by event time, lengths in int nanoseconds.
-
-    Attributes
-    ----------
-    window
-        Longest event-time distance between the first and the last message of a batch; 0 keeps equal times only.
-    max_delay
-        How much later than its event time a message may be received.
-    max_lead
-        How far ahead of its receive time an event time may be.
-    on_conflict
-        The effect of a second event time of a stream on the window:
-        ``"split"`` cuts it there and opens the next one (message batching, UC3);
-        ``"replace"`` leaves it uncut and keeps the newest event time of each stream; ``"isolate"`` cuts it there and
-        makes all messages of that event time a batch of their own; ``"keep"`` leaves it uncut and keeps them all.
-    gap
-        Longest event-time distance between a message of a batch and the next one; None: as long as the window.
-    boundaries
-        Names of the streams, in order, whose messages cut windows.
-    """
+    """The checked options of batching by event time, lengths in int nanoseconds."""
 
     window: int
-    max_delay: int
-    max_lead: int
+    """Longest event-time distance between the first and the last message of a batch; 0 keeps equal times only."""
+    max_delay: int  # how much later than its event time a message may be received
+    max_lead: int  # how far ahead of its receive time an event time may be
     on_conflict: OnConflict
+    """The effect of a second event time of a stream on the window: ``"split"`` cuts it there and opens the next one
+    (message batching, UC3); ``"replace"`` leaves it uncut and keeps the newest event time of each stream; ``"isolate"``
+    cuts it there and makes all messages of that event time a batch of their own; ``"keep"`` leaves it uncut and keeps
+    them all.
+    """
     gap: int | None = None
-    boundaries: tuple[str, ...] = ()
+    """Longest event-time distance between a message of a batch and the next one; None: as long as the window."""
+    boundaries: tuple[str, ...] = ()  # names of the streams, in order, whose messages cut windows
 
     @property
     def silence(self) -> int:

@@ -20,18 +20,10 @@ Flags = npt.NDArray[np.uint8]
 
 
 class RunColumns(NamedTuple):
-    """The runs of rows, or of sources.
+    """The runs of rows, or of sources."""
 
-    Attributes
-    ----------
-    begins
-        Event time of the boundary that opened the run, int64 ns; 0 if none is known.
-    known
-        Whether there is such a boundary.
-    """
-
-    begins: Times
-    known: npt.NDArray[np.bool_]
+    begins: Times  # event time of the boundary that opened the run, int64 ns; 0 if none is known
+    known: npt.NDArray[np.bool_]  # whether there is such a boundary
 
     @classmethod
     def unknown(cls, count: int) -> RunColumns:
@@ -76,10 +68,7 @@ class RunColumns(NamedTuple):
 def boundary_flags(rule: EventTimeRule, stream_names: pa.Array | None) -> Flags:
     """Return for each stream whether its messages are boundaries; empty if the rule has none.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the rule has boundaries and the names are missing.
+    Raises `InvalidArgumentError` if the rule has boundaries and the names are missing.
     """
     if not rule.boundaries:
         return np.empty(0, np.uint8)

@@ -26,33 +26,15 @@ _REASONS: dict[str, RejectReason] = {reason: reason for reason in get_args(Rejec
 
 @dataclass(slots=True)
 class EventTimeState:
-    """Everything that an event-time batcher knows.
+    """Everything that an event-time batcher knows."""
 
-    Attributes
-    ----------
-    rule
-        Its options.
-    newest
-        Newest event time of each declared stream, ns; None if none were declared.
-    source
-        The source of its messages; None before the first.
-    floor
-        The earliest receive time that may still come, ns.
-    windows
-        The open windows in order of start.
-    given_out
-        Which event times were returned.
-    rejected
-        Rejections not yet taken.
-    """
-
-    rule: EventTimeRule
-    newest: dict[str, int] | None
-    source: str | None
-    floor: int
-    windows: list[Window]
-    given_out: GivenOut
-    rejected: list[Rejection]
+    rule: EventTimeRule  # its options
+    newest: dict[str, int] | None  # newest event time of each declared stream, ns; None if none were declared
+    source: str | None  # the source of its messages; None before the first
+    floor: int  # the earliest receive time that may still come, ns
+    windows: list[Window]  # the open windows in order of start
+    given_out: GivenOut  # which event times were returned
+    rejected: list[Rejection]  # rejections not yet taken
 
     def to_bytes(self) -> bytes:
         """Write the state; messages of the windows first, then the rejected ones."""
@@ -82,12 +64,8 @@ class EventTimeState:
     def from_bytes(cls, data: bytes) -> EventTimeState:
         """Read back what `to_bytes` wrote.
 
-        Raises
-        ------
-        DamagedError
-            If the bytes are a corrupt state.
-        SchemaError
-            If they are something else, or of another version.
+        Raises `DamagedError` if the bytes are a corrupt state. Raises `SchemaError` if they are something else, or of
+        another version.
         """
         written, columns = _FORM.read(data)
         with read_as(_FORM.name):

@@ -15,11 +15,6 @@ class WaitingTimes:
 
     Times that come in order are in a list, the others in a heap: a push or pop costs at most the logarithm of their
     number, in any order of arrival.
-
-    Attributes
-    ----------
-    first
-        The smallest time, ns; `NEVER` if empty.
     """
 
     __slots__ = ("_heap", "_run", "_taken", "first")
@@ -28,7 +23,7 @@ class WaitingTimes:
         self._run: list[int] = []
         self._taken = 0  # the items before it are taken; removing them each time would move all others
         self._heap: list[int] = []
-        self.first = NEVER
+        self.first = NEVER  # the smallest time, ns; `NEVER` if empty
 
     def push(self, time: int) -> None:
         """Add a time that is not waiting yet."""

@@ -12,27 +12,14 @@ from waterclock.time import MAX_NS
 
 
 class Window(NamedTuple):
-    """The accepted messages of one source that belong together.
+    """The accepted messages of one source that belong together."""
 
-    Attributes
-    ----------
-    start
-        Event time of its first message, ns.
-    last
-        Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut.
-    cut
-        What ended it at ``last + 1``: ``BY_CONFLICT`` or ``BY_BOUNDARY``; ``BY_TIME`` if nothing did.
-    isolated
-        Whether it holds only one conflicting event time (``on_conflict="isolate"``).
-    messages
-        By event time, equal ones by stream.
-    """
-
-    start: int
+    start: int  # event time of its first message, ns
     last: int
-    cut: int
-    isolated: bool
-    messages: list[Message]
+    """Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut."""
+    cut: int  # what ended it at ``last + 1``: ``BY_CONFLICT`` or ``BY_BOUNDARY``; ``BY_TIME`` if nothing did
+    isolated: bool  # whether it holds only one conflicting event time (``on_conflict="isolate"``)
+    messages: list[Message]  # by event time, equal ones by stream
 
     @property
     def end(self) -> int:

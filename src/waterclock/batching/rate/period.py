@@ -28,13 +28,6 @@ class StreamPeriodEstimator:
 
     Keeps the last 32 differences. Splits (difference 0) and messages out of order (negative) do not count.
 
-    Attributes
-    ----------
-    newest
-        Newest event time observed, ns; `NEVER` before the first.
-    differences
-        The differences kept, ns, oldest first.
-
     Notes
     -----
     Source: *RateAwareMessageBatcher*, "StreamPeriodEstimator".
@@ -43,8 +36,8 @@ class StreamPeriodEstimator:
     __slots__ = ("differences", "newest")
 
     def __init__(self, kept: int = KEPT_DIFFERENCES) -> None:
-        self.newest = NEVER
-        self.differences: deque[int] = deque(maxlen=kept)
+        self.newest = NEVER  # newest event time observed, ns; `NEVER` before the first
+        self.differences: deque[int] = deque(maxlen=kept)  # the differences kept, ns, oldest first
 
     def observe(self, event_time: int, set_back: int = NEVER) -> None:
         """Record a message.

@@ -16,24 +16,15 @@ class PulseGrid(NamedTuple):
     A message belongs to the pulse nearest to it, so it may be half a period early or late. A pulse belongs to the
     window in which it is due. Each pulse thus belongs to exactly one of consecutive windows.
 
-    Attributes
-    ----------
-    origin
-        The time of one of the pulses, ns.
-    rate
-        Pulses in each ``per``, whole. The period is never rounded, so that the grid does not drift.
-    per
-        A second, ns; or, of a stream without a whole rate, its period.
-
     Notes
     -----
     Source: *RateAwareMessageBatcher*, "PulseGrid" and "Jitter tolerance". If a batch length is not a multiple of the
     period, its windows alternate between two numbers of pulses; its ``slots_per_batch`` is their mean.
     """
 
-    origin: int
-    rate: int
-    per: int = _SECOND
+    origin: int  # the time of one of the pulses, ns
+    rate: int  # Pulses in each ``per``, whole. The period is never rounded, so that the grid does not drift.
+    per: int = _SECOND  # a second, ns; or, of a stream without a whole rate, its period
 
     def first_pulse(self, start: int) -> int:
         """Return the number of the first pulse of a window that begins at ``start`` (ns)."""

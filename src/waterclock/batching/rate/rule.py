@@ -71,27 +71,15 @@ RIDES, GATES, CUTS = range(3)
 
 
 class RateRule(NamedTuple):
-    """The checked options of batching by rate.
+    """The checked options of batching by rate."""
 
-    Attributes
-    ----------
-    batch_length
-        Length of a window, ns.
-    timeout
-        Distance of the high-water mark from the window's start at which the window closes, ns, or infinity.
-    factor
-        The timeout in batch lengths, which stays when the length changes; None for no timeout.
-    auto
-        The timeout of each window follows the delays in earlier ones; that of the factor is the least.
-    max_disorder
-        How far (ns) a message may be behind an earlier one of its stream and still find its window open.
-    """
-
-    batch_length: int
+    batch_length: int  # length of a window, ns
     timeout: int | float
-    factor: Fraction | None
-    auto: bool = False
+    """Distance of the high-water mark from the window's start at which the window closes, ns, or infinity."""
+    factor: Fraction | None  # the timeout in batch lengths, which stays when the length changes; None for no timeout
+    auto: bool = False  # the timeout of each window follows the delays in earlier ones; that of the factor is the least
     max_disorder: int = 0
+    """How far (ns) a message may be behind an earlier one of its stream and still find its window open."""
 
     @classmethod
     def of(cls, batch_length: int, factor: Fraction | None, *, auto: bool = False, max_disorder: int = 0) -> RateRule:
@@ -236,10 +224,7 @@ def plausible_range(times: Iterable[int], batch_length: int, *, moving: bool = F
 def gate_chooser(gated: Gated) -> Callable[[str], bool]:
     """Convert a user's ``gated`` to a function of the stream's name.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not a bool, a collection of texts or a function; also for one bare text.
+    Raises `InvalidArgumentError` if it is not a bool, a collection of texts or a function; also for one bare text.
     """
     if isinstance(gated, bool):
         return lambda _: gated

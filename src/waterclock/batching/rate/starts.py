@@ -25,21 +25,13 @@ class StartRun:
 
 
 class Starts:
-    """The starts of all windows of a source.
-
-    Attributes
-    ----------
-    furthest
-        The latest of them, ns; later starts are free.
-    runs
-        In the order in which they began; the last one continues.
-    """
+    """The starts of all windows of a source."""
 
     __slots__ = ("furthest", "runs")
 
     def __init__(self, furthest: int, runs: list[StartRun]) -> None:
-        self.furthest = furthest
-        self.runs = runs
+        self.furthest = furthest  # the latest of them, ns; later starts are free
+        self.runs = runs  # in the order in which they began; the last one continues
 
     def free(self, start: int) -> int:
         """Find the first start (ns) at or after ``start`` that no window had."""

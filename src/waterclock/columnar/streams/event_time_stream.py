@@ -40,22 +40,6 @@ class EventTimeStream:
     and the new messages. Returned windows were complete, and later messages are late for them, so the open windows
     begin at the same times as before. Messages that wait for long are kept in chunks, and the rule runs over them when
     they are due; a duplicate of such a message is rejected only then.
-
-    Parameters
-    ----------
-    rule
-        The checked options.
-    record
-        `waterclock.columnar.records.PLAIN` or `POSITIONED`.
-    span
-        The range of a replay; None: everything.
-    store
-        Holds the chunks of waiting messages; None: no chunks.
-
-    Attributes
-    ----------
-    open_batches
-        How many windows the last `take` left open, according to the messages so far.
     """
 
     __slots__ = (
@@ -75,10 +59,10 @@ class EventTimeStream:
 
     def __init__(
         self,
-        rule: EventTimeRule,
-        record: np.dtype[Any],
-        span: ReplayRange | None = None,
-        store: ChunkStore | None = None,
+        rule: EventTimeRule,  # the checked options
+        record: np.dtype[Any],  # `waterclock.columnar.records.PLAIN` or `POSITIONED`
+        span: ReplayRange | None = None,  # the range of a replay; None: everything
+        store: ChunkStore | None = None,  # holds the chunks of waiting messages; None: no chunks
     ) -> None:
         self._rule = rule
         self._record = record
@@ -89,7 +73,7 @@ class EventTimeStream:
         self._first_end: int | None = None  # no window ends before this, according to the messages so far, ns
         self._store = store
         self._waiting = WaitingChunks(rule.max_delay)
-        self.open_batches = 0
+        self.open_batches = 0  # how many windows the last `take` left open, according to the messages so far
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
         """Add messages, perhaps none, and return the outcomes.
@@ -183,14 +167,9 @@ class EventTimeStream:
     ) -> EventTimeStream:
         """Restore the stream from ``state``.
 
-        Raises
-        ------
-        DamagedError
-            If ``state`` is corrupt.
-        SchemaError
-            If it is something else or of another version.
-        InvalidArgumentError
-            If it was written with other options: two rules would cut the open windows.
+        Raises `DamagedError` if ``state`` is corrupt. Raises `SchemaError` if it is something else or of another
+        version. Raises `InvalidArgumentError` if it was written with other options: two rules would cut the open
+        windows.
         """
         facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):

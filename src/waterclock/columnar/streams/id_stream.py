@@ -50,11 +50,6 @@ class IdStream:
     span
         The range of a replay: batches that start in it, and messages rejected when they were received in it; None:
         everything.
-
-    Attributes
-    ----------
-    open_batches
-        How many batches the last `take` left open.
     """
 
     __slots__ = ("_clocks", "_closes", "_kept", "_returned", "_rule", "_span", "_taken", "open_batches")
@@ -67,7 +62,7 @@ class IdStream:
         self._returned = np.empty(0, np.bool_)  # whether their batches were returned
         self._clocks = np.empty(0, np.int64)  # of the sources, ns
         self._taken: list[TakenIds] = []  # of the sources
-        self.open_batches = 0
+        self.open_batches = 0  # how many batches the last `take` left open
 
     def take(self, arrived: ManySources, watermark: int) -> pa.RecordBatch:
         """Add messages, perhaps none, and return the outcomes.
@@ -154,14 +149,8 @@ class IdStream:
     def restore(cls, state: bytes, rule: IdRule) -> IdStream:
         """Restore the stream from ``state``.
 
-        Raises
-        ------
-        DamagedError
-            If ``state`` is corrupt.
-        SchemaError
-            If it is something else or of another version.
-        InvalidArgumentError
-            If it was written with other options.
+        Raises `DamagedError` if ``state`` is corrupt. Raises `SchemaError` if it is something else or of another
+        version. Raises `InvalidArgumentError` if it was written with other options.
         """
         facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):

@@ -59,11 +59,6 @@ class RateStream:
         The checked options.
     span
         In a replay, the range in which its batches start; None: all.
-
-    Attributes
-    ----------
-    open_batches
-        How many windows with messages the last `take` left open.
     """
 
     __slots__ = ("_clocks", "_entries", "_kept", "_offsets", "_options", "_rule", "_rules", "_span", "open_batches")
@@ -79,10 +74,13 @@ class RateStream:
         self._offsets = np.empty(0, np.int64)  # ns that were added to their times
         self._entries = np.empty((0, 2), np.int64)  # ledger and entry of each source
         self._clocks = np.empty(0, np.int64)  # ns, of each source; used if sources are forgotten
-        self.open_batches = 0
+        self.open_batches = 0  # how many windows with messages the last `take` left open
 
     def take(self, arrived: ManySources, watermark: int = 0, *, flush: bool = False) -> pa.RecordBatch:
         """Add messages in any order, whole entries only, and return the batches that close.
+
+        Raises `InvalidArgumentError` if an earlier micro-batch began the same entry: its messages arrived together, and
+        batches may have closed without some of them.
 
         Parameters
         ----------
@@ -98,12 +96,6 @@ class RateStream:
         -------
         pyarrow.RecordBatch
             Rows of `waterclock.columnar.streams.outcome_rows.OUTCOMES`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If an earlier micro-batch began the same entry: its messages arrived together, and batches may have closed
-            without some of them.
         """
         many = joined([self._kept, arrived.in_reading_order()], POSITIONED)
         if not len(many.source_names):
@@ -163,14 +155,8 @@ class RateStream:
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
         """Restore the stream from ``state``.
 
-        Raises
-        ------
-        DamagedError
-            If ``state`` is corrupt.
-        SchemaError
-            If it is something else or of another version.
-        InvalidArgumentError
-            If it was written with other options.
+        Raises `DamagedError` if ``state`` is corrupt. Raises `SchemaError` if it is something else or of another
+        version. Raises `InvalidArgumentError` if it was written with other options.
         """
         facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
         with read_as(_NAME):
@@ -312,24 +298,13 @@ class RateStream:
 
 
 def judge_by_rate(
-    rows: Iterable[pa.RecordBatch],
-    options: RateOptions,
+    rows: Iterable[pa.RecordBatch],  # packed rows with positions, source by source, in order of their first messages
+    options: RateOptions,  # the checked options
     *,
-    ended: bool = True,
-    span: ReplayRange | None = None,
+    ended: bool = True,  # whether these messages are the last; otherwise open windows are left out
+    span: ReplayRange | None = None,  # as of `RateStream`
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages, to the end: windows open there are closed as by ``flush``.
-
-    Parameters
-    ----------
-    rows
-        Packed rows with positions, source by source, in order of their first messages.
-    options
-        The checked options.
-    ended
-        Whether these messages are the last; otherwise open windows are left out.
-    span
-        As of `RateStream`.
 
     Yields
     ------

@@ -34,21 +34,11 @@ _Position = tuple[int, int, int]
 
 
 class StreamSlice(NamedTuple):
-    """Packed rows to be judged at once.
+    """Packed rows to be judged at once."""
 
-    Attributes
-    ----------
-    rows
-        Rows of some sources, or a part of one source's rows.
-    begun
-        Whether they continue the source of the last slice.
-    ends
-        Whether no more rows of these sources follow.
-    """
-
-    rows: pa.Table
-    begun: bool
-    ends: bool
+    rows: pa.Table  # rows of some sources, or a part of one source's rows
+    begun: bool  # whether they continue the source of the last slice
+    ends: bool  # whether no more rows of these sources follow
 
 
 def slices(

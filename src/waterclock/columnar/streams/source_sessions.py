@@ -18,24 +18,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Lives(NamedTuple):
-    """The lives into which the messages of sources are split.
+    """The lives into which the messages of sources are split."""
 
-    Attributes
-    ----------
-    of_message
-        For each message, its life; the first one of each source has the source's number.
-    sources
-        For each life, its source.
-    last
-        For each source, its last life.
-    ends
-        Which lives end; all of their batches must be returned.
-    """
-
-    of_message: Ints
-    sources: Ints
-    last: Ints
-    ends: Flags
+    of_message: Ints  # for each message, its life; the first one of each source has the source's number
+    sources: Ints  # for each life, its source
+    last: Ints  # for each source, its last life
+    ends: Flags  # which lives end; all of their batches must be returned
 
     @classmethod
     def endless(cls, many: ManySources) -> Lives:

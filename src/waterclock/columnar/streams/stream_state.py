@@ -16,6 +16,9 @@ REMEDY = "Start the query with a new checkpoint, from the position after its las
 def state_parts(form: bytes, state: bytes, name: str, version: int) -> tuple[list[Any], memoryview]:
     """Check a state, and return the facts of its JSON line, without the version, and the rest.
 
+    Raises `DamagedError` if the bytes are corrupt. Raises `SchemaError` if they are something else or of another
+    version.
+
     Parameters
     ----------
     form
@@ -26,13 +29,6 @@ def state_parts(form: bytes, state: bytes, name: str, version: int) -> tuple[lis
         Their name, for the error.
     version
         The version that this Waterclock writes.
-
-    Raises
-    ------
-    DamagedError
-        If the bytes are corrupt.
-    SchemaError
-        If they are something else or of another version.
     """
     if not has_form(form, state):
         raise SchemaError(f"state of {len(state)} bytes is not {name}. {REMEDY}")

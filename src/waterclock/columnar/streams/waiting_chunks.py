@@ -59,24 +59,12 @@ class ChunkStore(Protocol):
 
 
 class WaitingChunk(NamedTuple):
-    """A chunk of messages whose event times lie in one cell.
+    """A chunk of messages whose event times lie in one cell."""
 
-    Attributes
-    ----------
-    number
-        Its number in the store; chunks of one cell are numbered in the order in which they were written.
-    begin
-        Start of the cell, ns.
-    earliest
-        The first of the event times, ns.
-    windows
-        How many windows begin in it, according to the messages so far.
-    """
-
-    number: int
-    begin: int
-    earliest: int
-    windows: int
+    number: int  # its number in the store; chunks of one cell are numbered in the order in which they were written
+    begin: int  # start of the cell, ns
+    earliest: int  # the first of the event times, ns
+    windows: int  # how many windows begin in it, according to the messages so far
 
 
 class WaitingChunks:
@@ -84,11 +72,6 @@ class WaitingChunks:
 
     Messages of one event time are never in two cells, because the kind of cell depends on which cells have begun, and a
     cell is read as a whole. So among equal messages the earliest stays first.
-
-    Attributes
-    ----------
-    horizon
-        Messages with event times up to it are needed, ns; None before the first.
     """
 
     __slots__ = ("_advance", "_chunks", "_widths", "horizon")
@@ -97,7 +80,7 @@ class WaitingChunks:
         self._widths = [max(max_delay // parts, 1) for parts in _CELLS_OF_DELAY]
         self._chunks = list(chunks)
         self._advance = 0
-        self.horizon = horizon
+        self.horizon = horizon  # messages with event times up to it are needed, ns; None before the first
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -125,10 +108,7 @@ class WaitingChunks:
     def due(self, horizon: int, store: ChunkStore | None, record: np.dtype[Any]) -> Iterator[ManySources]:
         """Advance the horizon, and take the needed messages from the store.
 
-        Raises
-        ------
-        DamagedError
-            If a chunk is corrupt.
+        Raises `DamagedError` if a chunk is corrupt.
         """
         if self.horizon is not None:
             horizon = max(horizon, self.horizon)
@@ -191,10 +171,7 @@ def write_chunk(many: ManySources) -> bytes:
 def read_chunk(chunk: bytes, record: np.dtype[Any]) -> ManySources:
     """Read the output of `write_chunk`.
 
-    Raises
-    ------
-    DamagedError
-        If it is something else.
+    Raises `DamagedError` if it is something else.
     """
     body = unframed(_FORM, chunk, _NAME)
     length = int.from_bytes(body[:_LENGTH_BYTES], "little")

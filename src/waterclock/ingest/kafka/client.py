@@ -67,21 +67,12 @@ class ClusterRefusedError(WaterclockError):
 
 
 class TopicFacts(NamedTuple):
-    """A topic of the cluster.
+    """A topic of the cluster."""
 
-    Attributes
-    ----------
-    id
-        Its id, which distinguishes it from another topic of the same name.
-    partitions
-        The numbers of its partitions.
-    error
-        Code of the error that prevents reading: `UNAUTHORISED`, `UNKNOWN` or another; None without one.
-    """
-
-    id: str
-    partitions: Sequence[int]
+    id: str  # its id, which distinguishes it from another topic of the same name
+    partitions: Sequence[int]  # the numbers of its partitions
     error: int | None = None
+    """Code of the error that prevents reading: `UNAUTHORISED`, `UNKNOWN` or another; None without one."""
 
 
 class ClusterFacts(NamedTuple):
@@ -149,12 +140,8 @@ class TopicLookup:
     def answer(self) -> ClusterFacts | None:
         """Return the answer; None while it is pending, or without a question.
 
-        Raises
-        ------
-        UnavailableError
-            If the cluster does not answer.
-        ClusterRefusedError
-            If it refuses this client.
+        Raises `UnavailableError` if the cluster does not answer. Raises `ClusterRefusedError` if it refuses this
+        client.
         """
         if self._asked is None:
             return None

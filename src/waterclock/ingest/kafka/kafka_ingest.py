@@ -112,16 +112,9 @@ class KafkaIngest:
     def run(self) -> None:
         """Read until it is stopped.
 
-        Raises
-        ------
-        NotFoundError
-            If a Kafka topic does not exist at the start.
-        ClusterRefusedError
-            If the cluster refuses this client, or all partitions are stopped.
-        PartitionTakenError
-            If another process has taken a partition, and there is no group.
-        WaterclockError
-            If the database refuses an append permanently.
+        Raises `NotFoundError` if a Kafka topic does not exist at the start. Raises `ClusterRefusedError` if the cluster
+        refuses this client, or all partitions are stopped. Raises `PartitionTakenError` if another process has taken a
+        partition, and there is no group. Raises `WaterclockError` if the database refuses an append permanently.
         """
         consumer = open_consumer(self._plan.cluster, self._errors.append)
         self._partitions = OpenPartitions(self._backend, self._plan, self._topics, consumer, self._alignment, self._say)

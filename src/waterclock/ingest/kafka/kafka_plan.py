@@ -41,21 +41,12 @@ OURS = frozenset(
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """A cluster and how to connect to it.
+    """A cluster and how to connect to it."""
 
-    Attributes
-    ----------
-    servers
-        Its bootstrap servers: HOST:PORT, separated by commas.
-    group
-        Members of the group share the partitions; None: this process takes all of them.
-    properties
-        Further properties for librdkafka, such as ``security.protocol``.
-    """
-
-    servers: str
-    group: str | None = None
+    servers: str  # its bootstrap servers: HOST:PORT, separated by commas
+    group: str | None = None  # members of the group share the partitions; None: this process takes all of them
     properties: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Further properties for librdkafka, such as ``security.protocol``."""
 
     @classmethod
     def checked(cls, url: str, group: str | None = None, properties: Mapping[str, str] | None = None) -> KafkaCluster:
@@ -82,33 +73,16 @@ class KafkaCluster:
 
 @dataclass(frozen=True)
 class KafkaPlan:
-    """The plan of an ingest from Kafka.
+    """The plan of an ingest from Kafka."""
 
-    Attributes
-    ----------
-    cluster
-        Source of the records.
-    rules
-        The Kafka topics, with their mappings.
-    dead_letters
-        The topic of what cannot be mapped.
-    most_payload
-        Maximum bytes of a value.
-    start
-        The beginning of a partition that was never appended: ``earliest``, ``latest``, or a time, ns.
-    until
-        Each partition ends at its first record of this time or a later one, ns; None: never.
-    lost
-        Whether a partition whose next records are gone from the broker stops, or skips them.
-    """
-
-    cluster: KafkaCluster
-    rules: tuple[KafkaRule, ...]
-    dead_letters: str
-    most_payload: int
+    cluster: KafkaCluster  # source of the records
+    rules: tuple[KafkaRule, ...]  # the Kafka topics, with their mappings
+    dead_letters: str  # the topic of what cannot be mapped
+    most_payload: int  # maximum bytes of a value
     start: Literal["earliest", "latest"] | int = "earliest"
-    until: int | None = None
-    lost: str = "stop"
+    """The beginning of a partition that was never appended: ``earliest``, ``latest``, or a time, ns."""
+    until: int | None = None  # each partition ends at its first record of this time or a later one, ns; None: never
+    lost: str = "stop"  # whether a partition whose next records are gone from the broker stops, or skips them
 
     def __post_init__(self) -> None:
         names = [rule.kafka_topic for rule in self.rules]

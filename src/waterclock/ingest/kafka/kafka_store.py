@@ -18,29 +18,15 @@ from waterclock.topics.writing.appending import JointAppend
 
 
 class KafkaStore:
-    """The topics and partitions of an ingest. One thread appends.
-
-    Parameters
-    ----------
-    backend
-        The database.
-    topics
-        The topics that the rules name.
-    dead_letters
-        The topic of what cannot be mapped.
-    most_payload
-        Maximum bytes of a value.
-    clock
-        The database's clock, ns.
-    """
+    """The topics and partitions of an ingest. One thread appends."""
 
     def __init__(
         self,
         backend: Backend,
-        topics: Mapping[str, Topic],
-        dead_letters: Topic,
-        most_payload: int,
-        clock: Callable[[], int] | None = None,
+        topics: Mapping[str, Topic],  # the topics that the rules name
+        dead_letters: Topic,  # the topic of what cannot be mapped
+        most_payload: int,  # maximum bytes of a value
+        clock: Callable[[], int] | None = None,  # the database's clock, ns
     ) -> None:
         self._backend = backend
         self._topics = topics
@@ -57,11 +43,8 @@ class KafkaStore:
     def append(self, batch: Sequence[Arrived]) -> Stored:
         """Append some records, and mark partitions that another process has taken as lost.
 
-        Raises
-        ------
-        UnavailableError
-            If the database is unavailable. Whether it committed is unknown; call it again with the same batch, before
-            any other.
+        Raises `UnavailableError` if the database is unavailable. Whether it committed is unknown; call it again with
+        the same batch, before any other.
         """
         while True:
             plan = AppendPlan(self._clock(), self._dead_letters, self._latest.copy())

@@ -31,14 +31,8 @@ _ANSWER_IN = 2.0
 def newest_records(plan: KafkaPlan, count: int, seconds: float) -> Iterator[Record]:
     """Yield the newest records of each partition, or the next ones if it is empty; at most so many, for so long.
 
-    Raises
-    ------
-    NotFoundError
-        If a Kafka topic does not exist.
-    ClusterRefusedError
-        If the cluster refuses this client or a topic.
-    UnavailableError
-        If it does not answer.
+    Raises `NotFoundError` if a Kafka topic does not exist. Raises `ClusterRefusedError` if the cluster refuses this
+    client or a topic. Raises `UnavailableError` if it does not answer.
     """
     until = moments.monotonic() + seconds
     errors: list[KafkaError] = []

@@ -31,32 +31,16 @@ Say = Callable[..., None]
 
 
 class OpenPartitions:
-    """The partitions that this process reads.
-
-    Parameters
-    ----------
-    backend
-        The database.
-    plan
-        The rules, and where to begin.
-    topics
-        Our topics by name.
-    consumer
-        Reads the partitions.
-    alignment
-        Holds their records.
-    say
-        Called with events.
-    """
+    """The partitions that this process reads."""
 
     def __init__(
         self,
         backend: Backend,
-        plan: KafkaPlan,
-        topics: Mapping[str, Topic],
-        consumer: Consumer,
-        alignment: Alignment,
-        say: Say,
+        plan: KafkaPlan,  # the rules, and where to begin
+        topics: Mapping[str, Topic],  # our topics by name
+        consumer: Consumer,  # reads the partitions
+        alignment: Alignment,  # holds their records
+        say: Say,  # called with events
     ) -> None:
         self.facts = ClusterFacts("", {})
         self.open: dict[Place, Partition] = {}

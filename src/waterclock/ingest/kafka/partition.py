@@ -14,30 +14,15 @@ Place = tuple[str, int]
 
 @dataclass(eq=False)
 class Partition:
-    """A partition that this process appends.
+    """A partition that this process appends."""
 
-    Attributes
-    ----------
-    place
-        Its name.
-    row
-        Its row in the catalogue.
-    rule
-        Maps its records.
-    committed
-        Offset of the first record that is not appended.
-    next
-        Offset of the first record that has not arrived.
-    is_lost
-        Whether this process has abandoned it: taken by another process, revoked, or its topic was created again.
-    """
-
-    place: Place
-    row: PartitionRow
-    rule: KafkaRule
-    committed: int
-    next: int
+    place: Place  # its name
+    row: PartitionRow  # its row in the catalogue
+    rule: KafkaRule  # maps its records
+    committed: int  # offset of the first record that is not appended
+    next: int  # offset of the first record that has not arrived
     is_lost: bool = False
+    """Whether this process has abandoned it: taken by another process, revoked, or its topic was created again."""
 
     @property
     def name(self) -> str:
@@ -47,21 +32,12 @@ class Partition:
 
 
 class Arrived(NamedTuple):
-    """A record on its way into a topic.
-
-    Attributes
-    ----------
-    partition
-        Its partition.
-    record
-        The record; without a value if it only marks how far the partition was read.
-    is_end
-        Whether it marks the end of the partition: records before it may be markers of transactions, or compacted.
-    """
+    """A record on its way into a topic."""
 
     partition: Partition
-    record: Record
+    record: Record  # the record; without a value if it only marks how far the partition was read
     is_end: bool = False
+    """Whether it marks the end of the partition: records before it may be markers of transactions, or compacted."""
 
     @property
     def size(self) -> int:

@@ -83,24 +83,12 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class KafkaRule:
-    """A Kafka topic of an ingest, and how its records are mapped.
+    """A Kafka topic of an ingest, and how its records are mapped."""
 
-    Attributes
-    ----------
-    kafka_topic
-        Name of the Kafka topic.
-    rule
-        Maps it: its filter and template apply to paths TOPIC/KEY.
-    keys
-        How a key becomes text: as UTF-8, in hex or base64, or not at all.
-    key_header
-        The header whose value takes the key's place; None: the key.
-    """
-
-    kafka_topic: str
-    rule: FormatRule
-    keys: Keys = "text"
-    key_header: str | None = None
+    kafka_topic: str  # name of the Kafka topic
+    rule: FormatRule  # maps it: its filter and template apply to paths TOPIC/KEY
+    keys: Keys = "text"  # how a key becomes text: as UTF-8, in hex or base64, or not at all
+    key_header: str | None = None  # the header whose value takes the key's place; None: the key
 
     @classmethod
     def checked(
@@ -135,10 +123,7 @@ class KafkaRule:
     def path(self, record: Record) -> str:
         """Return TOPIC/KEY, or only TOPIC for a record without a key, from which the template takes source and stream.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If the key is not UTF-8.
+        Raises `InvalidArgumentError` if the key is not UTF-8.
         """
         key = record.key
         if self.key_header is not None:
@@ -162,15 +147,12 @@ class KafkaRule:
     def map(self, record: Record, received: int) -> list[Message]:
         """Map a record.
 
+        Raises `InvalidArgumentError` if key, time, value or headers have another form.
+
         Parameters
         ----------
         received
             When it was received, ns: the receive time, unless Kafka records its time of the append.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If key, time, value or headers have another form.
         """
         if record.fault is not None:
             raise InvalidArgumentError(record.fault)
@@ -271,10 +253,7 @@ def letter_of(record: Record, reason: str, received: int, most: int | None = Non
 def record_of(letter: Message) -> Record:
     """Read back the record of a dead letter.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the message is not a dead letter of Kafka, or holds only the beginning of a value.
+    Raises `InvalidArgumentError` if the message is not a dead letter of Kafka, or holds only the beginning of a value.
     """
     headers: Mapping[str, str] = letter.headers or {}
     try:

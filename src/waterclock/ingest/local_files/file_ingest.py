@@ -46,30 +46,14 @@ _BY_COLLECTD = "*/*/*-????-??-??"
 
 @dataclass(frozen=True)
 class FilePlan:
-    """The plan of an ingest of files.
+    """The plan of an ingest of files."""
 
-    Attributes
-    ----------
-    patterns
-        Paths, globs, or for collectd its folder.
-    topic
-        The topic that takes the messages.
-    line_format
-        How they are read.
-    dead_letters
-        The topic of lines that cannot be mapped.
-    most_payload
-        Maximum bytes of a payload.
-    complete
-        Whether a last line without a line end is taken.
-    """
-
-    patterns: Sequence[str]
-    topic: str
-    line_format: LineFormat
-    dead_letters: str
-    most_payload: int
-    complete: bool = False
+    patterns: Sequence[str]  # paths, globs, or for collectd its folder
+    topic: str  # the topic that takes the messages
+    line_format: LineFormat  # how they are read
+    dead_letters: str  # the topic of lines that cannot be mapped
+    most_payload: int  # maximum bytes of a payload
+    complete: bool = False  # whether a last line without a line end is taken
 
     def __post_init__(self) -> None:
         check_dead_letters(self.dead_letters, [self.topic])
@@ -125,24 +109,14 @@ class FileProgress:
 
 @dataclass
 class _Followed:
-    """A file that this process reads.
-
-    Attributes
-    ----------
-    state
-        Size and time of the last change when it was last found.
-    is_due
-        Whether it has changed since it was read.
-    is_gone
-        Whether it has no path any more.
-    """
+    """A file that this process reads."""
 
     key: FileKey
     path: str
     position: FilePosition
-    state: tuple[int, int]
-    is_due: bool = True
-    is_gone: bool = False
+    state: tuple[int, int]  # size and time of the last change when it was last found
+    is_due: bool = True  # whether it has changed since it was read
+    is_gone: bool = False  # whether it has no path any more
     opened: OpenedFile | None = None
     descriptor: int = -1
     read_at: float = field(default_factory=moments.monotonic)
@@ -184,14 +158,9 @@ class FileIngest:
     def run(self, *, follow: bool) -> None:
         """Append the files, and if they are followed the lines written to them, until stopped.
 
-        Raises
-        ------
-        NotFoundError
-            If no file is found, and none is followed.
-        LeaseLostError
-            If another process ingests one of the files.
-        UnavailableError
-            If the database is unavailable and files are not followed. The next run continues.
+        Raises `NotFoundError` if no file is found, and none is followed. Raises `LeaseLostError` if another process
+        ingests one of the files. Raises `UnavailableError` if the database is unavailable and files are not followed.
+        The next run continues.
         """
         try:
             self._step(follow=follow)

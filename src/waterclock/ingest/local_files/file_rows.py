@@ -39,21 +39,11 @@ _TAKE = sa.update(ingest_files).where(*_KEY).values(owner=sa.bindparam("mine"))
 
 
 class FilePosition(NamedTuple):
-    """The progress of a file.
+    """The progress of a file."""
 
-    Attributes
-    ----------
-    offset
-        Bytes; of Parquet, all of them once its rows are appended.
-    lines
-        Lines, with the header; of Parquet, rows.
-    fingerprint
-        Fingerprint of the file at the offset.
-    """
-
-    offset: int = 0
-    lines: int = 0
-    fingerprint: bytes = b""
+    offset: int = 0  # bytes; of Parquet, all of them once its rows are appended
+    lines: int = 0  # lines, with the header; of Parquet, rows
+    fingerprint: bytes = b""  # fingerprint of the file at the offset
 
 
 class FileRows:
@@ -98,10 +88,7 @@ class FileRows:
     def write(self, connection: SqlConnection, key: FileKey, path: str, position: FilePosition, now: int) -> None:
         """Write a file's progress, in the transaction of the append.
 
-        Raises
-        ------
-        LeaseLostError
-            If another process reads the file.
+        Raises `LeaseLostError` if another process reads the file.
         """
         new = {"new_path": _as_text(path), **{f"new_{name}": value for name, value in position._asdict().items()}}
         values = {**self._key(key), **new, "new_seen_at": now, "mine": self._owner}

@@ -27,21 +27,12 @@ _OF_COLLECTD = re.compile(r"(?:.*/)?([^/]+)/([^/]+)/([^/]+)-[0-9]{4}-[0-9]{2}-[0
 
 @dataclass(frozen=True)
 class LineFormat:
-    """How the lines of files become messages.
-
-    Attributes
-    ----------
-    name
-        The format; None: by the suffix of each file, JSON lines unless it is .csv or .parquet.
-    csv
-        How the columns of CSV files become messages.
-    time_unit
-        Unit of times that are numbers since 1970.
-    """
+    """How the lines of files become messages."""
 
     name: FormatName | None = None
-    csv: CsvOptions = field(default_factory=CsvOptions)
-    time_unit: TimeUnit = "ns"
+    """The format; None: by the suffix of each file, JSON lines unless it is .csv or .parquet."""
+    csv: CsvOptions = field(default_factory=CsvOptions)  # how the columns of CSV files become messages
+    time_unit: TimeUnit = "ns"  # unit of times that are numbers since 1970
 
     def __post_init__(self) -> None:
         if self.name is not None and self.name not in get_args(FormatName):
@@ -65,10 +56,7 @@ class LineFormat:
     def parser(self, path: str, header: bytes) -> ParseLine:
         """Return the parser of a file's lines.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If the header lacks a column, or the path is not one that collectd creates.
+        Raises `InvalidArgumentError` if the header lacks a column, or the path is not one that collectd creates.
         """
         name = self.of(path)
         if name == "csv":

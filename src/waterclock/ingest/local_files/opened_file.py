@@ -28,40 +28,20 @@ KEPT_OF_LONG = 64 << 10
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be mapped.
+    """A line that cannot be mapped."""
 
-    Attributes
-    ----------
-    number
-        Number of the line in the file, from 1; of the row in Parquet.
-    line
-        Its beginning.
-    reason
-        Why it cannot be mapped.
-    """
-
-    number: int
-    line: bytes
-    reason: str
+    number: int  # number of the line in the file, from 1; of the row in Parquet
+    line: bytes  # its beginning
+    reason: str  # why it cannot be mapped
 
 
 @dataclass
 class Piece:
-    """A part of a file.
-
-    Attributes
-    ----------
-    messages
-        The messages.
-    bad
-        The lines that cannot be mapped.
-    position
-        The position after it.
-    """
+    """A part of a file."""
 
     messages: list[Message]
-    bad: Sequence[BadLine]
-    position: FilePosition
+    bad: Sequence[BadLine]  # the lines that cannot be mapped
+    position: FilePosition  # the position after it
 
 
 class OpenedFile(Protocol):

@@ -49,6 +49,8 @@ class CsvOptions:
 class CsvColumns:
     """The columns of one file.
 
+    Raises `InvalidArgumentError` if a column is missing, or has the name of another.
+
     Parameters
     ----------
     options
@@ -57,11 +59,6 @@ class CsvColumns:
         The first line.
     time_unit
         Unit of times that are numbers since 1970.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If a column is missing, or has the name of another.
     """
 
     def __init__(self, options: CsvOptions, header: bytes, time_unit: TimeUnit) -> None:

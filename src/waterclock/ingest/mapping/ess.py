@@ -32,10 +32,7 @@ _REFERENCE_TIME = "reference_time"
 def map_ess(path: str, payload: bytes) -> list[Reading]:
     """Map a record to one message, or to none if it is a status message.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the schema is unknown, or the value does not decode.
+    Raises `InvalidArgumentError` if the schema is unknown, or the value does not decode.
     """
     topic = path.partition("/")[0]
     instrument = topic.partition("_")[0]

@@ -17,10 +17,8 @@ _SHARE = "$share"
 def check_filter(text: str) -> str:
     """Return a filter, shared or not, if MQTT allows it.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If a wildcard is not alone in its level, ``#`` is not the last level, or the name of a share is missing.
+    Raises `InvalidArgumentError` if a wildcard is not alone in its level, ``#`` is not the last level, or the name of a
+    share is missing.
     """
     share, plain = split_share(text)
     if share is not None and (not share or set(share) & set("+#/")):

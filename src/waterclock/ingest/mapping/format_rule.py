@@ -40,21 +40,11 @@ _TOPICS_REMEMBERED = 8192
 
 
 class Published(NamedTuple):
-    """A message as it was published.
+    """A message as it was published."""
 
-    Attributes
-    ----------
-    topic
-        Its MQTT topic; bytes if it is not UTF-8.
-    payload
-        Its content.
-    is_retained
-        Whether the broker kept it, so that it may be from any time.
-    """
-
-    topic: str | bytes
-    payload: bytes
-    is_retained: bool = False
+    topic: str | bytes  # its MQTT topic; bytes if it is not UTF-8
+    payload: bytes  # its content
+    is_retained: bool = False  # whether the broker kept it, so that it may be from any time
 
 
 @dataclass(frozen=True)
@@ -79,33 +69,16 @@ class JsonPaths:
 
 @dataclass(frozen=True)
 class FormatRule:
-    """A filter of an ingest, and how it maps received messages.
+    """A filter of an ingest, and how it maps received messages."""
 
-    Attributes
-    ----------
-    filter
-        The MQTT filter, which may be shared.
-    topic
-        The topic that takes the messages.
-    format
-        The format of payloads.
-    template
-        How MQTT topics name source and stream; None: the format or the payload names them.
-    paths
-        Paths of the format ``json``.
-    qos
-        0 or 1, requested from the broker.
-    retained
-        Whether retained messages are taken.
-    """
-
-    filter: str
-    topic: str
-    format: Format
+    filter: str  # the MQTT filter, which may be shared
+    topic: str  # the topic that takes the messages
+    format: Format  # the format of payloads
     template: Template | None = None
-    paths: JsonPaths = field(default_factory=JsonPaths)
-    qos: int = 1
-    retained: Retained = "skip"
+    """How MQTT topics name source and stream; None: the format or the payload names them."""
+    paths: JsonPaths = field(default_factory=JsonPaths)  # paths of the format ``json``
+    qos: int = 1  # 0 or 1, requested from the broker
+    retained: Retained = "skip"  # whether retained messages are taken
 
     @classmethod
     def checked(
@@ -156,18 +129,14 @@ class FormatRule:
     def map(self, published: Published, received: int) -> list[Message]:
         """Map a published message.
 
+        Raises `UntimedError` if it is retained and has no event time. Raises `InvalidArgumentError` if topic or payload
+        have another form.
+
         Parameters
         ----------
         received
             When it was received, ns: the receive time and the publish time of each message, since MQTT transmits
             neither, and the event time if the payload has none.
-
-        Raises
-        ------
-        UntimedError
-            If it is retained and has no event time.
-        InvalidArgumentError
-            If topic or payload have another form.
         """
         if isinstance(published.topic, bytes):
             raise InvalidArgumentError(f"topic must be UTF-8, got {quoted(published.topic)}")
@@ -237,10 +206,8 @@ class RuleSet:
     def find(self, topic: str | bytes) -> FormatRule:
         """Return the rule of a topic.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If no filter matches, for example if a broker still held the message for a removed filter.
+        Raises `InvalidArgumentError` if no filter matches, for example if a broker still held the message for a removed
+        filter.
         """
         if isinstance(topic, bytes):
             raise InvalidArgumentError(f"topic must be UTF-8, got {quoted(topic)}")

@@ -16,18 +16,10 @@ class JsonNumber(NamedTuple):
 
 
 class JsonPath(NamedTuple):
-    """A path to a value: ``a.b.0``, or a JSON Pointer (RFC 6901) such as ``/a/b/0`` for keys that hold dots.
+    """A path to a value: ``a.b.0``, or a JSON Pointer (RFC 6901) such as ``/a/b/0`` for keys that hold dots."""
 
-    Attributes
-    ----------
-    text
-        The path as it was written.
-    keys
-        Its keys, from the outermost one.
-    """
-
-    text: str
-    keys: tuple[str, ...]
+    text: str  # the path as it was written
+    keys: tuple[str, ...]  # its keys, from the outermost one
 
     @classmethod
     def parse(cls, text: str) -> JsonPath:
@@ -42,10 +34,7 @@ class JsonPath(NamedTuple):
     def find(self, value: object) -> object:
         """Return the value at the path.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If it is missing.
+        Raises `InvalidArgumentError` if it is missing.
         """
         for key in self.keys:
             if isinstance(value, dict) and key in value:
@@ -60,10 +49,7 @@ class JsonPath(NamedTuple):
 def read_json(payload: bytes) -> object:
     """Parse a JSON payload, in which numbers become `JsonNumber`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not JSON in UTF-8.
+    Raises `InvalidArgumentError` if it is not JSON in UTF-8.
     """
     try:
         # Text with half of a surrogate pair cannot be written as UTF-8, so it is refused when used.
@@ -91,10 +77,7 @@ def write_json(value: object) -> bytes:
 def to_text(value: object, name: str) -> str:
     """Return a text or number as the text that names a source or stream.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is neither, is empty, or is not text that UTF-8 can write.
+    Raises `InvalidArgumentError` if it is neither, is empty, or is not text that UTF-8 can write.
     """
     text = value.text if isinstance(value, JsonNumber) else value
     if not isinstance(text, str) or not text:

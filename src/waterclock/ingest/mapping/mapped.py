@@ -38,24 +38,12 @@ class UntimedError(InvalidArgumentError):
 
 @dataclass(frozen=True)
 class SampledMessage:
-    """One published message, raw and mapped.
+    """One published message, raw and mapped."""
 
-    Attributes
-    ----------
-    facts
-        Its place, and how it was published.
-    payload
-        Its content.
-    messages
-        The messages of its mapping.
-    reason
-        Why it would be a dead letter; None if it would not.
-    """
-
-    facts: Mapping[str, object]
-    payload: bytes
-    messages: Sequence[Message] = ()
-    reason: str | None = None
+    facts: Mapping[str, object]  # its place, and how it was published
+    payload: bytes  # its content
+    messages: Sequence[Message] = ()  # the messages of its mapping
+    reason: str | None = None  # why it would be a dead letter; None if it would not
 
 
 def check_mapping(

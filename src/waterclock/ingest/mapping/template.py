@@ -19,24 +19,17 @@ class Template:
 
     ``{source}`` and ``{stream}`` take one level each, ``{_}`` an ignored level. One field may take several levels:
     ``{stream...}`` takes as many as remain, at least one, with their slashes.
-
-    Attributes
-    ----------
-    text
-        The template as it was written.
     """
 
-    text: str
+    text: str  # the template as it was written
     _pattern: re.Pattern[str] = field(repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> Template:
         """Parse a template.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If a level is neither a literal nor a field, a field occurs twice, or two fields take several levels.
+        Raises `InvalidArgumentError` if a level is neither a literal nor a field, a field occurs twice, or two fields
+        take several levels.
         """
         seen: list[str] = []
         wide = 0
@@ -72,10 +65,7 @@ class Template:
     def match(self, topic: str) -> dict[str, str]:
         """Extract the fields from a topic.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If the topic has another form, or a field would be empty.
+        Raises `InvalidArgumentError` if the topic has another form, or a field would be empty.
         """
         found = self._pattern.fullmatch(topic)
         if found is None:

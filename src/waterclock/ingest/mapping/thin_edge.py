@@ -22,15 +22,8 @@ _CHANNEL = "m"
 def thin_edge_topic(topic: str) -> tuple[str, str]:
     """Split a measurement's topic into source and type.
 
-    Returns
-    -------
-    tuple
-        The entity without the slashes of its empty last levels, and the type, which may be empty.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the topic has another form.
+    Returns the entity without the slashes of its empty last levels, and the type, which may be empty. Raises
+    `InvalidArgumentError` if the topic has another form.
     """
     levels = topic.split("/")
     source = "/".join(levels[1:5]).rstrip("/")

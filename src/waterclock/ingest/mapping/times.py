@@ -21,10 +21,7 @@ _POWERS: dict[TimeUnit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}
 def parse_unix_time(text: str, unit: TimeUnit = "s") -> int:
     """Parse a number of units since 1970 as nanoseconds; fractions of a nanosecond are rounded half to even.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the text is not a decimal number, or the time does not fit 64-bit nanoseconds.
+    Raises `InvalidArgumentError` if the text is not a decimal number, or the time does not fit 64-bit nanoseconds.
     """
     simple = _SIMPLE.fullmatch(text)
     if simple is not None and unit == "s":

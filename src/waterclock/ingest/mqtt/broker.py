@@ -140,10 +140,7 @@ class Broker:
     def current_password(self) -> str | None:
         """Return the password, read from its file or the environment if it is there.
 
-        Raises
-        ------
-        UnavailableError
-            If the file cannot be read.
+        Raises `UnavailableError` if the file cannot be read.
         """
         if self.password_file is None:
             return self.password or os.environ.get(PASSWORD_VARIABLE)
@@ -155,10 +152,7 @@ class Broker:
     def tls_context(self) -> ssl.SSLContext | None:
         """Read the certificates; None without TLS.
 
-        Raises
-        ------
-        UnavailableError
-            If a file cannot be read, or is not a certificate.
+        Raises `UnavailableError` if a file cannot be read, or is not a certificate.
         """
         if not self.is_encrypted:
             return None

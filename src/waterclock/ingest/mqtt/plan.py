@@ -16,24 +16,12 @@ from waterclock.topics.topic import Topic
 
 @dataclass(frozen=True)
 class IngestPlan:
-    """The plan of an ingest.
+    """The plan of an ingest."""
 
-    Attributes
-    ----------
-    broker
-        Source of the messages.
-    rules
-        The subscribed filters, with their mappings.
-    dead_letters
-        The topic of what cannot be mapped.
-    most_payload
-        Maximum bytes of a payload.
-    """
-
-    broker: Broker
-    rules: tuple[FormatRule, ...]
-    dead_letters: str = DEAD_LETTERS
-    most_payload: int = MOST_PAYLOAD
+    broker: Broker  # source of the messages
+    rules: tuple[FormatRule, ...]  # the subscribed filters, with their mappings
+    dead_letters: str = DEAD_LETTERS  # the topic of what cannot be mapped
+    most_payload: int = MOST_PAYLOAD  # maximum bytes of a payload
 
     def __post_init__(self) -> None:
         unshared = [rule.filter for rule in self.rules if split_share(rule.filter)[0] is None]

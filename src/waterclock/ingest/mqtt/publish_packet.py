@@ -41,6 +41,8 @@ class PublishPacket(NamedTuple):
 def read_publish(first: int, body: bytes, *, has_properties: bool) -> PublishPacket:
     """Read a packet (MQTT 5.0, section 3.3).
 
+    Raises `ValueError` if it ends too soon.
+
     Parameters
     ----------
     first
@@ -49,11 +51,6 @@ def read_publish(first: int, body: bytes, *, has_properties: bool) -> PublishPac
         Everything after its length.
     has_properties
         Whether it has properties, as in version 5; they are ignored.
-
-    Raises
-    ------
-    ValueError
-        If it ends too soon.
     """
     qos = (first & _QOS) >> 1
     try:

@@ -57,33 +57,17 @@ class Surroundings:
 
 
 class BrokerSession:
-    """Keeps one session connected until it is stopped.
-
-    Parameters
-    ----------
-    shared
-        The state that all sessions of the ingest share.
-    row
-        The session's row, which this process took.
-    client_id
-        The session's client id.
-    filters
-        The filters that the broker may have for it.
-    dropped
-        How many messages the broker had dropped by its last report; None: no report.
-    watches
-        Whether this session watches the broker's count of dropped messages.
-    """
+    """Keeps one session connected until it is stopped."""
 
     def __init__(
         self,
-        shared: Surroundings,
-        row: SessionRow,
-        client_id: str,
-        filters: frozenset[str],
-        dropped: int | None,
+        shared: Surroundings,  # the state that all sessions of the ingest share
+        row: SessionRow,  # the session's row, which this process took
+        client_id: str,  # the session's client id
+        filters: frozenset[str],  # the filters that the broker may have for it
+        dropped: int | None,  # how many messages the broker had dropped by its last report; None: no report
         *,
-        watches: bool,
+        watches: bool,  # whether this session watches the broker's count of dropped messages
     ) -> None:
         self._shared = shared
         self._row = row
@@ -115,12 +99,8 @@ class BrokerSession:
     def run(self) -> None:
         """Keep connected until stopped.
 
-        Raises
-        ------
-        RefusedByBrokerError
-            If the broker refuses the client or a subscription, or another client has the client id.
-        SessionTakenError
-            If another process has taken the session.
+        Raises `RefusedByBrokerError` if the broker refuses the client or a subscription, or another client has the
+        client id. Raises `SessionTakenError` if another process has taken the session.
         """
         while not self._is_stopping:
             connection = self._connect()

@@ -46,25 +46,14 @@ class Stored:
 
 @dataclass
 class AppendPlan:
-    """The messages of one transaction.
+    """The messages of one transaction."""
 
-    Attributes
-    ----------
-    received
-        When they were received, ns.
-    dead_letters
-        The topic of what cannot be mapped.
-    latest
-        Event time of each stream's last message: a message that repeats it is a heartbeat, which is ignored for lag.
-    stored
-        The outcome, if the transaction commits.
-    """
-
-    received: int
-    dead_letters: Topic
+    received: int  # when they were received, ns
+    dead_letters: Topic  # the topic of what cannot be mapped
     latest: dict[StreamName, int] = field(default_factory=dict[StreamName, int])
+    """Event time of each stream's last message: a message that repeats it is a heartbeat, which is ignored for lag."""
     messages: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])
-    stored: Stored = field(default_factory=Stored)
+    stored: Stored = field(default_factory=Stored)  # the outcome, if the transaction commits
 
     def add(self, topic: str, messages: Sequence[Message]) -> None:
         """Add the messages that a published one holds."""

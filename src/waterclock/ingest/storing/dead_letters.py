@@ -86,10 +86,7 @@ def dead_letter_of_line(path: str, number: int, line: bytes, reason: str, receiv
 def read_dead_letter(letter: Message) -> Published:
     """Read back the published message.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the message is not a dead letter, or holds only the beginning of a payload.
+    Raises `InvalidArgumentError` if the message is not a dead letter, or holds only the beginning of a payload.
     """
     headers = letter.headers or {}
     if _BYTES in headers:

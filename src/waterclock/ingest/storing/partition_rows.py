@@ -55,21 +55,11 @@ class PartitionKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """A partition's row, for the process that took it.
-
-    Attributes
-    ----------
-    backend
-        The database.
-    key
-        Identity of the partition.
-    owner_epoch
-        How often it was taken, including by this process.
-    """
+    """A partition's row, for the process that took it."""
 
     backend: Backend
-    key: PartitionKey
-    owner_epoch: int
+    key: PartitionKey  # identity of the partition
+    owner_epoch: int  # how often it was taken, including by this process
 
     @staticmethod
     def read_offset(backend: Backend, key: PartitionKey) -> int | None:
@@ -114,10 +104,7 @@ class PartitionRow:
     def write(self, connection: SqlConnection, before: int, after: int, now: int) -> None:
         """Write the partition's progress, in the transaction of the append.
 
-        Raises
-        ------
-        PositionMovedError
-            If another process has taken it, or its offset is not the one before.
+        Raises `PositionMovedError` if another process has taken it, or its offset is not the one before.
         """
         values = {**_values(self.key), "mine": self.owner_epoch, "before": before, "after": after, "now": now}
         if connection.execute(_WRITE, values).rowcount != 1:
@@ -126,10 +113,7 @@ class PartitionRow:
     def read(self) -> int:
         """Return the offset of the first record that is not appended.
 
-        Raises
-        ------
-        PartitionTakenError
-            If another process has taken the partition.
+        Raises `PartitionTakenError` if another process has taken the partition.
         """
         with self.backend.snapshot() as connection:
             row = connection.execute(_READ, _values(self.key)).one_or_none()

@@ -33,27 +33,13 @@ class Origin(Protocol):
 
 
 class Received(NamedTuple):
-    """A message as a broker delivered it.
+    """A message as a broker delivered it."""
 
-    Attributes
-    ----------
-    published
-        Topic, payload, and whether it is retained.
-    origin
-        The connection that delivered it.
-    packet_id
-        Its number on that connection.
-    qos
-        0 or 1.
-    is_repeat
-        Whether the broker marks it as possibly delivered before (DUP).
-    """
-
-    published: Published
-    origin: Origin
-    packet_id: int = 0
-    qos: int = 0
-    is_repeat: bool = False
+    published: Published  # topic, payload, and whether it is retained
+    origin: Origin  # the connection that delivered it
+    packet_id: int = 0  # its number on that connection
+    qos: int = 0  # 0 or 1
+    is_repeat: bool = False  # whether the broker marks it as possibly delivered before (DUP)
 
     @property
     def size(self) -> int:

@@ -42,21 +42,11 @@ class SessionTakenError(LeaseLostError):
 
 
 class SessionState(NamedTuple):
-    """The catalogue's row of a session.
+    """The catalogue's row of a session."""
 
-    Attributes
-    ----------
-    filters
-        The filters that the broker may have for it.
-    unacked
-        `Evidence`, packed.
-    dropped
-        Messages that the broker had dropped by its last report; None: no report.
-    """
-
-    filters: frozenset[str]
-    unacked: bytes
-    dropped: int | None
+    filters: frozenset[str]  # the filters that the broker may have for it
+    unacked: bytes  # `Evidence`, packed
+    dropped: int | None  # messages that the broker had dropped by its last report; None: no report
 
 
 class SilentSession(NamedTuple):
@@ -69,21 +59,11 @@ class SilentSession(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One session's row, for the process that took it.
-
-    Attributes
-    ----------
-    backend
-        The database.
-    name
-        The session's name.
-    owner
-        The random number of this process for the session.
-    """
+    """One session's row, for the process that took it."""
 
     backend: Backend
-    name: str
-    owner: int
+    name: str  # the session's name
+    owner: int  # the random number of this process for the session
 
     @classmethod
     def take(cls, backend: Backend, name: str) -> tuple[SessionRow, SessionState]:
@@ -107,10 +87,7 @@ class SessionRow:
     def write(self, connection: SqlConnection, unacked: bytes, dropped: int | None, now: int) -> None:
         """Write the state of the session, in the transaction of the append.
 
-        Raises
-        ------
-        SessionTakenError
-            If another process has taken the session.
+        Raises `SessionTakenError` if another process has taken the session.
         """
         values = {
             "session": self.name,

@@ -54,32 +54,16 @@ class _SessionPlan(AppendPlan):
 
 
 class Store:
-    """The topics and tables of an ingest. One thread appends.
-
-    Parameters
-    ----------
-    backend
-        The database.
-    rules
-        The mappings of published messages.
-    topics
-        The topics that the rules name.
-    dead_letters
-        The topic of what cannot be mapped.
-    most_payload
-        Bytes that a payload may have.
-    clock
-        The database's clock, ns: the receive time of appended messages.
-    """
+    """The topics and tables of an ingest. One thread appends."""
 
     def __init__(
         self,
         backend: Backend,
-        rules: RuleSet,
-        topics: Mapping[str, Topic],
-        dead_letters: Topic,
-        most_payload: int,
-        clock: Callable[[], int] | None = None,
+        rules: RuleSet,  # the mappings of published messages
+        topics: Mapping[str, Topic],  # the topics that the rules name
+        dead_letters: Topic,  # the topic of what cannot be mapped
+        most_payload: int,  # bytes that a payload may have
+        clock: Callable[[], int] | None = None,  # the database's clock, ns: the receive time of appended messages
     ) -> None:
         self._backend = backend
         self._most_payload = most_payload
@@ -112,13 +96,9 @@ class Store:
     def append(self, batch: Sequence[Received]) -> Stored:
         """Append some messages, which may be acked when this returns.
 
-        Raises
-        ------
-        SessionTakenError
-            If another process has taken the session; nothing was written.
-        UnavailableError
-            If the database is unavailable. Whether it committed is unknown; call it again with the same batch, before
-            any other.
+        Raises `SessionTakenError` if another process has taken the session; nothing was written. Raises
+        `UnavailableError` if the database is unavailable. Whether it committed is unknown; call it again with the same
+        batch, before any other.
         """
         attempt = self._unanswered
         if attempt is None or attempt.batch is not batch:

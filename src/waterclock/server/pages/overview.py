@@ -36,24 +36,13 @@ router = APIRouter(include_in_schema=False)
 
 
 class Problem(NamedTuple):
-    """Something that is wrong.
-
-    Attributes
-    ----------
-    level
-        ``"bad"``: work has stopped or was lost. ``"warn"``: that may happen soon, or an operator chose it.
-    text
-        A sentence.
-    url
-        The page with the details; None: none.
-    command
-        A command to run next; None without one.
-    """
+    """Something that is wrong."""
 
     level: Literal["bad", "warn"]
-    text: str
-    url: str | None = None
-    command: str | None = None
+    """``"bad"``: work has stopped or was lost. ``"warn"``: that may happen soon, or an operator chose it."""
+    text: str  # a sentence
+    url: str | None = None  # the page with the details; None: none
+    command: str | None = None  # a command to run next; None without one
 
 
 @router.get("/")

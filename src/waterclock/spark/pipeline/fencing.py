@@ -39,24 +39,15 @@ class PipelineRun:
 
     Each entry is a separate folder, so that runs that start at the same time do not share Spark's temporary folder. A
     run may delete the entries of earlier runs, and a run whose entry is missing does not write.
-
-    Attributes
-    ----------
-    pipeline
-        The pipeline's name.
-    folder
-        The folder that has the entries of its runs.
-    replay
-        The name of a replay's range; None: a stream.
-    entry
-        A number one above the last run's, then a random part that orders runs which started at the same time. The run
-        with the largest entry writes.
     """
 
-    pipeline: str
-    folder: str
-    replay: str | None
+    pipeline: str  # the pipeline's name
+    folder: str  # the folder that has the entries of its runs
+    replay: str | None  # the name of a replay's range; None: a stream
     entry: str
+    """A number one above the last run's, then a random part that orders runs which started at the same time. The run
+    with the largest entry writes.
+    """
 
     @classmethod
     def enter(cls, spark: SparkSession, pipeline: str, checkpoint: str, replay: str | None = None) -> PipelineRun:

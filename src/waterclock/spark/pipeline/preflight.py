@@ -14,13 +14,9 @@ from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, Pipel
 def check_places(pipeline: Pipeline) -> None:
     """Check that each topic and table exists and that each output accepts the pipeline's writes.
 
-    Raises
-    ------
-    NotFoundError
-        If a topic or message table is missing; the error names it.
-    InvalidArgumentError
-        If a message table does not hold bytes under text ids; if rejected messages go to a topic that refuses some of
-        them, or to the topic that is read, which would reject them again and again.
+    Raises `NotFoundError` if a topic or message table is missing; the error names it. Raises `InvalidArgumentError` if
+    a message table does not hold bytes under text ids; if rejected messages go to a topic that refuses some of them, or
+    to the topic that is read, which would reject them again and again.
     """
     with _opened(f"{pipeline.name}, source", pipeline.source) as database:
         read = database.topic(pipeline.source.topic).storage.origin

@@ -61,6 +61,9 @@ def run_pipelines(
 
     If one ends with an error, the others are stopped as well.
 
+    Raises `PipelineError` if a stream ended with an error. Raises `InvalidArgumentError` if a checkpoint has its state
+    in another number of partitions or buckets than the file asks for.
+
     Parameters
     ----------
     once
@@ -74,13 +77,6 @@ def run_pipelines(
     Topics and tables are not checked first: `waterclock.spark.pipeline.preflight.check_places` does so, without Spark.
 
     Of two runs on one checkpoint, the one that was started later goes on, and the other ends with an error.
-
-    Raises
-    ------
-    PipelineError
-        If a stream ended with an error.
-    InvalidArgumentError
-        If a checkpoint has its state in another number of partitions or buckets than the file asks for.
     """
     register(spark)
     all_progress = [Progress.of(pipeline) for pipeline in pipelines]
@@ -253,10 +249,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
     """Return the partitions of a pipeline's state: those of its checkpoint, its file, or the number of cores.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If checkpoint and file differ.
+    Raises `InvalidArgumentError` if checkpoint and file differ.
     """
     kept = parts_in(spark, pipeline.checkpoint)
     if kept is None:

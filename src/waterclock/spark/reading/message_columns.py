@@ -70,11 +70,8 @@ def missing_position(df: DataFrame) -> list[str]:
 def number_column(df: DataFrame, id_of: str | Column) -> Column:
     """Return the expression for the id of each message; `waterclock.batching.by_id.rule.NO_ID` if it has none.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If ``id_of`` names a header but the DataFrame lacks a column of headers, or if it is a column of another type
-        than integers.
+    Raises `InvalidArgumentError` if ``id_of`` names a header but the DataFrame lacks a column of headers, or if it is a
+    column of another type than integers.
     """
     if isinstance(id_of, Column):
         kind = df.select(id_of.alias("number")).schema["number"].dataType

@@ -124,12 +124,8 @@ def read_part(
 ) -> Iterator[pa.RecordBatch]:
     """Read the messages of one task's slices that pass their filters: in buckets, packed or in the chosen columns.
 
-    Raises
-    ------
-    NotFoundError
-        If it was deleted since it was cut.
-    DamagedError
-        If it differs from its written form, or lacks entries, and the option ``onDamage`` is not ``skip``.
+    Raises `NotFoundError` if it was deleted since it was cut. Raises `DamagedError` if it differs from its written
+    form, or lacks entries, and the option ``onDamage`` is not ``skip``.
     """
     planned = cast("tuple[Slice, ...] | SliceRun", partition.value)
     parts = planned.slices() if isinstance(planned, SliceRun) else planned

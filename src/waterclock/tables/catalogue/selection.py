@@ -27,26 +27,14 @@ _EVERYTHING: Bound = (None, ())
 
 
 class Selection:
-    """A condition and an order, parsed once, and bound again when the table changes.
-
-    Parameters
-    ----------
-    where
-        The text after WHERE; None: every message.
-    order
-        The text after ORDER BY; None: by priority, then by due time.
-    parameters
-        Values for the ``:names`` in ``where``.
-    kinds
-        Allowed values of the header ``kind``; None: any.
-    """
+    """A condition and an order, parsed once, and bound again when the table changes."""
 
     def __init__(
         self,
-        where: str | None,
-        order: str | None,
-        parameters: Mapping[str, object] | None,
-        kinds: Collection[str] | None = None,
+        where: str | None,  # the text after WHERE; None: every message
+        order: str | None,  # the text after ORDER BY; None: by priority, then by due time
+        parameters: Mapping[str, object] | None,  # values for the ``:names`` in ``where``
+        kinds: Collection[str] | None = None,  # allowed values of the header ``kind``; None: any
     ) -> None:
         if not isinstance(parameters, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types
             raise InvalidArgumentError(f"parameters must be a dict of values by name, got {quoted(parameters)}")
@@ -66,10 +54,8 @@ class Selection:
     def on(self, context: TableContext) -> Bound:
         """Bind to a table.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If a column is missing, types do not agree, or the table has groups or, for an order, keys in turns.
+        Raises `InvalidArgumentError` if a column is missing, types do not agree, or the table has groups or, for an
+        order, keys in turns.
         """
         known = self._bound
         if known is None or known[0] is not context.rows:

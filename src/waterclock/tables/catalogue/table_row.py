@@ -145,12 +145,8 @@ class TableRow:
     def now(self) -> TableContext:
         """Return the table as it is now, to within a second.
 
-        Raises
-        ------
-        NotFoundError
-            If the message table was dropped.
-        SchemaError
-            If its SQL table was dropped or lost a column.
+        Raises `NotFoundError` if the message table was dropped. Raises `SchemaError` if its SQL table was dropped or
+        lost a column.
         """
         with moments.holding(self._lock):
             if not self.fresh_for:

@@ -24,13 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClaimFailures:
-    """Tracks for how long a subscription's claims have failed.
-
-    Attributes
-    ----------
-    since
-        When the first of them failed, in seconds of the monotonic clock; None if the last one succeeded.
-    """
+    """Tracks for how long a subscription's claims have failed."""
 
     def __init__(
         self,
@@ -45,6 +39,7 @@ class ClaimFailures:
         self._groups = groups
         self._pause = RETRY_EVERY
         self._warned_at = 0.0
+        # When the first of them failed, in seconds of the monotonic clock; None if the last one succeeded.
         self.since: float | None = None
 
     def note(self, table: str, error: WaterclockError) -> float:

@@ -40,34 +40,20 @@ class Sleeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnDue:
-    """The messages that a consumer of exclusive groups has to claim.
+    """The messages that a consumer of exclusive groups has to claim."""
 
-    Attributes
-    ----------
-    seconds
-        In how many seconds it has to claim, for its own groups or its lease.
-    has_room
-        Whether it may get more groups.
-    """
-
-    seconds: float
-    has_room: bool
+    seconds: float  # in how many seconds it has to claim, for its own groups or its lease
+    has_room: bool  # whether it may get more groups
 
 
 class IdleConsumers:
-    """The consumers of a process that wait for the same messages. Thread-safe.
-
-    Attributes
-    ----------
-    purged_at
-        When one of them last began to purge the table, in seconds of the monotonic clock.
-    """
+    """The consumers of a process that wait for the same messages. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leader: Sleeper | None = None
         self._seen_at = 0.0
-        self.purged_at = -math.inf
+        self.purged_at = -math.inf  # when one of them last began to purge the table, in seconds of the monotonic clock
         # Weak references, so that consumers that are dropped without being closed are collected.
         self._sleeping: WeakKeyDictionary[Sleeper, None] = WeakKeyDictionary()
         self._due_at: WeakKeyDictionary[Sleeper, tuple[str, float]] = WeakKeyDictionary()

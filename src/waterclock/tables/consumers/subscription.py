@@ -65,15 +65,6 @@ class TableSubscription(Closing):
 
     A waiting message that is acked, rescheduled, moved or removed elsewhere is not handed out. The subscription notices
     changes by this process at once, and others after a second.
-
-    Attributes
-    ----------
-    consumer
-        Name of the consumer.
-    patience
-        For how many seconds it retries while the database is unavailable or refuses its claims.
-    when_claimed
-        Called after each claim with its seconds, and how many messages it returned; None: no measurement.
     """
 
     def __init__(
@@ -106,8 +97,9 @@ class TableSubscription(Closing):
         self._changed = True  # whether something has changed, or become due, since the last claim
         self._claimed_at = -math.inf
         self._most = _MOST
-        self.consumer = request.consumer
-        self.patience = 60.0
+        self.consumer = request.consumer  # name of the consumer
+        self.patience = 60.0  # for how many seconds it retries while the database is unavailable or refuses its claims
+        # Called after each claim with its seconds, and how many messages it returned; None: no measurement.
         self.when_claimed: Callable[[float, int], object] | None = None
         self._looked_at = 0
         self._saw_at = 0
@@ -219,10 +211,7 @@ class TableSubscription(Closing):
     def wait(self) -> bool:
         """Wait until `take` may get something, at most for about a second, or until nudged.
 
-        Returns
-        -------
-        bool
-            Whether `take` may find something; False if nothing happened.
+        Returns whether `take` may find something; False if nothing happened.
         """
         try:
             with self._leading():

@@ -116,20 +116,13 @@ class ClaimCursor:
     search from the cursor, the next claim does so, too: one from the cursor that gets too few costs two statements.
 
     Thread-safe.
-
-    Attributes
-    ----------
-    walks
-        Durations of empty claims.
-    had_enough
-        Whether the last claim, if recent, got as many messages as it wanted.
     """
 
     def __init__(self) -> None:
-        self.walks = Walks()
+        self.walks = Walks()  # durations of empty claims
         self._lock = threading.Lock()
         self._marks: dict[int, int] = {}
-        self.had_enough = False
+        self.had_enough = False  # whether the last claim, if recent, got as many messages as it wanted
         self._since = moments.monotonic()
         self._began = self._since
         self._from_cursor = 0.0
@@ -246,11 +239,6 @@ class _Search:
     leased and scheduled messages. A level known from earlier claims is read together with the check whether there is a
     new one above it. If many levels have few messages each, none of them due, it reads the messages of many levels
     together.
-
-    Attributes
-    ----------
-    found
-        `columns_read`, followed by the current time, ns.
     """
 
     def __init__(
@@ -268,7 +256,7 @@ class _Search:
         self._now = now
         self._above = ABOVE_EVERY_PRIORITY
         self._left = wanted.limit
-        self.found: list[_Row] = []
+        self.found: list[_Row] = []  # `columns_read`, followed by the current time, ns
 
     def find(self, begin: Mapping[int, int]) -> None:
         """Continue until enough messages are found, or no level remains."""

@@ -21,19 +21,13 @@ _IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "e
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Messages to insert.
-
-    Attributes
-    ----------
-    columns
-        Their values by column, as the driver takes them; ``at`` is when they will be sent, None for now. Columns with
-        only default values are left out.
-    fresh
-        Whether no other writer can have chosen their ids.
-    """
+    """Messages to insert."""
 
     columns: dict[str, list[Any]]
-    fresh: bool
+    """Their values by column, as the driver takes them; ``at`` is when they will be sent, None for now. Columns with
+    only default values are left out.
+    """
+    fresh: bool  # whether no other writer can have chosen their ids
 
     @property
     def count(self) -> int:

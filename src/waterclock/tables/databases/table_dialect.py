@@ -339,18 +339,10 @@ class TableDialect(ABC):
         connection: SqlConnection,
         rows: sa.Table,
         wanted: Wanted,
-        begin: Mapping[int, int],
-        now: sa.ColumnElement[int],
+        begin: Mapping[int, int],  # start of the search, from `ClaimCursor`
+        now: sa.ColumnElement[int],  # the current time, ns
     ) -> list[Claimed]:
-        """Claim due messages in a table without groups.
-
-        Parameters
-        ----------
-        begin
-            Start of the search, from `ClaimCursor`.
-        now
-            The current time, ns.
-        """
+        """Claim due messages in a table without groups."""
 
     @abstractmethod
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:

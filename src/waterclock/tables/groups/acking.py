@@ -26,10 +26,7 @@ _Row = sa.Row[*tuple[Any, ...]]
 def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> Acked:
     """Ack messages for the consumer that took them.
 
-    Raises
-    ------
-    OrderError
-        If an earlier message of the group is not acked and ``ack_order`` is strict.
+    Raises `OrderError` if an earlier message of the group is not acked and ``ack_order`` is strict.
     """
     if not leased:
         return Acked(frozenset(), 0)
@@ -106,15 +103,9 @@ def release_behind(
     connection: SqlConnection,
     places: Iterable[tuple[str | None, int | None]],
     *,
-    started: bool = False,
+    started: bool = False,  # whether this counts as an attempt
 ) -> None:
-    """Take back the leased messages behind given places, each a group and a position.
-
-    Parameters
-    ----------
-    started
-        Whether this counts as an attempt.
-    """
+    """Take back the leased messages behind given places, each a group and a position."""
     for group_id, position in places:
         if position is not None:
             at = {"of": group_id, "behind": position, "uncounted": 0 if started else 1}

@@ -46,10 +46,7 @@ def drains_to(consumer: Any) -> sa.ColumnElement[bool]:
 def lock_groups(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> dict[str, sa.Row[Any]]:
     """Lock groups until the transaction ends, in order, so that transactions do not deadlock.
 
-    Returns
-    -------
-    dict
-        Their current rows, by name. Groups that have ended are missing.
+    Returns their current rows, by name. Groups that have ended are missing.
     """
     return by_name(connection.execute(*locking_groups(context, group_ids)))
 
@@ -79,18 +76,10 @@ def locking_free(context: TableContext, name: str = "groups") -> sa.Select[*tupl
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Leased messages of groups in which no other transaction has locked one.
+    """Leased messages of groups in which no other transaction has locked one."""
 
-    Attributes
-    ----------
-    names
-        The groups without such locks.
-    seqs
-        The leased messages of those groups.
-    """
-
-    names: list[str]
-    seqs: list[int]
+    names: list[str]  # the groups without such locks
+    seqs: list[int]  # the leased messages of those groups
 
 
 def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterable[str]) -> Out:

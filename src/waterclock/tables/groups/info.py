@@ -99,18 +99,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The messages that decide on a group's state.
+    """The messages that decide on a group's state."""
 
-    Attributes
-    ----------
-    head
-        The first one that is not acked; None: no message has been routed yet.
-    next
-        The next one that may be handed out; None if others must be acked before.
-    """
-
-    head: Member | None
-    next: Member | None
+    head: Member | None  # the first one that is not acked; None: no message has been routed yet
+    next: Member | None  # the next one that may be handed out; None if others must be acked before
 
 
 def blocked_by(state: GroupState, members: Members, paused_until: int | None, drain_to: str | None) -> str | None:

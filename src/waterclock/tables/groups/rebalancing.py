@@ -28,17 +28,11 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many groups moved, and how many move once nothing of them is in flight.
-
-    Attributes
-    ----------
-    is_done
-        False if other transactions had locked so many groups that the numbers still differ.
-    """
+    """How many groups moved, and how many move once nothing of them is in flight."""
 
     at_once: int
     later: int
-    is_done: bool = True
+    is_done: bool = True  # False if other transactions had locked so many groups that the numbers still differ
 
 
 def rebalance(

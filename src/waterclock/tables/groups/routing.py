@@ -54,15 +54,12 @@ def route(context: TableContext, connection: SqlConnection) -> None:
 def route_new(context: TableContext, connection: SqlConnection, passed: Collection[str] | None = None) -> bool:
     """Route the oldest new messages, and apply changes that plain SQL made in groups. Waits for no lock.
 
+    Returns whether there are more new messages than one transaction should route.
+
     Parameters
     ----------
     passed
         Groups to skip; None: those with a message that the database refused.
-
-    Returns
-    -------
-    bool
-        Whether there are more new messages than one transaction should route.
     """
     if not try_turn(context, connection):
         return False

@@ -26,21 +26,11 @@ NO_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Messages that consumers have.
+    """Messages that consumers have."""
 
-    Attributes
-    ----------
-    room
-        How many messages of each key a consumer may get.
-    free
-        How many of them may be new.
-    lapsed
-        How many messages of a key and level have a lease that has ended.
-    """
-
-    room: dict[str, int]
-    free: dict[str, int]
-    lapsed: dict[tuple[str, int], int]
+    room: dict[str, int]  # how many messages of each key a consumer may get
+    free: dict[str, int]  # how many of them may be new
+    lapsed: dict[tuple[str, int], int]  # how many messages of a key and level have a lease that has ended
 
     def has_claimable(self, place: tuple[str, int]) -> bool:
         """Return whether a consumer may get a message of a key and level, as the condition `has_claimable`."""

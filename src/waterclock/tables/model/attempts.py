@@ -22,30 +22,16 @@ _CLASS = re.compile(r"([A-Za-z_][\w.]{0,99}): ")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A failed attempt to handle a message.
-
-    Attributes
-    ----------
-    epoch
-        The delivery's epoch: 1 for the first attempt. Numbers are missing if a lease ended without an outcome.
-    claimed_at
-        When the message was claimed, ns, by the database's clock.
-    duration
-        From the claim to the outcome, ns.
-    consumer
-        Name of the consumer; None if it has none.
-    outcome
-        ``"failed"``: given back with an error. ``"dead_letter"``: the handler moved it to the dead letters.
-    error
-        The error or reason, truncated to 1,000 characters.
-    """
+    """A failed attempt to handle a message."""
 
     epoch: int
-    claimed_at: int
-    duration: int
-    consumer: str | None
+    """The delivery's epoch: 1 for the first attempt. Numbers are missing if a lease ended without an outcome."""
+    claimed_at: int  # when the message was claimed, ns, by the database's clock
+    duration: int  # from the claim to the outcome, ns
+    consumer: str | None  # name of the consumer; None if it has none
     outcome: AttemptOutcome
-    error: str
+    """``"failed"``: given back with an error. ``"dead_letter"``: the handler moved it to the dead letters."""
+    error: str  # the error or reason, truncated to 1,000 characters
 
     @property
     def error_class(self) -> str | None:
@@ -55,18 +41,10 @@ class Attempt:
 
 
 class Failure(NamedTuple):
-    """The columns of a message's row that a failed attempt changes.
+    """The columns of a message's row that a failed attempt changes."""
 
-    Attributes
-    ----------
-    error
-        The column ``last_error``; None leaves it as it is.
-    attempts
-        The column ``failed_attempts``; None leaves it as it is.
-    """
-
-    error: str | None
-    attempts: str | None
+    error: str | None  # the column ``last_error``; None leaves it as it is
+    attempts: str | None  # the column ``failed_attempts``; None leaves it as it is
 
 
 def with_attempt(kept: str | None, attempt: Attempt, most: int) -> str:

@@ -26,21 +26,12 @@ _VARIABLE = re.compile(
 
 
 class FailedMessage(NamedTuple):
-    """A message that failed.
-
-    Attributes
-    ----------
-    id
-        Its id.
-    error
-        Why it failed last.
-    failed_at
-        When, ns; None if the table keeps no attempts, or the message failed before it was given back with an error.
-    """
+    """A message that failed."""
 
     id: Any
-    error: str
+    error: str  # why it failed last
     failed_at: int | None
+    """When, ns; None if the table keeps no attempts, or the message failed before it was given back with an error."""
 
 
 @dataclass(slots=True)

@@ -15,10 +15,7 @@ MOST_PROGRESS = 64_000
 def progress_text(progress: Any) -> str:
     """Return the text that is saved.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the progress is not JSON, or larger than `MOST_PROGRESS`.
+    Raises `InvalidArgumentError` if the progress is not JSON, or larger than `MOST_PROGRESS`.
     """
     check_json("progress", progress)
     text = json.dumps(progress, separators=(",", ":"))

@@ -9,16 +9,11 @@ _TELL_EVERY = 60_000_000_000
 
 
 class PurgePlace:
-    """The progress of a round of purging. Threads may share it; a lost update repeats a chunk.
-
-    Attributes
-    ----------
-    after
-        The round continues after messages acked at this time, ns; None: at the first one. Others with the same time are
-        left to the next round, because no index orders them.
-    """
+    """The progress of a round of purging. Threads may share it; a lost update repeats a chunk."""
 
     def __init__(self) -> None:
+        # The round continues after messages acked at this time, ns; None: at the first one. Others with the same time
+        # are left to the next round, because no index orders them.
         self.after: int | None = None
         self._tells_at: dict[str, int] = {}
 

@@ -281,10 +281,7 @@ _ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique
 def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:
     """Return the SQL table as it is in the database now, with the users' columns.
 
-    Raises
-    ------
-    SchemaError
-        If the table is missing or lacks one of our columns.
+    Raises `SchemaError` if the table is missing or lacks one of our columns.
     """
     try:
         columns = sa.inspect(connection).get_columns(name)
@@ -374,10 +371,7 @@ def user_column_names(rows: sa.Table) -> tuple[str, ...]:
 def key_source(name: str, columns: Sequence[sa.Column[Any]]) -> KeySource:
     """Return the column, or the header, that a key's name means in a table with these further columns.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it names one of our columns, or a column whose type cannot be a key.
+    Raises `InvalidArgumentError` if it names one of our columns, or a column whose type cannot be a key.
     """
     if name == GROUP:
         return KeySource("group_id")

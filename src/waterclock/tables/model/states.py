@@ -98,27 +98,13 @@ def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """The facts that decide on a group's state. "Next" is its first message that may be sent when due.
+    """The facts that decide on a group's state. "Next" is its first message that may be sent when due."""
 
-    Attributes
-    ----------
-    messages
-        Number of unacked messages.
-    routed
-        Whether any of them is routed.
-    next_state
-        The state of its next message; None if it has none before others are acked.
-    draining
-        Whether it goes to another consumer as soon as none of its messages is leased.
-    paused_until
-        End of the pause, ns; None if it is not paused.
-    """
-
-    messages: int
-    routed: bool
-    next_state: MessageState | None
-    draining: bool = False
-    paused_until: int | None = None
+    messages: int  # number of unacked messages
+    routed: bool  # whether any of them is routed
+    next_state: MessageState | None  # the state of its next message; None if it has none before others are acked
+    draining: bool = False  # whether it goes to another consumer as soon as none of its messages is leased
+    paused_until: int | None = None  # end of the pause, ns; None if it is not paused
 
 
 def state_of_group(facts: GroupFacts, now: int) -> GroupState:

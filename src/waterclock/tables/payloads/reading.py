@@ -39,17 +39,14 @@ class MisfitError(Exception):
 def read_payload(kind: Any, payload: Any) -> Any:
     """Return a payload as an object of a type.
 
+    Raises `MisfitError` if it does not fit; the error says where, and why.
+
     Parameters
     ----------
     kind
         A dataclass, a TypedDict, a Pydantic model, `Batch`, or one of their parts.
     payload
         The message's payload. Text and bytes are parsed as JSON, unless the type itself is str or bytes.
-
-    Raises
-    ------
-    MisfitError
-        If it does not fit; the error says where, and why.
     """
     try:
         return _read_payload(kind, payload)

@@ -33,10 +33,7 @@ _TAG = "Give each a field of its own, such as kind: Literal['refund']"
 def why_unreadable(kind: Any) -> str | None:
     """Return why payloads cannot be read as a type, or as a field of one; None if they can.
 
-    Raises
-    ------
-    NameError
-        If the name of a field's type is not known at run time.
+    Raises `NameError` if the name of a field's type is not known at run time.
     """
     if kind is bytes or is_batch(kind):
         return None

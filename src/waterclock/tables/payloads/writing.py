@@ -28,15 +28,12 @@ def write_payload(value: Any, payload: str) -> Any:
     Each object is read back as its own type and compared, so that a handler gets an equal object. The cost grows with
     the number of objects: 20 to 30 µs for each small one.
 
+    Raises `InvalidArgumentError` if an object would come back different; the error names the part.
+
     Parameters
     ----------
     payload
         The table's payload type: ``"bytes"``, ``"text"`` or ``"json"``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If an object would come back different; the error names the part.
     """
     if is_batch(type(value)):
         return value.to_bytes()

@@ -39,22 +39,14 @@ class _UnusedIds:
 
 
 def put_over_shards(
-    context: TableContext,
+    context: TableContext,  # the table on any shard, against which the messages are checked
     messages: Iterable[Mapping[str, Any]],
     shards: Sequence[Shard],
     open_table: Callable[[Shard], MessageTable],
 ) -> PutIds:
     """Put messages in one transaction per shard, in parallel.
 
-    Parameters
-    ----------
-    context
-        The table on any shard, against which the messages are checked.
-
-    Raises
-    ------
-    PartlyPutError
-        If shards were unavailable.
+    Raises `PartlyPutError` if shards were unavailable.
     """
     prepared = prepare_rows(context, messages)
     if prepared.keys:

@@ -214,10 +214,7 @@ def receive_from(
 ) -> list[Delivery]:
     """Claim up to ``limit`` due messages from one shard after the other, without waiting.
 
-    Raises
-    ------
-    UnavailableError
-        If every shard is unavailable.
+    Raises `UnavailableError` if every shard is unavailable.
     """
     found: list[Delivery] = []
     reasons: list[str] = []

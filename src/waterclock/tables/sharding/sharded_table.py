@@ -36,18 +36,12 @@ _Part = TypeVar("_Part")
 
 
 class TablePart:
-    """A sharded table on one shard, which may be unavailable.
-
-    Attributes
-    ----------
-    url
-        URL of the shard's database.
-    """
+    """A sharded table on one shard, which may be unavailable."""
 
     def __init__(self, shard: Shard, open_table: Callable[[Shard], MessageTable]) -> None:
         self._shard = shard
         self._open_table = open_table
-        self.url = shard.url
+        self.url = shard.url  # URL of the shard's database
 
     def open(self) -> MessageTable:
         """Open it; UnavailableError if the shard is unavailable, or was recently and is left alone."""

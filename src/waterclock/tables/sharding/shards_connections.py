@@ -19,10 +19,7 @@ from waterclock.tables.sharding.shard import Shard
 def home_of(connection: Any, shards: Iterable[Shard], open_table: Callable[[Shard], MessageTable]) -> Shard:
     """Find the shard of a connection by the table's row in the catalogue, whatever the host is called.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is to none of them.
+    Raises `InvalidArgumentError` if it is to none of them.
     """
     for shard in shards:
         if not _may_be_of(connection, shard):

@@ -76,12 +76,8 @@ def create_topic(
 def open_topic(backend: Backend, ledgers: str | LedgerRoot | None, name: str) -> Storage:
     """Find a topic and its store.
 
-    Raises
-    ------
-    NotFoundError
-        If it does not exist.
-    UnavailableError
-        If its store is missing, or its place holds another one.
+    Raises `NotFoundError` if it does not exist. Raises `UnavailableError` if its store is missing, or its place holds
+    another one.
     """
     row = _row(backend, check_name(name))
     if row is None:

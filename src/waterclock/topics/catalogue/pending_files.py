@@ -39,11 +39,8 @@ class Pending(NamedTuple):
 def new_file(storage: Storage, first: int, last: int) -> Pending:
     """Generate a file name that was never used in the topic's store.
 
-    Raises
-    ------
-    StoreError
-        If the store is missing, is another one or cannot be reached: checked first, so that no ledger is claimed in
-        vain.
+    Raises `StoreError` if the store is missing, is another one or cannot be reached: checked first, so that no ledger
+    is claimed in vain.
     """
     storage.files.check()
     owner = secrets.token_hex(8)
@@ -107,12 +104,8 @@ def _renew(storage: Storage, pending: Pending) -> None:
 def forget_pending(storage: Storage, connection: sa.Connection, pending: Pending) -> None:
     """Delete the row of the pending file, in the transaction that assigns it to its ledgers.
 
-    Raises
-    ------
-    LeaseLostError
-        If another process has taken it.
-    StoreError
-        If the topic's files lie in another store by now, which does not have this one.
+    Raises `LeaseLostError` if another process has taken it. Raises `StoreError` if the topic's files lie in another
+    store by now, which does not have this one.
     """
     storage.refuse_moved(connection)
     if connection.execute(sa.delete(files).where(*_mine(pending))).rowcount == 0:

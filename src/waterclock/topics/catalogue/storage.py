@@ -29,35 +29,19 @@ _STORE = (
 
 @dataclass(frozen=True)
 class Storage:
-    """One topic's storage. Every part of the package works on it.
+    """One topic's storage. Every part of the package works on it."""
 
-    Attributes
-    ----------
-    topic_id
-        Key of the topic in the catalogue.
-    name
-        Its name.
-    backend
-        The database.
-    files
-        The sealed ledgers' folder.
-    known_limit
-        The limit that `ahead_limit` read last.
-    """
-
-    topic_id: int
+    topic_id: int  # key of the topic in the catalogue
     name: str
     backend: Backend
-    files: LedgerFiles
+    files: LedgerFiles  # the sealed ledgers' folder
     known_limit: KnownLimit = field(default_factory=KnownLimit, repr=False, compare=False)
+    """The limit that `ahead_limit` read last."""
 
     def lock(self, connection: sa.Connection) -> tuple[sa.RowMapping, int]:
         """Lock the topic's row for this transaction, so that writers take turns; return it, and the time, ns.
 
-        Raises
-        ------
-        NotFoundError
-            If the topic was removed meanwhile.
+        Raises `NotFoundError` if the topic was removed meanwhile.
         """
         row = connection.execute(self._locking).mappings().one_or_none()
         present = self.present(row)

@@ -26,13 +26,8 @@ _log = logging.getLogger(__name__)
 def new_store(backend: Backend, place: LedgerRoot) -> LedgerFiles:
     """Return the store of a new topic; create it if missing.
 
-    Raises
-    ------
-    StoreError
-        If a store that other topics use is missing from its place: it may be mounted later, and then there would be
-        two.
-    UnavailableError
-        If it cannot be reached or written.
+    Raises `StoreError` if a store that other topics use is missing from its place: it may be mounted later, and then
+    there would be two. Raises `UnavailableError` if it cannot be reached or written.
     """
     files = place.needed(backend)
     identity = files.marker()
@@ -74,10 +69,7 @@ def place_columns(files: LedgerFiles) -> dict[str, object]:
 def recorded_store(identity: str, root: str, is_complete: int, what: str) -> LedgerFiles:
     """Return a store at its recorded location.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the catalogue does not know enough to open it.
+    Raises `InvalidArgumentError` if the catalogue does not know enough to open it.
     """
     if not is_complete:
         raise InvalidArgumentError(
@@ -93,17 +85,13 @@ def files_of_topic(name: str, row: sa.Row[*tuple[Any, ...]], place: LedgerRoot) 
     A topic opens even if its store cannot be reached, so that producers can append: operations on the store fail until
     it is back.
 
+    Raises `StoreError` if no store or another one is there; the text names both places. Raises `InvalidArgumentError`
+    if no place was passed and the catalogue does not know enough to open it.
+
     Parameters
     ----------
     row
         ``id`` and ``store_id`` of the topic, and ``identity``, ``root`` and ``is_complete`` of its store.
-
-    Raises
-    ------
-    StoreError
-        If no store or another one is there; the text names both places.
-    InvalidArgumentError
-        If no place was passed and the catalogue does not know enough to open it.
     """
     given = _given(row, place)
     if given is not None and not (row.is_complete and _is_another(given)):

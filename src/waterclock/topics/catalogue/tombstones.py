@@ -40,17 +40,14 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
     missing, the first one counts the messages of all. The file of a sealed ledger, and the rows of its entries, are
     left to the caller and the next sweep.
 
+    Raises `InvalidArgumentError` if it is the open one, where only entries can be lost, or was deleted on purpose.
+
     Parameters
     ----------
     storage, connection
         The topic, and a transaction that holds its lock.
     ledger
         Its number.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is the open one, where only entries can be lost, or was deleted on purpose.
     """
     topic = storage.row(connection)
     counter = Counter.of_row(topic)
@@ -81,6 +78,8 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     missing, the first one counts the messages of all. The bounds of the ledger become those of the remaining messages;
     if none remain, they stay.
 
+    Raises `InvalidArgumentError` if the ledger is not there or is sealed, or has not had so many entries.
+
     Parameters
     ----------
     storage, connection
@@ -89,11 +88,6 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
         A closed ledger, or the open one.
     numbers
         The entries' numbers.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the ledger is not there or is sealed, or has not had so many entries.
     """
     counter = Counter.of_row(storage.row(connection))
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)

@@ -37,18 +37,12 @@ _log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """The place of a time in a topic.
-
-    Attributes
-    ----------
-    position
-        Position of the first message at or after the time; if all are earlier, that of the next message to be written.
-    found
-        Whether there is such a message.
-    """
+    """The place of a time in a topic."""
 
     position: Position
-    found: bool
+    """Position of the first message at or after the time; if all are earlier, that of the next message to be written.
+    """
+    found: bool  # whether there is such a message
 
 
 def check_by(by: str) -> By:
@@ -72,6 +66,9 @@ def find_first(
 
     A ledger whose file is lost is skipped with a warning: the result is the first readable message.
 
+    Raises `DamagedError` if the message is in a damaged part. Raises `UnavailableError` if a file cannot be read now,
+    but may be later.
+
     Parameters
     ----------
     by
@@ -83,13 +80,6 @@ def find_first(
         skips it. If a whole ledger is corrupt, return its beginning.
     at_lost
         Return the beginning of a ledger whose file is lost, if it may hold the message, instead of skipping it.
-
-    Raises
-    ------
-    DamagedError
-        If the message is in a damaged part.
-    UnavailableError
-        If a file cannot be read now, but may be later.
     """
     after: int | None = None  # only ledgers that follow this one may hold the answer
     lost = -1  # up to this one, ledgers without bounds cannot hold the answer

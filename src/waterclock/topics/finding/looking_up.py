@@ -58,33 +58,17 @@ def look_up(
     storage: Storage,
     positions: Sequence[Position] | pa.Table | pa.RecordBatch,
     columns: Sequence[str],
-    pass_over: tuple[type[WaterclockError], ...] = (),
-    most_bytes: int | None = None,
-    decoded: DecodedGroups | None = None,
+    pass_over: tuple[type[WaterclockError], ...] = (),  # errors for which unreadable messages become null rows instead
+    most_bytes: int | None = None,  # bytes of messages at which to give up; None: no limit
+    decoded: DecodedGroups | None = None,  # the row groups that earlier lookups of the same columns decoded
 ) -> pa.Table:
     """Read the messages at some positions, in the order in which the positions are given.
 
     Neighbouring positions are read together: each row group is fetched once.
 
-    Parameters
-    ----------
-    pass_over
-        Errors for which unreadable messages become null rows instead.
-    most_bytes
-        Bytes of messages at which to give up; None: no limit.
-    decoded
-        The row groups that earlier lookups of the same columns decoded.
-
-    Raises
-    ------
-    TooManyBytesError
-        If the messages have more than ``most_bytes``.
-    NotFoundError
-        If no message is at a position (any more), including lost ones.
-    DamagedError
-        If a message differs from its written form, or is missing though it was not deleted.
-    LostFileError
-        If the file of a ledger is gone.
+    Raises `TooManyBytesError` if the messages have more than ``most_bytes``. Raises `NotFoundError` if no message is at
+    a position (any more), including lost ones. Raises `DamagedError` if a message differs from its written form, or is
+    missing though it was not deleted. Raises `LostFileError` if the file of a ledger is gone.
     """
     wanted = _as_array(positions)
     ordered = np.column_stack([wanted, np.arange(len(wanted))])[np.lexsort((wanted[:, 2], wanted[:, 1], wanted[:, 0]))]

@@ -20,12 +20,7 @@ from waterclock.topics.reading.sealed_ledger import SealedLedger
 def measure_ledger(storage: Storage, ledger: int) -> None:
     """Scan one ledger and write its bounds, and the running maxima of later ledgers, into the catalogue.
 
-    Raises
-    ------
-    LostFileError
-        If its file is gone.
-    DamagedError
-        If that, or an entry, is corrupt.
+    Raises `LostFileError` if its file is gone. Raises `DamagedError` if that, or an entry, is corrupt.
     """
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:

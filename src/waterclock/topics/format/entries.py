@@ -89,31 +89,16 @@ class Decoded(NamedTuple):
 
 
 def encode_entry(
-    messages: object,
-    now: Callable[[], int],
-    limit: AheadLimit | None = None,
+    messages: object,  # in any form that `as_messages` takes
+    now: Callable[[], int],  # Fills in missing publish and receive times. Called at most once.
+    limit: AheadLimit | None = None,  # how far ahead of ``now`` messages may be
     *,
-    with_checksum: bool = False,
+    with_checksum: bool = False,  # whether to compute the checksum of the messages' contents
 ) -> Entry:
     """Encode the messages of one append: packed if they are few and small, otherwise as compressed columns.
 
-    Parameters
-    ----------
-    messages
-        In any form that `as_messages` takes.
-    now
-        Fills in missing publish and receive times. Called at most once.
-    limit
-        How far ahead of ``now`` messages may be.
-    with_checksum
-        Whether to compute the checksum of the messages' contents.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the messages are empty, or of another type.
-    SchemaError
-        If a table lacks a column.
+    Raises `InvalidArgumentError` if the messages are empty, or of another type. Raises `SchemaError` if a table lacks a
+    column.
     """
     given = _checked(messages)
     clock = cache(now)
@@ -167,6 +152,8 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
 
     Entries are decoded from the first on, until they exceed `DECODED_BYTES`.
 
+    Raises `DamagedError` if an entry is corrupt; it names ledger and entry.
+
     Parameters
     ----------
     ledger
@@ -175,11 +162,6 @@ def decode_entries(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Coll
         The entries, given as (number, bytes). One that is recorded as lost has no messages.
     columns
         Names out of `MESSAGE_SCHEMA`; other columns are not decompressed.
-
-    Raises
-    ------
-    DamagedError
-        If an entry is corrupt; it names ledger and entry.
     """
     wanted = [field for field in MESSAGE_SCHEMA if field.name in columns]
     unpacked = _unpack_all(ledger, [row for row in rows if has_form(packed_entries.FORM, row[1])], columns)

@@ -38,21 +38,12 @@ _HEAD = 4  # numbers before those of the row groups
 
 @dataclass(frozen=True, slots=True)
 class FileChecksums:
-    """The checksums for a reader of one or more ledgers of a file.
+    """The checksums for a reader of one or more ledgers of a file."""
 
-    Attributes
-    ----------
-    footer
-        Checksum of the file's footer.
-    row_groups
-        Checksum of the text that describes the ledger's row groups in the catalogue.
-    chunks
-        Checksums of the column chunks, in the order of the file's columns, by number of the row group in the file.
-    """
-
-    footer: int
-    row_groups: int
+    footer: int  # checksum of the file's footer
+    row_groups: int  # checksum of the text that describes the ledger's row groups in the catalogue
     chunks: Mapping[int, Sequence[int]]
+    """Checksums of the column chunks, in the order of the file's columns, by number of the row group in the file."""
 
     @classmethod
     def of(cls, footer: bytes, row_groups: str, chunks: Mapping[int, Sequence[int]]) -> Self:
@@ -63,10 +54,7 @@ class FileChecksums:
     def from_bytes(cls, data: bytes, name: str) -> Self:
         """Parse the output of `to_bytes`; ``name`` names the ledgers in an error.
 
-        Raises
-        ------
-        DamagedError
-            If the bytes are not those that were written.
+        Raises `DamagedError` if the bytes are not those that were written.
         """
         numbers = np.frombuffer(unframed(_FORM, data, f"the catalogue's checksums of {name}"), dtype="<u4").tolist()
         footer, row_groups, count, columns = numbers[:_HEAD]
@@ -108,10 +96,7 @@ def footer_mark(footer: bytes) -> bytes:
 def check_text(checksums: FileChecksums, row_groups: str, name: str) -> None:
     """Compare the catalogue's text of row groups with its checksum.
 
-    Raises
-    ------
-    DamagedError
-        If they do not match.
+    Raises `DamagedError` if they do not match.
     """
     if checksum(row_groups.encode()) != checksums.row_groups:
         raise DamagedError(f"{name} is corrupt: its row groups in the catalogue do not match their checksum")

@@ -73,10 +73,7 @@ def facts_metadata(topic: str, origin: str, facts: Sequence[LedgerFacts]) -> dic
 def facts_in(metadata: pq.FileMetaData) -> FileFacts | None:
     """Parse a file's facts; None if it has none.
 
-    Raises
-    ------
-    DamagedError
-        If the facts are invalid.
+    Raises `DamagedError` if the facts are invalid.
     """
     text = (metadata.metadata or {}).get(KEY.encode())
     if text is None:

@@ -100,6 +100,8 @@ class Unpacked(NamedTuple):
 def unpack(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[str]) -> Unpacked:
     """Check and unpack entries.
 
+    Raises `DamagedError` if an entry differs from its written form; it names ledger and entry.
+
     Parameters
     ----------
     ledger
@@ -108,11 +110,6 @@ def unpack(ledger: int, rows: Sequence[tuple[int, bytes]], columns: Collection[s
         The entries, at least one and at most `AT_ONCE`, given as (number, bytes).
     columns
         Names out of `MESSAGE_SCHEMA`: the columns to build, in its order.
-
-    Raises
-    ------
-    DamagedError
-        If an entry differs from its written form; it names ledger and entry.
     """
     layout = _Layout([_checked(ledger, *row) for row in rows])
     if layout.broken is not None:

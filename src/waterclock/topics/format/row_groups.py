@@ -88,10 +88,7 @@ def row_groups_to_json(groups: Sequence[RowGroup]) -> str:
 def row_groups_from_json(text: str) -> list[RowGroup]:
     """Parse the output of `row_groups_to_json`.
 
-    Raises
-    ------
-    DamagedError
-        If it is something else.
+    Raises `DamagedError` if it is something else.
     """
     try:
         return _row_groups(json.loads(text))

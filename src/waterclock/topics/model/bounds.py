@@ -15,18 +15,10 @@ from waterclock.message import Message
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The time bounds of some messages.
+    """The time bounds of some messages."""
 
-    Attributes
-    ----------
-    begin
-        Smallest event_time, publish_time and receive_time, ns.
-    end
-        Largest of those, and of effective_time, the smaller of publish_time and receive_time, ns.
-    """
-
-    begin: Mapping[str, int]
-    end: Mapping[str, int]
+    begin: Mapping[str, int]  # smallest event_time, publish_time and receive_time, ns
+    end: Mapping[str, int]  # largest of those, and of effective_time, the smaller of publish_time and receive_time, ns
 
     @classmethod
     def of_messages(cls, batch: pa.RecordBatch | pa.Table) -> Self:

@@ -52,21 +52,11 @@ LOOK_EVERY = 1.0
 
 @dataclass(frozen=True)
 class AheadLimit:
-    """A topic's limit.
+    """A topic's limit."""
 
-    Attributes
-    ----------
-    topic
-        The topic's name.
-    max_ahead
-        How far ahead of the clock a publish_time or receive_time may be, ns; inclusive.
-    on_ahead
-        What happens to a message beyond the limit.
-    """
-
-    topic: str
-    max_ahead: int
-    on_ahead: OnAhead
+    topic: str  # the topic's name
+    max_ahead: int  # how far ahead of the clock a publish_time or receive_time may be, ns; inclusive
+    on_ahead: OnAhead  # what happens to a message beyond the limit
 
     @classmethod
     def of_row(cls, row: sa.RowMapping) -> AheadLimit | None:
@@ -106,18 +96,10 @@ class AheadLimit:
 
 @dataclass(slots=True)
 class KnownLimit:
-    """A topic's limit as last read, shared by all objects of one open topic.
+    """A topic's limit as last read, shared by all objects of one open topic."""
 
-    Attributes
-    ----------
-    limit
-        None: no limit.
-    read_at
-        When it was read, on the monotonic clock.
-    """
-
-    limit: AheadLimit | None = None
-    read_at: float = -math.inf
+    limit: AheadLimit | None = None  # None: no limit
+    read_at: float = -math.inf  # when it was read, on the monotonic clock
 
 
 def check_on_ahead(on_ahead: str) -> OnAhead:

@@ -52,36 +52,18 @@ class ProducerAppend(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How an append with rejected messages was judged, so that a repeat is judged alike.
+    """How an append with rejected messages was judged, so that a repeat is judged alike."""
 
-    Attributes
-    ----------
-    judged_at
-        When, ns.
-    max_ahead
-        The limit of the topic at that time, ns.
-    rejected
-        How many were rejected.
-    """
-
-    judged_at: int
-    max_ahead: int
-    rejected: int
+    judged_at: int  # when, ns
+    max_ahead: int  # the limit of the topic at that time, ns
+    rejected: int  # how many were rejected
 
 
 class Repeat(NamedTuple):
-    """An append that the topic already holds.
+    """An append that the topic already holds."""
 
-    Attributes
-    ----------
-    first
-        Its position; None if it is forgotten, or if all of its messages were rejected.
-    verdict
-        None if no message was rejected, or if that is forgotten.
-    """
-
-    first: Position | None
-    verdict: Verdict | None = None
+    first: Position | None  # its position; None if it is forgotten, or if all of its messages were rejected
+    verdict: Verdict | None = None  # None if no message was rejected, or if that is forgotten
 
 
 class AppendMetadata(NamedTuple):
@@ -127,24 +109,13 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """A topic's record of one producer.
+    """A topic's record of one producer."""
 
-    Attributes
-    ----------
-    producer_epoch
-        Its newest instance.
-    last
-        Number of its last message; None if it has none.
-    recent
-        Its last appends, oldest first, at most `REMEMBERED`.
-    covered
-        The numbers that it has appended, as ranges, adjacent ones joined, at most `RANGES`.
-    """
-
-    producer_epoch: int
-    last: int | None = None
-    recent: tuple[AppendMetadata, ...] = ()
+    producer_epoch: int  # its newest instance
+    last: int | None = None  # number of its last message; None if it has none
+    recent: tuple[AppendMetadata, ...] = ()  # its last appends, oldest first, at most `REMEMBERED`
     covered: tuple[Range, ...] = ()
+    """The numbers that it has appended, as ranges, adjacent ones joined, at most `RANGES`."""
 
     @classmethod
     def read(cls, producer_epoch: int, last: int | None, recent: str, covered: str) -> Self:
@@ -171,13 +142,9 @@ class Numbering:
     def find_repeat(self, append: ProducerAppend, topic: str) -> Repeat | None:
         """Return the earlier append if this one is a repeat; None if it is new.
 
-        Raises
-        ------
-        ProducerFencedError
-            If a newer instance of the producer has taken over.
-        NumbersUsedError
-            If its numbers were used for other messages, were appended in part, or lie before the last without
-            having been appended.
+        Raises `ProducerFencedError` if a newer instance of the producer has taken over. Raises `NumbersUsedError` if
+        its numbers were used for other messages, were appended in part, or lie before the last without having been
+        appended.
         """
         if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
             raise ProducerFencedError(
@@ -237,10 +204,8 @@ class Numbering:
 def check_sequence(sequence: object, messages: int) -> int:
     """Check the number of the first of some messages.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not an int from 0 on, or the last message's number would be larger than `LARGEST`.
+    Raises `InvalidArgumentError` if it is not an int from 0 on, or the last message's number would be larger than
+    `LARGEST`.
     """
     if not isinstance(sequence, int) or isinstance(sequence, bool):
         raise InvalidArgumentError(f"sequence must be an int, the number of the first message, got {sequence!r}")

@@ -41,10 +41,7 @@ class TopicOptions:
     def check(cls, **given: Unpack[TopicChanges]) -> Self:
         """Check a user's options; a missing one has its default.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If an option is invalid; names it and its value.
+        Raises `InvalidArgumentError` if an option is invalid; names it and its value.
         """
         options: dict[str, Any] = {**asdict(cls()), **given}
         for name, least in (("roll_after", 1), ("retention", 1), ("max_ahead", 0)):

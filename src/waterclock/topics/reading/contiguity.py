@@ -48,30 +48,14 @@ class EntryRow(NamedTuple):
 
 
 class NextPart(NamedTuple):
-    """The data at a position.
+    """The data at a position."""
 
-    Attributes
-    ----------
-    ledger
-        The ledger that was found there.
-    following
-        Where to look next; None at the topic's end.
-    ordinal
-        The number of the message there.
-    gaps
-        The gaps in front of it.
-    sealed
-        The row of the ledger, if it is sealed.
-    entries
-        Otherwise, its entries from the position on, as many as one query reads.
-    """
-
-    ledger: int
-    following: Position | None
-    ordinal: int | None = None
-    gaps: Sequence[Gap] = ()
-    sealed: sa.RowMapping | None = None
-    entries: Sequence[EntryRow] = ()
+    ledger: int  # the ledger that was found there
+    following: Position | None  # where to look next; None at the topic's end
+    ordinal: int | None = None  # the number of the message there
+    gaps: Sequence[Gap] = ()  # the gaps in front of it
+    sealed: sa.RowMapping | None = None  # the row of the ledger, if it is sealed
+    entries: Sequence[EntryRow] = ()  # otherwise, its entries from the position on, as many as one query reads
 
 
 class _Ledger(NamedTuple):

@@ -35,6 +35,8 @@ def parsed_footer(
 ) -> pq.FileMetaData:
     """Check and parse a file's footer.
 
+    Raises `DamagedError` if both copies are corrupt. LostFileError If the file's own is needed, and the file is gone.
+
     Parameters
     ----------
     files, path
@@ -45,11 +47,6 @@ def parsed_footer(
         The footer's checksum.
     fallback
         Fetches the catalogue's copy; called if the file's own footer is corrupt.
-
-    Raises
-    ------
-    DamagedError
-        If both copies are corrupt. LostFileError If the file's own is needed, and the file is gone.
     """
     name = files.name(path)
     if copy is not None:
@@ -84,14 +81,8 @@ def _own(files: LedgerFiles, path: str, expected: int) -> pq.FileMetaData:
 def read_footer(files: LedgerFiles, path: str) -> bytes:
     """Read a file's footer, in the form in which the catalogue keeps its copy.
 
-    Raises
-    ------
-    DamagedError
-        If the file does not end like a Parquet file.
-    LostFileError
-        If it is gone.
-    UnavailableError
-        If it cannot be reached now.
+    Raises `DamagedError` if the file does not end like a Parquet file. Raises `LostFileError` if it is gone. Raises
+    `UnavailableError` if it cannot be reached now.
     """
     return MAGIC + _end_of_file(files, path)[MARK_BYTES:]
 

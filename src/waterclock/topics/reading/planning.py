@@ -60,6 +60,8 @@ def plan_runs(
     A slice can still be read if its ledger was sealed, compacted or deleted after it was cut; a deleted ledger until
     its grace time has ended.
 
+    Raises `DamagedError` if a ledger is missing or its row is corrupt.
+
     Parameters
     ----------
     max_messages
@@ -68,11 +70,6 @@ def plan_runs(
     damage
         The policy for missing ledgers and those with a damaged row; None: they are an error. Readers of the slices
         check the entries.
-
-    Raises
-    ------
-    DamagedError
-        If a ledger is missing or its row is corrupt.
     """
     damage = damage or Damage(storage.name)
 
@@ -126,17 +123,7 @@ class _Unit(NamedTuple):
 
 
 class _LedgerRow(NamedTuple):
-    """The columns of a ledger that a plan reads; SQLAlchemy's own rows take 2 µs for each value by name.
-
-    Attributes
-    ----------
-    shares
-        Whether it shares the file with other ledgers.
-    chosen
-        Whether it may hold a wanted message.
-    bounds
-        The wanted first and last value of each time, in their order.
-    """
+    """The columns of a ledger that a plan reads; SQLAlchemy's own rows take 2 µs for each value by name."""
 
     ledger: int
     state: str
@@ -147,9 +134,9 @@ class _LedgerRow(NamedTuple):
     file_bytes: int
     checksums: bytes | None
     lost_in_file: int
-    shares: bool
-    chosen: bool
-    bounds: Sequence[int | None] = ()
+    shares: bool  # whether it shares the file with other ledgers
+    chosen: bool  # whether it may hold a wanted message
+    bounds: Sequence[int | None] = ()  # the wanted first and last value of each time, in their order
 
 
 def _ledgers_of(

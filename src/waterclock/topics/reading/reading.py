@@ -30,21 +30,11 @@ from waterclock.topics.store.sealed_file import ENCODED
 
 
 class Chunk(NamedTuple):
-    """Some consecutive messages.
+    """Some consecutive messages."""
 
-    Attributes
-    ----------
-    ledger
-        Their ledger; if the table has a column ``ledger``, the ledger of the first message.
-    first_ordinal
-        Number of the first of them in the topic.
-    table
-        The requested columns, then entry and index.
-    """
-
-    ledger: int
-    first_ordinal: int
-    table: pa.RecordBatch | pa.Table
+    ledger: int  # their ledger; if the table has a column ``ledger``, the ledger of the first message
+    first_ordinal: int  # number of the first of them in the topic
+    table: pa.RecordBatch | pa.Table  # the requested columns, then entry and index
 
 
 class ReadOptions(TypedDict, total=False):
@@ -73,21 +63,16 @@ def read_chunks(
     No transaction stays open between two pieces: each looks its ledger up again. Each piece must follow the one before:
     a missing ledger or entry that was not deleted on purpose is damage.
 
+    Raises `DamagedError` if something differs from its written form, or is missing; it names the ledger. Raises
+    `LostFileError` if the file of a ledger is gone. Raises `UnavailableError` if the file of a ledger cannot be reached
+    now.
+
     Parameters
     ----------
     damage
         Decides about unreadable parts; None: they are an error.
     wanted
         Parts of files without a wanted source are skipped. The result may still hold other sources.
-
-    Raises
-    ------
-    DamagedError
-        If something differs from its written form, or is missing; it names the ledger.
-    LostFileError
-        If the file of a ledger is gone.
-    UnavailableError
-        If the file of a ledger cannot be reached now.
     """
     yield from _PieceReader(storage, columns, damage or Damage(storage.name), wanted).read(start, stop)
 
@@ -245,10 +230,7 @@ def _place(ledger: int, group: RowGroup) -> Position:
 def path_now(storage: Storage, ledger: int) -> str | None:
     """Return the file that now holds a sealed ledger; None if the ledger was deleted.
 
-    Raises
-    ------
-    StoreError
-        If the topic's files lie in another store by now.
+    Raises `StoreError` if the topic's files lie in another store by now.
     """
     statement = sa.select(ledgers.c.path).where(ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)
     with storage.backend.snapshot() as connection:

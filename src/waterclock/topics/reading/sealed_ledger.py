@@ -23,6 +23,9 @@ from waterclock.topics.store.sealed_file import SealedFile
 class SealedLedger:
     """A sealed ledger that can be read by row group, each with one ranged read, and checked before it is decoded.
 
+    Raises `DamagedError` if its row in the catalogue, or every copy of its file's footer, is corrupt. Raises
+    `LostFileError` if it shares its file with other ledgers, and the file is gone.
+
     Parameters
     ----------
     storage
@@ -36,13 +39,6 @@ class SealedLedger:
         Which ledger it is.
     groups
         Its row groups, in order.
-
-    Raises
-    ------
-    DamagedError
-        If its row in the catalogue, or every copy of its file's footer, is corrupt.
-    LostFileError
-        If it shares its file with other ledgers, and the file is gone.
     """
 
     def __init__(self, storage: Storage, row: sa.RowMapping) -> None:
@@ -76,19 +72,13 @@ class SealedLedger:
     def read(self, group: int, columns: Collection[str], decoded: DecodedGroups | None = None) -> pa.Table:
         """Read some columns of the messages of one row group, in the order of the file.
 
+        Raises `DamagedError` if they are corrupt; it names the ledger, and the row group's first entry. Raises
+        `LostFileError` if the file is gone. Raises `UnavailableError` if it cannot be reached now.
+
         Parameters
         ----------
         decoded
             A cache to look in first, for a reader that always reads the same columns.
-
-        Raises
-        ------
-        DamagedError
-            If they are corrupt; it names the ledger, and the row group's first entry.
-        LostFileError
-            If the file is gone.
-        UnavailableError
-            If it cannot be reached now.
         """
         piece = self.groups[group]
         number = group if piece.number is None else piece.number
@@ -125,10 +115,7 @@ def _path_of(row: sa.RowMapping) -> str:
 def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup], FileChecksums]:
     """Read the row groups and checksums of a sealed ledger's row.
 
-    Raises
-    ------
-    DamagedError
-        If they are missing, do not match each other, or cannot be read.
+    Raises `DamagedError` if they are missing, do not match each other, or cannot be read.
     """
     name = f"ledger {row['ledger']}"
     if row["checksums"] is None or row["row_groups"] is None:

@@ -99,20 +99,12 @@ class SliceRun(NamedTuple):
 
     They are plain tuples, because a plan of 10⁶ objects takes twice as long to build, and three times as long to
     pickle.
-
-    Attributes
-    ----------
-    address
-        The topic.
-    first
-        Number of the first ledger.
-    ledgers
-        For each: its messages, and the path, size and checksums of a `Slice`.
     """
 
     address: TopicAddress
-    first: int
+    first: int  # number of the first ledger
     ledgers: list[tuple[int, str, int, bytes | None]]
+    """For each: its messages, and the path, size and checksums of a `Slice`."""
 
     def slices(self) -> Iterator[Slice]:
         """Return a slice for each ledger."""
@@ -128,21 +120,15 @@ def read_slice(
 ) -> Iterator[pa.RecordBatch]:
     """Read a slice, in record batches of `waterclock.arrow.POSITIONED_SCHEMA` or the columns wanted.
 
+    Raises `DamagedError` if something differs from its written form, or is missing; it names the ledger. Raises
+    `LostFileError` if the ledger's file is gone. Raises `UnavailableError` if it cannot be reached now.
+
     Parameters
     ----------
     encoded
         Return sources and streams as Arrow dictionaries, as the files store them, which is faster.
     damage
         The policy for unreadable parts; None: they are an error.
-
-    Raises
-    ------
-    DamagedError
-        If something differs from its written form, or is missing; it names the ledger.
-    LostFileError
-        If the ledger's file is gone.
-    UnavailableError
-        If it cannot be reached now.
     """
     wanted = check_columns(columns)
     try:

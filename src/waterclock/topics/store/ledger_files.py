@@ -99,12 +99,8 @@ class LedgerFiles:
     def marker(self) -> str | None:
         """Read the identity of the store at the root; None if the root holds no store.
 
-        Raises
-        ------
-        UnreachableStoreError
-            If the place does not answer.
-        StoreError
-            If the marker there cannot be read by this version.
+        Raises `UnreachableStoreError` if the place does not answer. Raises `StoreError` if the marker there cannot be
+        read by this version.
         """
         try:
             filesystem, base = self._opened
@@ -123,10 +119,7 @@ class LedgerFiles:
     def check(self) -> None:
         """Check that the store exists and is the right one.
 
-        Raises
-        ------
-        StoreError
-            If it is missing or another one (the text names both places), or if it cannot be reached.
+        Raises `StoreError` if it is missing or another one (the text names both places), or if it cannot be reached.
         """
         if self.identity is None:
             return
@@ -143,17 +136,14 @@ class LedgerFiles:
     def write_marker(self, identity: str, *, replace: bool = False) -> str:
         """Create a store at the root, with its folder, and return its identity, which may be another maker's.
 
+        Raises `UnavailableError` if it cannot be written.
+
         Parameters
         ----------
         identity
             The new identity.
         replace
             Overwrite the marker of an existing store: a restored copy must not keep the original's identity.
-
-        Raises
-        ------
-        UnavailableError
-            If it cannot be written.
         """
         data = json.dumps({"identity": identity, "format": FORMAT}).encode()
         base = self._opened[1]
@@ -177,12 +167,9 @@ class LedgerFiles:
     def create(self, path: str) -> Generator[Any]:
         """Open a new file for writing; it exists, durable and complete, when the block ends without an error.
 
-        Raises
-        ------
-        StoreError
-            If the store is missing or another one: nothing is written, and no folder is created instead.
-        UnavailableError
-            If the disk is full, or it cannot be written for another reason, which the text names.
+        Raises `StoreError` if the store is missing or another one: nothing is written, and no folder is created
+        instead. Raises `UnavailableError` if the disk is full, or it cannot be written for another reason, which the
+        text names.
         """
         _, full = self._inside(path)
         self.check()
@@ -204,12 +191,8 @@ class LedgerFiles:
     def open(self, path: str) -> Any:
         """Open a file for reading, as a ``pyarrow.NativeFile``.
 
-        Raises
-        ------
-        LostFileError
-            If the store is there and the file is gone.
-        UnavailableError
-            If it cannot be reached now.
+        Raises `LostFileError` if the store is there and the file is gone. Raises `UnavailableError` if it cannot be
+        reached now.
         """
         try:
             filesystem, full = self._inside(path)
@@ -222,14 +205,8 @@ class LedgerFiles:
     def read_range(self, path: str, size: int, offset: int, length: int) -> pa.Buffer:
         """Read some bytes of a file of ``size`` bytes in one request.
 
-        Raises
-        ------
-        LostFileError
-            If the file is gone.
-        DamagedError
-            If it has another size.
-        UnavailableError
-            If it cannot be reached now.
+        Raises `LostFileError` if the file is gone. Raises `DamagedError` if it has another size. Raises
+        `UnavailableError` if it cannot be reached now.
         """
         with self.open(path) as file:
             try:
@@ -254,10 +231,7 @@ class LedgerFiles:
     def size_if_there(self, path: str) -> int | None:
         """Return a file's length in bytes; None if it does not exist.
 
-        Raises
-        ------
-        UnavailableError
-            If it cannot be reached now.
+        Raises `UnavailableError` if it cannot be reached now.
         """
         try:
             filesystem, full = self._inside(path)
@@ -269,12 +243,8 @@ class LedgerFiles:
     def listing(self, folder: str | None = None) -> Iterator[tuple[str, int]]:
         """List the files of a folder of the store, or of all its folders: names, and lengths in bytes.
 
-        Raises
-        ------
-        StoreError
-            If the store is absent or another one.
-        UnavailableError
-            If it cannot be reached now.
+        Raises `StoreError` if the store is absent or another one. Raises `UnavailableError` if it cannot be reached
+        now.
         """
         self.check()
         filesystem, base = self._opened
@@ -309,12 +279,8 @@ class LedgerFiles:
     def delete(self, path: str) -> None:
         """Remove a file and the remains of an interrupted writer; does nothing if it does not exist.
 
-        Raises
-        ------
-        StoreError
-            If the store is absent or another one.
-        UnavailableError
-            If the file cannot be removed now.
+        Raises `StoreError` if the store is absent or another one. Raises `UnavailableError` if the file cannot be
+        removed now.
         """
         filesystem, full = self._inside(path)
         self.check()

@@ -17,21 +17,11 @@ if TYPE_CHECKING:
 
 
 class LedgerRoot(NamedTuple):
-    """The place of ledger files, as passed to `connect`.
+    """The place of ledger files, as passed to `connect`."""
 
-    Attributes
-    ----------
-    root
-        Folder or URL; None: the place in the catalogue.
-    filesystem
-        Used instead of the one that ``root`` names.
-    default
-        The place of new topics if no root is passed; None: no default.
-    """
-
-    root: str | None
-    filesystem: fs.FileSystem | None = None
-    default: str | None = None
+    root: str | None  # folder or URL; None: the place in the catalogue
+    filesystem: fs.FileSystem | None = None  # used instead of the one that ``root`` names
+    default: str | None = None  # the place of new topics if no root is passed; None: no default
 
     def portable(self) -> LedgerRoot:
         """Return the same place for another process, which may have another working directory; for pickling."""

@@ -73,10 +73,7 @@ def shown(root: str, filesystem: fs.FileSystem | None) -> str:
 def wrapped(filesystem: Any) -> fs.FileSystem:
     """Take a filesystem of pyarrow or of fsspec.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is neither.
+    Raises `InvalidArgumentError` if it is neither.
     """
     if isinstance(filesystem, fs.FileSystem):
         return filesystem

@@ -61,6 +61,8 @@ def write_ledger(
 ) -> tuple[list[RowGroup], bytes, list[int]]:
     """Write the messages of a ledger, in order, as one Parquet file.
 
+    Returns its row groups, its footer, and the fingerprint of each row group (`waterclock.topics.format.fingerprints`).
+
     Parameters
     ----------
     sink
@@ -69,11 +71,6 @@ def write_ledger(
         Batches of `PLACED_SCHEMA`, each with the number of messages that are lost immediately before it.
     facts
         Builds the file's facts from its row groups (`waterclock.topics.format.file_facts`).
-
-    Returns
-    -------
-    tuple
-        Its row groups, its footer, and the fingerprint of each row group (`waterclock.topics.format.fingerprints`).
     """
     groups: list[RowGroup] = []
     fingerprints: list[int] = []
@@ -121,20 +118,14 @@ def write_row_groups(
 
 
 class _FooterHeld:
-    """Passes on the row groups that pyarrow writes, and holds back the footer, to write its checksum before it.
-
-    Attributes
-    ----------
-    footer
-        The footer as the catalogue keeps it; empty while row groups are written.
-    """
+    """Passes on the row groups that pyarrow writes, and holds back the footer, to write its checksum before it."""
 
     closed = False
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
         self._written = 0
-        self.footer = b""
+        self.footer = b""  # the footer as the catalogue keeps it; empty while row groups are written
 
     def write(self, data: bytes) -> int:
         if self.footer:
@@ -179,6 +170,8 @@ def _cut(pieces: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa
 class SealedFile:
     """A ledger file that can be read by row group, each with one ranged read, and checked before it is decoded.
 
+    Raises `DamagedError` if the footer is not that of a ledger file.
+
     Parameters
     ----------
     files
@@ -194,11 +187,6 @@ class SealedFile:
         checksum of every page is compared, and all values are validated.
     encoded
         Read sources and streams as Arrow's dictionaries, as they are stored.
-
-    Raises
-    ------
-    DamagedError
-        If the footer is not that of a ledger file.
     """
 
     def __init__(
@@ -234,21 +222,15 @@ class SealedFile:
     def read(self, group: int, columns: Collection[str]) -> pa.Table:
         """Read some columns of one row group, in the order of the file.
 
+        Raises `DamagedError` if they differ from their written form. Raises `LostFileError` if the file is gone. Raises
+        `UnavailableError` if it cannot be reached now.
+
         Parameters
         ----------
         group
             Number of the row group, from 0.
         columns
             Names out of `columns`; at least one.
-
-        Raises
-        ------
-        DamagedError
-            If they differ from their written form.
-        LostFileError
-            If the file is gone.
-        UnavailableError
-            If it cannot be reached now.
         """
         table, _ = self._read(group, [name for name in self.columns if name in columns])
         return table
@@ -256,10 +238,7 @@ class SealedFile:
     def read_back(self, group: int, before: int) -> tuple[pa.Table, list[int], int]:
         """Read one row group whole, with the checksums of its bytes in the file.
 
-        Returns
-        -------
-        tuple
-            The row group, the checksum of each column chunk, and that of all of them, continued from ``before``.
+        Returns the row group, the checksum of each column chunk, and that of all of them, continued from ``before``.
 
         Raises
         ------

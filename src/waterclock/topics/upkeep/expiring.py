@@ -40,22 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class Expired(NamedTuple):
-    """The result of an expiry.
-
-    Attributes
-    ----------
-    position
-        The first message that is not expired; the topic's head if all are. If its ledger cannot be read, the
-        beginning of that.
-    messages
-        How many unread messages subscriptions skipped, each subscription counted.
-    ledgers
-        How many whole ledgers were deleted.
-    """
+    """The result of an expiry."""
 
     position: Position
-    messages: int
-    ledgers: int = 0
+    """The first message that is not expired; the topic's head if all are. If its ledger cannot be read, the beginning
+    of that.
+    """
+    messages: int  # how many unread messages subscriptions skipped, each subscription counted
+    ledgers: int = 0  # how many whole ledgers were deleted
 
 
 def expire_subscription(storage: Storage, name: str, ttl: int) -> Expired:
@@ -93,11 +85,8 @@ def _expire(storage: Storage, name: str, cutoff: int) -> Expired:
 def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
     """Find the first message at or after ``start`` that is not expired, or the head if all are.
 
-    Raises
-    ------
-    UnavailableError
-        If a file cannot be reached now. One that is lost or damaged ends the search at its ledger's beginning, or
-        at ``start``: nothing is skipped because it could not be read.
+    Raises `UnavailableError` if a file cannot be reached now. One that is lost or damaged ends the search at its
+    ledger's beginning, or at ``start``: nothing is skipped because it could not be read.
     """
     position = start
     while True:

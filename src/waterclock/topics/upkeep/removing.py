@@ -17,12 +17,8 @@ from waterclock.topics.upkeep.sweeping import sweep
 def remove_topic(storage: Storage) -> None:
     """Remove a topic, its ledgers and their files at once, its subscriptions, producers and followers.
 
-    Raises
-    ------
-    NotFoundError
-        If it was removed already.
-    UnavailableError
-        If a file cannot be deleted; the others are removed when this is called again.
+    Raises `NotFoundError` if it was removed already. Raises `UnavailableError` if a file cannot be deleted; the others
+    are removed when this is called again.
     """
     while True:
         delete_before(storage, storage.head(), force=True, grace=0)

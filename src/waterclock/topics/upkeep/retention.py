@@ -86,6 +86,9 @@ def _first_reaching(storage: Storage, by: str, cutoff: int) -> sa.Select[*tuple[
 def delete_before(storage: Storage, position: Position, *, force: bool = False, grace: int | None = None) -> int:
     """Delete the ledgers that lie wholly before a position; return how many.
 
+    Raises `StoreError` if there are files among them, and their store is absent or another one: nothing is deleted
+    then.
+
     Parameters
     ----------
     position
@@ -94,11 +97,6 @@ def delete_before(storage: Storage, position: Position, *, force: bool = False, 
         Also delete messages that a subscription has not read yet.
     grace
         How long their files stay, ns; None: `GRACE`.
-
-    Raises
-    ------
-    StoreError
-        If there are files among them, and their store is absent or another one: nothing is deleted then.
     """
     deleted = 0
     stay = GRACE if grace is None else grace

@@ -52,12 +52,8 @@ def seal_ledgers(storage: Storage) -> int:
     First it does the upkeep that `ledgers_to_seal` describes. A damaged ledger is left as it is, and the others are
     sealed.
 
-    Raises
-    ------
-    DamagedError
-        If ledgers are corrupt, after all others are sealed; it names them.
-    UnavailableError
-        If a file cannot be written, or reads back differently; the ledger stays as it was.
+    Raises `DamagedError` if ledgers are corrupt, after all others are sealed; it names them. Raises `UnavailableError`
+    if a file cannot be written, or reads back differently; the ledger stays as it was.
     """
     return total(storage.name, "sealed", [try_to_seal(storage, ledger) for ledger in ledgers_to_seal(storage)])
 
@@ -99,12 +95,8 @@ def seal_ledger(storage: Storage, ledger: int) -> bool:
 
     A ledger of which every message is recorded as lost gets no file, and is lost from then on.
 
-    Raises
-    ------
-    DamagedError
-        If an entry is corrupt or missing; the ledger stays as it was.
-    UnavailableError
-        If its file cannot be written, or reads back differently; the ledger stays as it was.
+    Raises `DamagedError` if an entry is corrupt or missing; the ledger stays as it was. Raises `UnavailableError` if
+    its file cannot be written, or reads back differently; the ledger stays as it was.
     """
     if _lose_if_empty(storage, ledger):
         delete_rows(storage, ledger)

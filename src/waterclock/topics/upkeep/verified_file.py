@@ -59,6 +59,8 @@ def read_back(
 
     The checksums are those of the very bytes from which the table was decoded that equals the original.
 
+    Raises `UnavailableError` if the file cannot be read, or differs from the original.
+
     Parameters
     ----------
     files, path, size
@@ -69,11 +71,6 @@ def read_back(
         Of the row groups as they were written (`waterclock.topics.format.fingerprints`).
     written
         The checksum of all bytes as they were written.
-
-    Raises
-    ------
-    UnavailableError
-        If the file cannot be read, or differs from the original.
     """
     try:
         if read_footer(files, path) != footer:

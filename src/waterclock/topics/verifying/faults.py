@@ -88,33 +88,16 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The result of a repair.
+    """The result of a repair."""
 
-    Attributes
-    ----------
-    topic
-        Name of the topic.
-    imported
-        Ledgers that the catalogue had lost, or described wrongly, and has again from their files.
-    moved
-        Ledgers whose files were found elsewhere in the store, and whose paths were corrected.
-    measured
-        Ledgers whose rows in the catalogue were corrected from their messages.
-    lost
-        How many messages this repair recorded as lost for good.
-    faults
-        Faults after files were imported and moved files were found.
-    left
-        Faults that remain.
-    """
-
-    topic: str
+    topic: str  # name of the topic
     imported: tuple[int, ...]
-    moved: tuple[int, ...]
-    measured: tuple[int, ...]
-    lost: int
-    faults: tuple[Fault, ...]
-    left: tuple[Fault, ...]
+    """Ledgers that the catalogue had lost, or described wrongly, and has again from their files."""
+    moved: tuple[int, ...]  # ledgers whose files were found elsewhere in the store, and whose paths were corrected
+    measured: tuple[int, ...]  # ledgers whose rows in the catalogue were corrected from their messages
+    lost: int  # how many messages this repair recorded as lost for good
+    faults: tuple[Fault, ...]  # faults after files were imported and moved files were found
+    left: tuple[Fault, ...]  # faults that remain
 
     @property
     def is_whole(self) -> bool:

@@ -76,10 +76,7 @@ def is_of_another(storage: Storage, path: str) -> bool:
 def import_lost(storage: Storage) -> list[int]:
     """Import every ledger that the catalogue lacks and that a file of the store holds intact; return their numbers.
 
-    Raises
-    ------
-    UnavailableError
-        If the store or the database cannot be reached.
+    Raises `UnavailableError` if the store or the database cannot be reached.
     """
     imported: list[int] = []
     for offer in _ours(storage, list(_offers(storage))):

@@ -23,10 +23,7 @@ from waterclock.topics.store.ledger_files import LostFileError
 def find_moved(storage: Storage, numbers: Collection[int]) -> list[int]:
     """Correct the paths of those of these ledgers whose file lies elsewhere in the store.
 
-    Returns
-    -------
-    list
-        The ledgers whose path was corrected.
+    Returns the ledgers whose path was corrected.
     """
     moved: list[int] = []
     listing: list[tuple[str, int]] | None = None

@@ -35,15 +35,13 @@ from waterclock.topics.verifying.verifying import verify_topic
 def repair_topic(storage: Storage, progress: Progress | None = None) -> Repaired:
     """Repair the faults that a deep verification finds, and verify again.
 
+    Raises `UnavailableError` if the store or the database cannot be reached, or is another one: then nothing is
+    recorded as lost.
+
     Parameters
     ----------
     progress
         As of `verify_topic`; it begins again with the second verification.
-
-    Raises
-    ------
-    UnavailableError
-        If the store or the database cannot be reached, or is another one: then nothing is recorded as lost.
     """
     storage.files.check()
     imported = import_lost(storage)

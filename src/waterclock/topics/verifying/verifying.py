@@ -46,6 +46,8 @@ class _Checked(NamedTuple):
 def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | None = None) -> Verified:
     """Check a topic's rows against one another, and its files against the rows.
 
+    Raises `UnavailableError` if the store or the database cannot be reached, or is another one: that is not a fault.
+
     Parameters
     ----------
     deep
@@ -53,11 +55,6 @@ def verify_topic(storage: Storage, *, deep: bool = False, progress: Progress | N
         exist with the right length and an intact footer, and that numbers and bounds agree.
     progress
         Called with the number of finished files and unsealed ledgers, and the number of all.
-
-    Raises
-    ------
-    UnavailableError
-        If the store or the database cannot be reached, or is another one: that is not a fault.
     """
     storage.files.check()
     rows, topic = _catalogue(storage)

@@ -67,14 +67,7 @@ class Appended(NamedTuple):
 
 
 class _Append(WaitingAppend):
-    """A pending append.
-
-    Attributes
-    ----------
-    since
-        End of the topic when a transaction first held this append; None before. If it is set, a commit without an
-        answer may have taken place, and writing the entry again would duplicate it.
-    """
+    """A pending append."""
 
     __slots__ = ("entry", "producer", "since", "storage", "token")
 
@@ -84,21 +77,17 @@ class _Append(WaitingAppend):
         self.entry = entry
         self.producer = producer
         self.token = secrets.randbits(_TOKEN_BITS)
+        # End of the topic when a transaction first held this append; None before. If it is set, a commit without an
+        # answer may have taken place, and writing the entry again would duplicate it.
         self.since: Position | None = None
 
 
 def append_entry(storage: Storage, entry: Entry, producer: ProducerAppend | None = None) -> Appended:
     """Write one entry at the end of the topic; it is durable and readable when this returns.
 
-    Raises
-    ------
-    ProducerFencedError
-        If a newer instance of the producer has taken over.
-    InvalidArgumentError
-        If the messages' numbers were used for others, were appended in part or lie before the producer's last, or
-        if they are too large for the database.
-    NotFoundError
-        If the topic was removed.
+    Raises `ProducerFencedError` if a newer instance of the producer has taken over. Raises `InvalidArgumentError` if
+    the messages' numbers were used for others, were appended in part or lie before the producer's last, or if they are
+    too large for the database. Raises `NotFoundError` if the topic was removed.
     """
     if len(entry.data) > storage.backend.largest_value:
         raise _too_large(storage, entry)
@@ -132,6 +121,9 @@ class JointAppend:
     ) -> list[Appended]:
         """Write the entries and the rows.
 
+        Raises `InvalidArgumentError` if an entry is too large for the database. Raises `NotFoundError` if a topic was
+        removed. Raises `UnavailableError` if the database is busy or away.
+
         Parameters
         ----------
         entries
@@ -139,15 +131,6 @@ class JointAppend:
         write_rows
             Writes the rows, or raises to write nothing. It runs first, and may run more than once: it must write the
             same rows then.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If an entry is too large for the database.
-        NotFoundError
-            If a topic was removed.
-        UnavailableError
-            If the database is busy or away.
         """
         for storage, entry in entries:
             if len(entry.data) > storage.backend.largest_value:

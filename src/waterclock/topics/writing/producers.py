@@ -28,21 +28,11 @@ _UPDATE = (
 
 
 class Tenure(NamedTuple):
-    """A new instance of a producer.
+    """A new instance of a producer."""
 
-    Attributes
-    ----------
-    producer_epoch
-        Its number; the topic refuses appends of instances with smaller numbers.
-    last
-        Number of the producer's last message; None if it has none.
-    numbering
-        The record of the producer's numbers.
-    """
-
-    producer_epoch: int
-    last: int | None
-    numbering: Numbering
+    producer_epoch: int  # its number; the topic refuses appends of instances with smaller numbers
+    last: int | None  # number of the producer's last message; None if it has none
+    numbering: Numbering  # the record of the producer's numbers
 
 
 class Producers:

@@ -59,31 +59,7 @@ class MessageOrigin(Protocol):
 
 
 class Handling:
-    """A message in a worker.
-
-    Attributes
-    ----------
-    delivery
-        The message.
-    fetcher
-        The fetcher of its table.
-    claimed_at
-        When it was claimed, monotonic ns.
-    ready_at
-        Since when it could begin, monotonic ns.
-    began_at
-        When its handler was called, monotonic ns; 0 before.
-    waits_for_loop
-        Whether it has a slot, but the event loop has not started its handler. Its time limit has then not begun.
-    asked
-        Whether the handler was asked to stop.
-    ended
-        Whether the handler has ended.
-    cancel
-        Cancels the handler, if possible.
-    lane
-        The lane in which it waits, ahead of the others of its group.
-    """
+    """A message in a worker."""
 
     __slots__ = (
         "__weakref__",
@@ -101,16 +77,17 @@ class Handling:
     )
 
     def __init__(self, delivery: Delivery, fetcher: MessageOrigin, claimed_at: int) -> None:
-        self.delivery = delivery
-        self.fetcher = fetcher
-        self.claimed_at = claimed_at
-        self.ready_at = 0
-        self.began_at = 0
+        self.delivery = delivery  # the message
+        self.fetcher = fetcher  # the fetcher of its table
+        self.claimed_at = claimed_at  # when it was claimed, monotonic ns
+        self.ready_at = 0  # since when it could begin, monotonic ns
+        self.began_at = 0  # when its handler was called, monotonic ns; 0 before
+        # Whether it has a slot, but the event loop has not started its handler. Its time limit has then not begun.
         self.waits_for_loop = False
-        self.asked = False
-        self.ended = False
-        self.cancel: Callable[[], object] | None = None
-        self.lane: MessageLane | None = None
+        self.asked = False  # whether the handler was asked to stop
+        self.ended = False  # whether the handler has ended
+        self.cancel: Callable[[], object] | None = None  # cancels the handler, if possible
+        self.lane: MessageLane | None = None  # the lane in which it waits, ahead of the others of its group
         self._decided = threading.Lock()
 
     def decide(self) -> bool:
@@ -124,39 +101,26 @@ class Handling:
 
 
 class MessageLane:
-    """Messages that are handled one after another.
-
-    Attributes
-    ----------
-    waits_for
-        The message whose ack must be stored before the next one begins. With ``max_attempts``, messages behind an
-        unacked one of their group count as not begun.
-    """
+    """Messages that are handled one after another."""
 
     __slots__ = ("key", "waiting", "waits_for")
 
     def __init__(self, key: tuple[int, str | None] | None) -> None:
         self.key = key
         self.waiting: deque[Handling] = deque()
+        # The message whose ack must be stored before the next one begins. With ``max_attempts``, messages behind an
+        # unacked one of their group count as not begun.
         self.waits_for: Handling | None = None
 
 
 class _ReturningGroup:
-    """A group whose messages are going back: messages of claims that began before that must not be handled.
-
-    Attributes
-    ----------
-    by
-        Messages that are going back and are not yet written.
-    since
-        When the last one was written, monotonic ns.
-    """
+    """A group whose messages are going back: messages of claims that began before that must not be handled."""
 
     __slots__ = ("by", "since")
 
     def __init__(self) -> None:
-        self.by: set[Handling] = set()
-        self.since = 0
+        self.by: set[Handling] = set()  # messages that are going back and are not yet written
+        self.since = 0  # when the last one was written, monotonic ns
 
     def keeps(self, begun: int) -> bool:
         """Return whether messages of a claim that began then go back, too."""

@@ -42,17 +42,6 @@ _log = logging.getLogger(__name__)
 class Fetcher:
     """Feeds one table's messages into the dispatch queue of a worker.
 
-    Attributes
-    ----------
-    table
-        The table.
-    handlers
-        The handlers of its messages.
-    subscription
-        The subscription that claims them.
-    put_outcome
-        Queues the outcome of a message, and the messages behind it in its group that go back with it.
-
     Parameters
     ----------
     here
@@ -72,8 +61,9 @@ class Fetcher:
         here: bool = True,
     ) -> None:
         self.table = table
-        self.handlers = handlers
-        self.subscription = subscription
+        self.handlers = handlers  # the handlers of its messages
+        self.subscription = subscription  # the subscription that claims them
+        # Queues the outcome of a message, and the messages behind it in its group that go back with it.
         self.put_outcome = put_outcome
         self._queue = queue
         self._counter = counter

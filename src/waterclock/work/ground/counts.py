@@ -67,18 +67,12 @@ class Observer(Protocol):
 
 
 class WorkCounts:
-    """Counters of one worker. Thread-safe.
-
-    Attributes
-    ----------
-    observer
-        Measures each message, too; None: nothing is measured.
-    """
+    """Counters of one worker. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = Counts()
-        self.observer: Observer | None = None
+        self.observer: Observer | None = None  # measures each message, too; None: nothing is measured
 
     def note(self, what: str, *deliveries: Delivery) -> None:
         """Count messages with an outcome."""

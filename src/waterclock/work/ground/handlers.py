@@ -30,31 +30,20 @@ Entered = AbstractContextManager[Given] | AbstractAsyncContextManager[Given]
 
 
 class BoundHandler:
-    """A function and the arguments that it takes.
-
-    Attributes
-    ----------
-    name
-        Its name in logs.
-    is_async
-        Whether calling it returns a coroutine.
-    """
+    """A function and the arguments that it takes."""
 
     def __init__(self, function: Handler) -> None:
         if not callable(function):
             raise InvalidArgumentError(f"handler must be a function, got {quoted(function)}")
-        self.name: str = getattr(function, "__qualname__", None) or type(function).__name__
-        self.is_async = _is_async(function)
+        self.name: str = getattr(function, "__qualname__", None) or type(function).__name__  # its name in logs
+        self.is_async = _is_async(function)  # whether calling it returns a coroutine
         self._function = function
         self._wants = _wants(function, self.name)
 
     def __call__(self, delivery: Delivery) -> Any:
         """Call the function; an asynchronous one returns a coroutine.
 
-        Raises
-        ------
-        DeadLetter
-            If the payload is not of the type that the function takes.
+        Raises `DeadLetter` if the payload is not of the type that the function takes.
         """
         try:
             given = [delivery if kind is Delivery else read_payload(kind, delivery.payload) for kind in self._wants]

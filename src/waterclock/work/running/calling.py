@@ -35,11 +35,6 @@ class Caller:
         How long a handler may take, ns; None: unlimited.
     ended
         Called after each handler that has ended.
-
-    Attributes
-    ----------
-    loop
-        The event loop of asynchronous handlers.
     """
 
     def __init__(
@@ -56,7 +51,7 @@ class Caller:
         self._timeout = timeout
         self._ended = ended
         self._making = threading.Lock()
-        self.loop: EventLoop | None = None
+        self.loop: EventLoop | None = None  # the event loop of asynchronous handlers
         self.application_loop: asyncio.AbstractEventLoop | None = None
 
     def open_loop(self) -> EventLoop:

@@ -39,21 +39,11 @@ _LEFT_TO_PARENT = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: si
 
 @dataclass(frozen=True, slots=True)
 class HandledTable:
-    """A table whose messages a child handles.
+    """A table whose messages a child handles."""
 
-    Attributes
-    ----------
-    url
-        URL of its database.
-    name
-        Name of the table.
-    handler
-        The handler, as the worker was given it.
-    """
-
-    url: str
-    name: str
-    handler: Any
+    url: str  # URL of its database
+    name: str  # name of the table
+    handler: Any  # the handler, as the worker was given it
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,12 +74,8 @@ class RateColumnsState(NamedTuple):
     def from_bytes(cls, state: bytes) -> RateColumnsState:
         """Read back what `to_bytes` wrote.
 
-        Raises
-        ------
-        DamagedError
-            If the bytes are a corrupt state.
-        SchemaError
-            If they are something else or of another version.
+        Raises `DamagedError` if the bytes are a corrupt state. Raises `SchemaError` if they are something else or of
+        another version.
         """
         if not has_form(_FORM, state):
             raise SchemaError(f"{len(state)} bytes are not the state of rate-aware columns")

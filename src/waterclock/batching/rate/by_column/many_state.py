@@ -43,10 +43,7 @@ def from_arrays(
 ) -> None:
     """Read back what `to_arrays` wrote, into new rules with the same options.
 
-    Raises
-    ------
-    ValueError
-        If it is something else.
+    Raises `ValueError` if it is something else.
     """
     kernel = KERNEL.interpreted
     unpacker = zlib.decompressobj()

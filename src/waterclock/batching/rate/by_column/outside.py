@@ -52,16 +52,13 @@ def count_outside(
 def latest_of_streams(batches: Ints, streams: npt.NDArray[np.integer], times: Ints, offsets: Ints) -> tuple[Ints, Ints]:
     """Find the latest message of each stream in each batch: its offset is that of the batch.
 
+    Returns the places of the latest messages, by batch and stream; and for each message the number of its pair.
+
     Parameters
     ----------
     batches, streams, times, offsets
         Of each message: its batch, its stream, its aligned time and the offset that was added, ns. The latest is the
         one with the greatest time, and of these with the greatest offset.
-
-    Returns
-    -------
-    tuple of arrays
-        The places of the latest messages, by batch and stream; and for each message the number of its pair.
     """
     order = np.lexsort((offsets, times, streams, batches))
     ends = np.ones(len(order), np.bool_)

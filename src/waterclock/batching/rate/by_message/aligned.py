@@ -38,20 +38,12 @@ def checked_clocks(clocks: Clocks) -> bool:
 
 
 class AlignedMessage(Message):
-    """A message at its aligned event time.
-
-    Attributes
-    ----------
-    sent
-        The message as it was sent.
-    number
-        How many messages of its source came before it.
-    """
+    """A message at its aligned event time."""
 
     __slots__ = ("number", "sent")
 
-    sent: Message
-    number: int
+    sent: Message  # the message as it was sent
+    number: int  # how many messages of its source came before it
 
     @classmethod
     def of(cls, sent: Message, offset: int, number: int) -> AlignedMessage:
@@ -77,11 +69,6 @@ class ClockAlignment:
     """Aligns the messages of a source, in order of arrival.
 
     Its state takes about 1.5 KB for each of the first 1,000 streams. Others are not aligned.
-
-    Attributes
-    ----------
-    has_left_out
-        Whether a stream was not aligned because there were too many.
     """
 
     __slots__ = ("_rows", "_taken", "has_left_out")
@@ -89,7 +76,7 @@ class ClockAlignment:
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
         self._taken = 0
-        self.has_left_out = False
+        self.has_left_out = False  # whether a stream was not aligned because there were too many
 
     def align(self, messages: Sequence[Message]) -> list[Message]:
         """Align messages of a call, which all have receive times."""

@@ -13,25 +13,16 @@ _MOST_ANSWERS = 4096
 
 
 class Gate:
-    """Decides the role of a stream.
-
-    Attributes
-    ----------
-    gated
-        The user's choice: a bool, a frozen set of names, or a function.
-    asks
-        Whether it is a function.
-    boundaries
-        The streams whose messages cut windows.
-    """
+    """Decides the role of a stream."""
 
     __slots__ = ("_answers", "_choose", "asks", "boundaries", "gated")
 
     def __init__(self, gated: Gated, boundaries: Collection[str] = ()) -> None:
         self._choose = role_chooser(gated, boundaries)
-        self.boundaries = frozenset(boundaries)
+        self.boundaries = frozenset(boundaries)  # the streams whose messages cut windows
+        # The user's choice: a bool, a frozen set of names, or a function.
         self.gated = gated if isinstance(gated, bool) or callable(gated) else frozenset(gated)
-        self.asks = callable(self.gated)
+        self.asks = callable(self.gated)  # whether it is a function
         self._answers: dict[str, int] = {}
 
     def ask(self, streams: Iterable[str]) -> None:

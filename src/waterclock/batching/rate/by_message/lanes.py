@@ -29,15 +29,10 @@ class RateLanes:
     A source with buffered messages is in the heap of its clock, with a time no later than the stall of its window. If a
     window closes in between, the stall moves to a later time, which is found when the old time is examined. A source
     that is forgotten after a silence is in another heap in the same way.
-
-    Attributes
-    ----------
-    batchers
-        By source.
     """
 
     def __init__(self) -> None:
-        self.batchers: dict[str, RateAwareBatcher] = {}
+        self.batchers: dict[str, RateAwareBatcher] = {}  # by source
         self._watches: dict[object, _StallHeap] = {}  # by clock, or by its id if it is not hashable
         self._watched: set[str] = set()
         self._silences: list[tuple[int, str]] = []  # kept as a heap

@@ -27,18 +27,12 @@ MOST_STREAMS = 1_000
 
 
 class OutsideWatch:
-    """Counts messages outside windows. It changes no batch, and is not part of a state.
-
-    Attributes
-    ----------
-    counts
-        By stream, since the batcher was created or restored.
-    """
+    """Counts messages outside windows. It changes no batch, and is not part of a state."""
 
     __slots__ = ("_due", "_in_a_row", "_told", "counts")
 
     def __init__(self) -> None:
-        self.counts: dict[str, OutsideCounts] = {}
+        self.counts: dict[str, OutsideCounts] = {}  # by stream, since the batcher was created or restored
         self._in_a_row: dict[str, int] = {}
         self._due: list[str] = []
         self._told: set[str] = set()

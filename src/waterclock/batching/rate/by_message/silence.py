@@ -20,10 +20,7 @@ _receive_time = attrgetter("receive_time")
 def checked_silence(forget_after: Duration | None) -> int | None:
     """Check for how long a source may be silent, and return it in ns; None: forever.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not a duration above zero.
+    Raises `InvalidArgumentError` if it is not a duration above zero.
     """
     return None if forget_after is None else to_duration(forget_after, "forget_after", minimum=1)
 

@@ -129,10 +129,7 @@ class RateState:
     def assembly(self, gate: Gate) -> Assembly | None:
         """Build the assembly again; only once, as it takes the messages.
 
-        Raises
-        ------
-        DamagedError
-            If it cannot have been written so.
+        Raises `DamagedError` if it cannot have been written so.
         """
         if self._facts is None:
             return None

@@ -296,15 +296,12 @@ class Assembly:
     def follow(self, oldest: int, newest: int) -> list[Batch]:
         """Stall: place the window at the traffic of a later era, and that traffic in it and the windows that follow.
 
+        Returns the other messages of the window that ends; empty if it had none.
+
         Parameters
         ----------
         oldest, newest
             The traffic's event times, ns.
-
-        Returns
-        -------
-        list of Batch
-            The other messages of the window that ends; empty if it had none.
         """
         traffic = [message for message in self.active if oldest <= message.event_time <= newest]
         self.active = [message for message in self.active if not oldest <= message.event_time <= newest]

@@ -26,12 +26,8 @@ _COMPRESSION = 3
 def table_of(body: bytes) -> pa.Table:
     """Return the messages of an Arrow IPC stream.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is corrupt, compressed, or has a dictionary.
-    SchemaError
-        If it is not Arrow IPC, or its columns are not those of messages.
+    Raises `InvalidArgumentError` if it is corrupt, compressed, or has a dictionary. Raises `SchemaError` if it is not
+    Arrow IPC, or its columns are not those of messages.
     """
     try:
         _check_messages(body)

@@ -50,23 +50,13 @@ _OPEN = "open"
 
 
 class BatchWindow(NamedTuple):
-    """A batch, or the window of one that is not decided yet; times in ns.
-
-    Attributes
-    ----------
-    reason
-        Why it closed; ``open`` if more messages may come.
-    closed_at
-        None if it is open.
-    messages
-        How many it holds so far.
-    """
+    """A batch, or the window of one that is not decided yet; times in ns."""
 
     start: int
     end: int
-    closed_at: int | None
-    reason: str
-    messages: int
+    closed_at: int | None  # None if it is open
+    reason: str  # why it closed; ``open`` if more messages may come
+    messages: int  # how many it holds so far
 
 
 class Batched(NamedTuple):

@@ -55,28 +55,18 @@ _living = PerDatabaseCache[dict[int, _Living]](lambda _: {})
 
 
 class ConsumerHeartbeat:
-    """Renew a consumer's lease until it is closed or its subscription is collected.
-
-    Attributes
-    ----------
-    beat_at
-        When the next beat is due, in ns of the monotonic clock.
-    name
-        Name of the consumer.
-    is_alone
-        Whether the next beat renews only this consumer.
-    claims_fail_since
-        Since when the consumer's claims have failed, in seconds of the monotonic clock; None if they do not.
-    """
+    """Renew a consumer's lease until it is closed or its subscription is collected."""
 
     def __init__(self, row: TableRow, name: str) -> None:
         self._row = row
-        self.name = name
+        self.name = name  # name of the consumer
         self._closed = False
         self._process = os.getpid()
+        # Since when the consumer's claims have failed, in seconds of the monotonic clock; None if they do not.
         self.claims_fail_since: float | None = None
         self._has_given_up = False
-        self.is_alone = False
+        self.is_alone = False  # whether the next beat renews only this consumer
+        # When the next beat is due, in ns of the monotonic clock.
         self.beat_at = moments.monotonic_ns() + self._interval()
         context = row.last_seen
         self._living = _living.of(context.backend).setdefault(context.table_id, _Living())

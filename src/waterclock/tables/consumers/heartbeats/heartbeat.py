@@ -44,15 +44,9 @@ _log = logging.getLogger(__name__)
 
 
 class HandledDelivery(Undecided, Protocol):
-    """A delivery whose lease is extended while it is being handled.
+    """A delivery whose lease is extended while it is being handled."""
 
-    Attributes
-    ----------
-    beat_at
-        When its lease must be extended, in ns of the monotonic clock.
-    """
-
-    beat_at: int
+    beat_at: int  # when its lease must be extended, in ns of the monotonic clock
     context: TableContext
 
     @property

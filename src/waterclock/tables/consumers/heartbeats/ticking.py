@@ -30,16 +30,11 @@ class Ticking:
 
     One check serves all subscriptions of the process. It queries the database only if a tick is due. If schedules
     change, the subscription reloads the table, or this does while the subscription is busy.
-
-    Attributes
-    ----------
-    over
-        Whether it is closed.
     """
 
     def __init__(self, row: TableRow) -> None:
         self._row = row
-        self.over = False
+        self.over = False  # whether it is closed
         context, now = row.last_seen, moments.monotonic_ns()
         self._next_look = _next_looks.of(context.backend).setdefault(context.table_id, _NextLook())
         if self._next_look.at < now:

@@ -63,11 +63,8 @@ def _many(
 ) -> _Text:
     """Build the insert of these columns, each as an array.
 
-    Returns
-    -------
-    tuple
-        The statement in the driver's form, the values of its constants, and the names in order for a driver with
-        positional parameters; None: named parameters.
+    Returns the statement in the driver's form, the values of its constants, and the names in order for a driver with
+    positional parameters; None: named parameters.
     """
     types = _types(rows, names)
     arrays = [sa.bindparam(name, type_=postgresql.ARRAY(types[name])) for name in names]

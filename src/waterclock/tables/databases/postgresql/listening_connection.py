@@ -35,53 +35,28 @@ CHANNEL = "waterclock_"
 
 
 class Listener(Protocol):
-    """A consumer that waits for changes of a table.
+    """A consumer that waits for changes of a table."""
 
-    Attributes
-    ----------
-    heard
-        Whether a notification came since it armed, or the connection broke.
-    alarm
-        Nudged when it must check `heard`, or lead.
-    """
-
-    heard: bool
-    alarm: Stop
+    heard: bool  # whether a notification came since it armed, or the connection broke
+    alarm: Stop  # nudged when it must check `heard`, or lead
 
 
 class _Table:
-    """The connection's state for one table.
-
-    Attributes
-    ----------
-    listening
-        The consumers for which it listens. One that was dropped without being closed does not count.
-    shown
-        Consumers that wait, or are about to.
-    is_held
-        Whether the lock *waiting* is held, as it is while one is shown.
-    is_seen
-        Whether every active writer has seen that lock.
-    """
+    """The connection's state for one table."""
 
     def __init__(self) -> None:
+        # The consumers for which it listens. One that was dropped without being closed does not count.
         self.listening: WeakSet[Listener] = WeakSet()
-        self.shown: WeakSet[Listener] = WeakSet()
-        self.is_held = False
-        self.is_seen = False
+        self.shown: WeakSet[Listener] = WeakSet()  # consumers that wait, or are about to
+        self.is_held = False  # whether the lock *waiting* is held, as it is while one is shown
+        self.is_seen = False  # whether every active writer has seen that lock
 
 
 class ListeningConnection:
-    """Listens on one connection for all waiting consumers. Thread-safe; not usable after a fork.
-
-    Attributes
-    ----------
-    process
-        The owning process: a forked process must not use its parent's connection.
-    """
+    """Listens on one connection for all waiting consumers. Thread-safe; not usable after a fork."""
 
     def __init__(self) -> None:
-        self.process = os.getpid()
+        self.process = os.getpid()  # the owning process: a forked process must not use its parent's connection
         self._lock = threading.Lock()
         self._connection: Any = None
         self._tables: dict[str, _Table] = {}

@@ -85,10 +85,7 @@ class Listening:
     def arm(self) -> bool:
         """Listen, and show that this consumer waits; return False if a writer may not have seen it.
 
-        Raises
-        ------
-        UnavailableError
-            If the server is unavailable.
+        Raises `UnavailableError` if the server is unavailable.
         """
         self._armed = False
         connection = listening_connection(self._backend)

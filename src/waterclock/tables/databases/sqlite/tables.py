@@ -188,10 +188,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     def reserve_ids(self, connection: SqlConnection, rows: sa.Table, count: int, above: int) -> Sequence[int]:
         """Return ``count`` ids above ``above`` and above all former ones; the write lock reserves them.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If a caller's own id has used up the numbers.
+        Raises `InvalidArgumentError` if a caller's own id has used up the numbers.
         """
         # Changes nothing, but takes the write lock, which a caller's transaction may not have yet.
         connection.execute(_locking(rows))

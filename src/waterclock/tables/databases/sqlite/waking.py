@@ -116,16 +116,10 @@ class SqliteChanges:
 
 
 class LogWatch:
-    """An inotify watch on the folder of a database, because the log in it comes and goes.
-
-    Attributes
-    ----------
-    descriptor
-        Readable when a file in the folder was written.
-    """
+    """An inotify watch on the folder of a database, because the log in it comes and goes."""
 
     def __init__(self, folder: INotify, log: str) -> None:
-        self.descriptor = folder.fileno()
+        self.descriptor = folder.fileno()  # readable when a file in the folder was written
         self._folder = folder
         self._log = log
 

@@ -25,10 +25,7 @@ from waterclock.tables.model.claims.epochs import uncounted_sql
 def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Claim messages of the consumer's own groups and, if it has room, of unassigned groups.
 
-    Returns
-    -------
-    tuple
-        The claimed messages, and whether there are new messages that were not examined.
+    Returns the claimed messages, and whether there are new messages that were not examined.
     """
     claim = _ExclusiveClaim(context, connection, wanted)
     claim.take()
@@ -107,10 +104,7 @@ class _ExclusiveClaim(GroupClaim):
     def _revoke_lapsed(self, chosen: list[str]) -> list[str]:
         """Restart groups whose first message was not acked in time: those behind it must not overtake it.
 
-        Returns
-        -------
-        list
-            The groups except those that cannot restart because another transaction has locked a message.
+        Returns the groups except those that cannot restart because another transaction has locked a message.
         """
         context, connection = self._context, self._connection
         lapsed = list(connection.scalars(_lapsed(context), {"groups": chosen, "now": self._now}))

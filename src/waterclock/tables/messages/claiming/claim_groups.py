@@ -45,13 +45,6 @@ class GroupClaim(ABC):
     """A running claim: by priority, then by age; in each priority the consumer's own groups first.
 
     If there are also ungrouped messages, a random choice decides which go first.
-
-    Attributes
-    ----------
-    claimed
-        The claimed messages.
-    more
-        Whether there are messages that were not examined.
     """
 
     def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
@@ -71,8 +64,8 @@ class GroupClaim(ABC):
         # One for all, so that one statement can hand out groups whose messages were sent equally often.
         self._swing = random.uniform(-1, 1)  # noqa: S311  # not a secret
         self._expired = 0
-        self.claimed: list[Claimed] = []
-        self.more = False
+        self.claimed: list[Claimed] = []  # the claimed messages
+        self.more = False  # whether there are messages that were not examined
 
     @abstractmethod
     def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:

@@ -53,18 +53,10 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a claim has examined in vain.
+    """What a claim has examined in vain."""
 
-    Attributes
-    ----------
-    passed
-        Keys with no more messages for this claim.
-    level
-        The first level that may have other keys.
-    """
-
-    passed: frozenset[Place]
-    level: int
+    passed: frozenset[Place]  # keys with no more messages for this claim
+    level: int  # the first level that may have other keys
 
 
 def claim_keyed(
@@ -72,15 +64,12 @@ def claim_keyed(
 ) -> tuple[list[Claimed], Examined | None]:
     """Claim messages of the keys whose turn it is.
 
+    Returns the claimed messages, and what the next transaction need not examine; None if all keys were examined.
+
     Parameters
     ----------
     examined
         What earlier transactions of the claim have examined.
-
-    Returns
-    -------
-    tuple
-        The claimed messages, and what the next transaction need not examine; None if all keys were examined.
     """
     claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), LOWEST_LEVEL))
     more = claim.take()

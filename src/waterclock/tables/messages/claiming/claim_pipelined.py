@@ -42,50 +42,24 @@ _BEFORE = (
 
 @dataclass(slots=True)
 class _Asking:
-    """Parameters of the next round trip.
+    """Parameters of the next round trip."""
 
-    Attributes
-    ----------
-    below
-        Look at priorities below this one.
-    after
-        Look for new messages from this seq on; None: from the first.
-    per_group
-        How many messages a group is expected to have.
-    new
-        The seq of the first message that must be routed before; None: none.
-    known
-        Whether new messages have been looked for already.
-    """
-
-    below: int
-    after: int | None
-    per_group: int
-    new: int | None = None
-    known: bool = False
+    below: int  # look at priorities below this one
+    after: int | None  # look for new messages from this seq on; None: from the first
+    per_group: int  # how many messages a group is expected to have
+    new: int | None = None  # the seq of the first message that must be routed before; None: none
+    known: bool = False  # whether new messages have been looked for already
 
 
 @dataclass(frozen=True, slots=True)
 class _RoundTrip:
-    """The result of a round trip.
+    """The result of a round trip."""
 
-    Attributes
-    ----------
-    top
-        The look at the table.
-    free
-        The groups that were locked, of ``count`` requested.
-    given
-        The claimed messages, in order.
-    is_new
-        Whether nothing was claimed because new messages must be routed before.
-    """
-
-    top: Any
-    free: Sequence[Any]
+    top: Any  # the look at the table
+    free: Sequence[Any]  # the groups that were locked, of ``count`` requested
     count: int
-    given: Sequence[Any]
-    is_new: bool
+    given: Sequence[Any]  # the claimed messages, in order
+    is_new: bool  # whether nothing was claimed because new messages must be routed before
 
     @property
     def taken(self) -> int:
@@ -103,10 +77,7 @@ class _RoundTrip:
 def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Claim due messages until a rare case occurs.
 
-    Returns
-    -------
-    tuple
-        The claimed messages, and whether a stepwise claim must look for the rest.
+    Returns the claimed messages, and whether a stepwise claim must look for the rest.
     """
     reached = context.reached
     asking = _Asking(ABOVE_EVERY_PRIORITY, reached.now(), reached.per_group)

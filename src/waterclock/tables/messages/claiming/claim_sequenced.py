@@ -19,10 +19,7 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Claim messages from the start of groups without leased messages.
 
-    Returns
-    -------
-    tuple
-        The claimed messages, and whether there are new messages that were not examined.
+    Returns the claimed messages, and whether there are new messages that were not examined.
     """
     claim = _SequencedClaim(context, connection, wanted)
     # Most claims find the groups that they lock in the first look.

@@ -208,13 +208,7 @@ def _past_groups(context: TableContext, wanted: Wanted, claim: _Claim, error: Wa
 
 
 class _Postponed:
-    """The first due groups, postponed because the database refused to claim them: more with each refusal.
-
-    Attributes
-    ----------
-    refused
-        Those with which a refused claim began.
-    """
+    """The first due groups, postponed because the database refused to claim them: more with each refusal."""
 
     def __init__(self, context: TableContext, me: str) -> None:
         self._context = context
@@ -223,7 +217,7 @@ class _Postponed:
         self._last: list[str] = []  # the groups added last, without those given back
         self._count = 1
         self._grows = True
-        self.refused: set[str] = set()
+        self.refused: set[str] = set()  # those with which a refused claim began
 
     def add(self) -> bool:
         """Postpone the first groups; return False if no groups are left, or too many were postponed."""

@@ -132,10 +132,7 @@ def _firsts(leased: Iterable[Leased]) -> set[Leased]:
 def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]) -> int:
     """Ack messages by id, leased or not; return how many were not acked before.
 
-    Raises
-    ------
-    OrderError
-        If an earlier message of the group is not acked.
+    Raises `OrderError` if an earlier message of the group is not acked.
     """
     if not context.options.groups:
         return _ack_ids_of_rows(context, connection, ids)
@@ -146,10 +143,7 @@ def ack_ids(context: TableContext, connection: SqlConnection, ids: Sequence[Any]
 def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterable[Leased]) -> Acked:
     """Ack messages for the consumer that took them.
 
-    Raises
-    ------
-    OrderError
-        If an earlier message of the group is not acked.
+    Raises `OrderError` if an earlier message of the group is not acked.
     """
     if not context.options.groups:
         return _ack_leased_rows(context, connection, list(leased))

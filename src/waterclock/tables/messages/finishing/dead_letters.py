@@ -74,12 +74,8 @@ def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], 
 
     Cancelled ones are dropped instead.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If the message table has no dead-letter table.
-    SchemaError
-        If that is missing, or lacks a column.
+    Raises `InvalidArgumentError` if the message table has no dead-letter table. Raises `SchemaError` if that is
+    missing, or lacks a column.
     """
     dead = dead_letter_table(context)
     rows, dead_rows = context.rows, dead.rows
@@ -274,12 +270,7 @@ def list_dead_letters(context: TableContext, limit: int) -> list[dict[str, Any]]
 def dead_letter_table(context: TableContext) -> TableContext:
     """Return the dead-letter table of a table.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it has none.
-    SchemaError
-        If that is missing.
+    Raises `InvalidArgumentError` if it has none. Raises `SchemaError` if that is missing.
     """
     name = context.options.dead_letter
     if name is None:

@@ -161,10 +161,7 @@ def extend_all(
 
     Nothing may follow in the transaction, which may be committed.
 
-    Returns
-    -------
-    dict
-        The new leases, by seq and claim, without those that were lost.
+    Returns the new leases, by seq and claim, without those that were lost.
     """
     rows = context.rows
     if context.options.groups:

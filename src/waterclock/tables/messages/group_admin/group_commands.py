@@ -40,30 +40,14 @@ class GroupChange:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The messages of a group that a command changes.
+    """The messages of a group that a command changes."""
 
-    Attributes
-    ----------
-    seqs
-        The messages to change, in order.
-    in_flight
-        How many messages of the group are leased.
-    first_out
-        The position of the first leased message; None if no message is leased.
-    skipped
-        How many of the messages in flight are left alone.
-    now
-        The current time, ns.
-    group
-        The group's row; None if it has none.
-    """
-
-    seqs: list[int]
-    in_flight: int
-    first_out: int | None
-    skipped: int
-    now: int
-    group: sa.Row[Any] | None
+    seqs: list[int]  # the messages to change, in order
+    in_flight: int  # how many messages of the group are leased
+    first_out: int | None  # the position of the first leased message; None if no message is leased
+    skipped: int  # how many of the messages in flight are left alone
+    now: int  # the current time, ns
+    group: sa.Row[Any] | None  # the group's row; None if it has none
 
 
 def choose(

@@ -42,21 +42,11 @@ A message of a blocked group counts as if the group were not blocked, because th
 
 @dataclass(frozen=True, slots=True)
 class TableEstimate:
-    """The number of unacked messages of a table by state, exact or estimated.
+    """The number of unacked messages of a table by state, exact or estimated."""
 
-    Attributes
-    ----------
-    messages
-        How many there are in each of `STATES`.
-    oldest_age
-        For how long the earliest message read has been due, ns; None if none was due.
-    exact
-        Whether every message was counted.
-    """
-
-    messages: dict[str, int]
-    oldest_age: int | None
-    exact: bool
+    messages: dict[str, int]  # how many there are in each of `STATES`
+    oldest_age: int | None  # for how long the earliest message read has been due, ns; None if none was due
+    exact: bool  # whether every message was counted
 
     @property
     def depth(self) -> int:
@@ -66,21 +56,12 @@ class TableEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GroupsEstimate:
-    """The number of blocked groups of a table.
-
-    Attributes
-    ----------
-    blocked
-        Groups that have messages, none of which will be sent unless someone acts. At most `COUNTED` are counted.
-    exhausted
-        How many of these have a first message that has used up its attempts.
-    exact
-        Whether every group was counted.
-    """
+    """The number of blocked groups of a table."""
 
     blocked: int
-    exhausted: int
-    exact: bool
+    """Groups that have messages, none of which will be sent unless someone acts. At most `COUNTED` are counted."""
+    exhausted: int  # how many of these have a first message that has used up its attempts
+    exact: bool  # whether every group was counted
 
 
 def estimate_messages(context: TableContext, connection: sa.Connection, now: int) -> TableEstimate:

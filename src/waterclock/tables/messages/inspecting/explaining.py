@@ -44,33 +44,15 @@ State = MessageState | Hold
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a message is not sent.
+    """Why a message is not sent."""
 
-    Attributes
-    ----------
-    id
-        Id of the message.
-    state
-        Its state, as a code.
-    reason
-        The reason, as a sentence.
-    due_at
-        The earliest time at which it can be sent, ns; None if it waits for something else.
-    consumer
-        The consumer that has the message, or had it last.
-    blocking_id
-        The message of its group that must be acked first.
-    attempts
-        Its attempts that failed, oldest first: the last ``attempts_kept`` of them.
-    """
-
-    id: Any
-    state: State
-    reason: str
-    due_at: int | None = None
-    consumer: str | None = None
-    blocking_id: Any = None
-    attempts: Sequence[Attempt] = ()
+    id: Any  # id of the message
+    state: State  # its state, as a code
+    reason: str  # the reason, as a sentence
+    due_at: int | None = None  # the earliest time at which it can be sent, ns; None if it waits for something else
+    consumer: str | None = None  # the consumer that has the message, or had it last
+    blocking_id: Any = None  # the message of its group that must be acked first
+    attempts: Sequence[Attempt] = ()  # its attempts that failed, oldest first: the last ``attempts_kept`` of them
 
     def __str__(self) -> str:
         return f"message {self.id!r} {self.reason}"

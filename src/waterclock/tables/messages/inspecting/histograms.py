@@ -19,18 +19,10 @@ BOUNDS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, _DAY)
 
 
 class Histograms(NamedTuple):
-    """Numbers of messages by length of time: up to each of `BOUNDS`, and longer.
+    """Numbers of messages by length of time: up to each of `BOUNDS`, and longer."""
 
-    Attributes
-    ----------
-    due
-        By the time since they became due.
-    later
-        By the time until they are sent next.
-    """
-
-    due: Sequence[int]
-    later: Sequence[int]
+    due: Sequence[int]  # by the time since they became due
+    later: Sequence[int]  # by the time until they are sent next
 
 
 def count_by_time(context: TableContext, connection: sa.Connection, window: ScanWindow) -> Histograms:

@@ -110,22 +110,14 @@ def payloads_of(context: TableContext, ids: Sequence[Any]) -> dict[Any, Any]:
 
 
 class _Peek:
-    """A running look.
-
-    Attributes
-    ----------
-    now
-        The database's current time.
-    found
-        Rows, `columns_read`.
-    """
+    """A running look."""
 
     def __init__(self, context: TableContext, connection: sa.Connection, limit: int) -> None:
         self._context = context
         self._connection = connection
         self._limit = limit
-        self.now = context.backend.now(connection)
-        self.found: list[sa.Row[Any]] = []
+        self.now = context.backend.now(connection)  # the database's current time
+        self.found: list[sa.Row[Any]] = []  # rows, `columns_read`
 
     @property
     def _left(self) -> int:

@@ -71,18 +71,10 @@ class MessageFilter:
 
 
 class ScanWindow(NamedTuple):
-    """The messages at both ends of the order of delivery.
+    """The messages at both ends of the order of delivery."""
 
-    Attributes
-    ----------
-    seqs
-        Their numbers.
-    complete
-        Whether these are all unacked messages.
-    """
-
-    seqs: Sequence[int]
-    complete: bool
+    seqs: Sequence[int]  # their numbers
+    complete: bool  # whether these are all unacked messages
 
     def holds(self, context: TableContext) -> sa.ColumnElement[bool]:
         """Return the condition that an unacked message is one of them, which needs `parameters`."""
@@ -125,21 +117,11 @@ class FoundMessage:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The outcome of a search.
+    """The outcome of a search."""
 
-    Attributes
-    ----------
-    messages
-        In the order in which they are due.
-    more
-        Whether there are more than the limit.
-    complete
-        Whether the search covered every message.
-    """
-
-    messages: Sequence[FoundMessage]
-    more: bool
-    complete: bool
+    messages: Sequence[FoundMessage]  # in the order in which they are due
+    more: bool  # whether there are more than the limit
+    complete: bool  # whether the search covered every message
 
 
 def find_messages(
@@ -151,15 +133,12 @@ def find_messages(
 ) -> SearchResult:
     """Find up to ``limit`` unacked messages.
 
+    Raises `InvalidArgumentError` if the condition is invalid.
+
     Parameters
     ----------
     window
         The messages to search, if they have been read already; searches by id or group ignore it.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the condition is invalid.
     """
     rows = context.rows
     now = context.backend.now(connection)

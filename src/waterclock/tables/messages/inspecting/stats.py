@@ -20,77 +20,43 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """The number of messages of a table by state. Each message counts once, in one snapshot.
+    """The number of messages of a table by state. Each message counts once, in one snapshot."""
 
-    Attributes
-    ----------
-    ready
-        Due, and not leased. In a group they may have to wait for earlier messages, which will be sent.
-    scheduled
-        Never sent, and due later.
-    in_flight
-        Delivered to a consumer whose lease has not ended.
-    delayed
-        Sent before, given back, and due later.
-    acked
-        Handled, and not purged yet.
-    expired
-        Expired before a consumer took them, and neither purged yet nor in the dead-letter table.
-    cancelled
-        Cancelled before a consumer handled them, and not purged yet.
-    oldest_age
-        How long the earliest scheduled unacked message has been due, ns; None if none is due.
-    dead
-        In the dead-letter table, and not acked there.
-    sent
-        Total deliveries, including those of purged messages. Messages that a closed consumer returns unstarted do
-        not count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
-    purged
-        Total messages that were acked or dropped, and purged.
-    put_rate
-        Messages per second put in the last minute, without those that are already purged.
-    ack_rate
-        Messages per second acked in the last minute; with a ``purge_after`` below a minute, without purged ones.
-    held
-        Handled, but acked only after those before them in their group (``ack_order="hold"``).
-    sent_rate
-        Deliveries per second in the last minute, without those that a closed consumer returns unstarted. Processes
-        report theirs every ten seconds. Those of a process that has ended count for at most half a minute, or not at
-        all if it lived less than ten seconds.
-    subscribers
-        Open subscriptions, in all processes. If a process dies, its subscriptions count for up to half a minute more.
-    failing
-        Subscriptions whose claims fail. Processes report theirs every ten seconds.
-    failure
-        Why the claims of one of them fail, or which messages claims skip because the database refuses them; None:
-        neither.
-    exhausted
-        Messages that have used up their attempts and block their group, one per group (``on_exhausted="block"``).
-    blocked
-        Messages behind an exhausted one in its group, due or not: none is sent until that one is skipped or
-        rescheduled.
-    """
-
-    ready: int
-    scheduled: int
-    in_flight: int
-    delayed: int
-    acked: int
-    oldest_age: int | None
-    dead: int = 0
+    ready: int  # Due, and not leased. In a group they may have to wait for earlier messages, which will be sent.
+    scheduled: int  # never sent, and due later
+    in_flight: int  # delivered to a consumer whose lease has not ended
+    delayed: int  # sent before, given back, and due later
+    acked: int  # handled, and not purged yet
+    oldest_age: int | None  # how long the earliest scheduled unacked message has been due, ns; None if none is due
+    dead: int = 0  # in the dead-letter table, and not acked there
     sent: int = 0
-    purged: int = 0
-    put_rate: float = 0.0
+    """Total deliveries, including those of purged messages. Messages that a closed consumer returns unstarted do not
+    count. An ``UPDATE`` in plain SQL that sets ``epoch`` changes it.
+    """
+    purged: int = 0  # total messages that were acked or dropped, and purged
+    put_rate: float = 0.0  # messages per second put in the last minute, without those that are already purged
     ack_rate: float = 0.0
-    held: int = 0
+    """Messages per second acked in the last minute; with a ``purge_after`` below a minute, without purged ones."""
+    held: int = 0  # handled, but acked only after those before them in their group (``ack_order="hold"``)
     sent_rate: float = 0.0
+    """Deliveries per second in the last minute, without those that a closed consumer returns unstarted. Processes
+    report theirs every ten seconds. Those of a process that has ended count for at most half a minute, or not at all if
+    it lived less than ten seconds.
+    """
     subscribers: int = 0
-    expired: int = 0
-    cancelled: int = 0
-    failing: int = 0
+    """Open subscriptions, in all processes. If a process dies, its subscriptions count for up to half a minute more."""
+    expired: int = 0  # expired before a consumer took them, and neither purged yet nor in the dead-letter table
+    cancelled: int = 0  # cancelled before a consumer handled them, and not purged yet
+    failing: int = 0  # Subscriptions whose claims fail. Processes report theirs every ten seconds.
     failure: str | None = None
+    """Why the claims of one of them fail, or which messages claims skip because the database refuses them; None:
+    neither.
+    """
     exhausted: int = 0
+    """Messages that have used up their attempts and block their group, one per group (``on_exhausted="block"``)."""
     blocked: int = 0
+    """Messages behind an exhausted one in its group, due or not: none is sent until that one is skipped or rescheduled.
+    """
 
 
 def table_stats(context: TableContext, connection: sa.Connection) -> TableStats:

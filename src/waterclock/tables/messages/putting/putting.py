@@ -40,15 +40,9 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 class PutIds(list[MessageId]):
-    """The ids of messages that were put, in order.
+    """The ids of messages that were put, in order."""
 
-    Attributes
-    ----------
-    existing
-        Ids that existed before, or were passed twice; putting them changed nothing.
-    """
-
-    existing: list[MessageId]
+    existing: list[MessageId]  # ids that existed before, or were passed twice; putting them changed nothing
 
     def __init__(self, ids: Iterable[MessageId] = (), existing: Iterable[MessageId] = ()) -> None:
         super().__init__(ids)
@@ -56,46 +50,22 @@ class PutIds(list[MessageId]):
 
 
 class UniqueKey(NamedTuple):
-    """A key of which only one message waits.
+    """A key of which only one message waits."""
 
-    Attributes
-    ----------
-    text
-        The key.
-    until_done
-        Whether the message has the key until it is acked or dead, not only until it is claimed.
-    replaces
-        Whether the waiting message gets the content of the new one.
-    """
-
-    text: str
-    until_done: bool
-    replaces: bool
+    text: str  # the key
+    until_done: bool  # whether the message has the key until it is acked or dead, not only until it is claimed
+    replaces: bool  # whether the waiting message gets the content of the new one
 
 
 @dataclass(slots=True)
 class PreparedRows:
-    """Validated messages as rows.
+    """Validated messages as rows."""
 
-    Attributes
-    ----------
-    rows
-        Values by column name.
-    nameless
-        Rows that get their ids from the database.
-    fresh
-        Whether all ids were drawn here, so that no other writer can have chosen any.
-    tried
-        Whether inserting them was tried before.
-    keys
-        The key of each row; empty if no row has one.
-    """
-
-    rows: list[dict[str, Any]]
-    nameless: list[dict[str, Any]]
-    fresh: bool
-    tried: bool = False
-    keys: Sequence[UniqueKey | None] = ()
+    rows: list[dict[str, Any]]  # values by column name
+    nameless: list[dict[str, Any]]  # rows that get their ids from the database
+    fresh: bool  # whether all ids were drawn here, so that no other writer can have chosen any
+    tried: bool = False  # whether inserting them was tried before
+    keys: Sequence[UniqueKey | None] = ()  # the key of each row; empty if no row has one
 
 
 def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -> PreparedRows:
@@ -124,10 +94,8 @@ def put_rows(context: TableContext, connection: SqlConnection, prepared: Prepare
 
     Retrying the same rows, after a commit whose answer was lost, inserts nothing twice.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If a value is larger than the database takes; the error names the column, the message and its size.
+    Raises `InvalidArgumentError` if a value is larger than the database takes; the error names the column, the message
+    and its size.
     """
     for row in prepared.rows:
         payload = row["message"]

@@ -70,10 +70,7 @@ def lock_free(
 ) -> tuple[list[Leased], list[Leased]]:
     """Lock messages that their claims still have, and their groups, without waiting for locks.
 
-    Returns
-    -------
-    tuple
-        The locked messages, and those locked elsewhere: if one of a group is, all of that group.
+    Returns the locked messages, and those locked elsewhere: if one of a group is, all of that group.
     """
     ours = leased
     if context.options.groups:

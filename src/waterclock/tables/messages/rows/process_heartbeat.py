@@ -106,36 +106,16 @@ class RunningHandler(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """The activity of one or all processes on a table.
+    """The activity of one or all processes on a table."""
 
-    Attributes
-    ----------
-    subscribers
-        Number of open subscriptions.
-    sent
-        Number of messages claimed in the last minute.
-    failing
-        Number of subscriptions whose claims fail.
-    failure
-        Why the claims of one fail, or which messages claims skip because the database refuses them.
-    """
-
-    subscribers: int
-    sent: int
-    failing: int
-    failure: str | None
+    subscribers: int  # number of open subscriptions
+    sent: int  # number of messages claimed in the last minute
+    failing: int  # number of subscriptions whose claims fail
+    failure: str | None  # why the claims of one fail, or which messages claims skip because the database refuses them
 
 
 class ProcessHeartbeat:
-    """Publishes a process's subscriptions and receive rate for a table. Thread-safe.
-
-    Attributes
-    ----------
-    session
-        A number unique to this process and this open database.
-    beat_at
-        When the next beat is due, in ns of the monotonic clock.
-    """
+    """Publishes a process's subscriptions and receive rate for a table. Thread-safe."""
 
     def __init__(self, context: TableContext) -> None:
         # Weak reference, because the cache of a database must not keep it alive.
@@ -150,8 +130,8 @@ class ProcessHeartbeat:
         self._sent = Lately()
         self._has_row = False
         self._forbidden_until = 0
-        self.session = secrets.randbits(63)
-        self.beat_at = moments.monotonic_ns() + BEAT_EVERY
+        self.session = secrets.randbits(63)  # a number unique to this process and this open database
+        self.beat_at = moments.monotonic_ns() + BEAT_EVERY  # when the next beat is due, in ns of the monotonic clock
 
     def join(self, subscription: OpenSubscription) -> None:
         """Count a subscription from now on. The process's heartbeat updates the row at `beat_at`."""

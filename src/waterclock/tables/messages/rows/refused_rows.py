@@ -20,19 +20,12 @@ def pass_by_refused(
     work: Callable[[Sequence[_T]], int],
     tries: int = MOST_TRIES,
     *,
-    last_first: bool = False,
+    last_first: bool = False,  # narrow the last part down to its last row first, instead of all parts equally
 ) -> tuple[int, WaterclockError | None, list[_T], list[_T]]:
     """Work on rows or groups together, and on halves of refused parts, so that one row blocks no other.
 
-    Parameters
-    ----------
-    last_first
-        Narrow the last part down to its last row first, instead of all parts equally.
-
-    Returns
-    -------
-    tuple
-        The sum of the results of ``work``, the last refusal, the rows refused alone, and the rows refused with others.
+    Returns the sum of the results of ``work``, the last refusal, the rows refused alone, and the rows refused with
+    others.
     """
     done, refusal = 0, None
     refused: list[_T] = []

@@ -37,15 +37,12 @@ _log = logging.getLogger(__name__)
 def heal(context: TableContext, *, idle: bool = False) -> bool:
     """Check some groups if that is due, and settle those that contradict their messages.
 
+    Returns whether some were settled, so that more may be claimable.
+
     Parameters
     ----------
     idle
         Whether the caller found less work than it could do.
-
-    Returns
-    -------
-    bool
-        Whether some were settled, so that more may be claimable.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
     if context.options.groups is None:
@@ -99,10 +96,7 @@ def _saving() -> sa.Update:
 def heal_all(context: TableContext) -> int:
     """Check all groups now: release those of dead consumers, and settle wrong ones. For tables without consumers.
 
-    Returns
-    -------
-    int
-        The number of dead consumers plus the number of wrong groups.
+    Returns the number of dead consumers plus the number of wrong groups.
     """
     if context.options.groups is None:
         return 0

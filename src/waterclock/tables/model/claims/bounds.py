@@ -53,43 +53,21 @@ _ORDER = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class BoundedSearch:
-    """The start of a search.
+    """The start of a search."""
 
-    Attributes
-    ----------
-    low
-        The key.
-    known
-        The bound at that time.
-    began
-        When it began, monotonic.
-    order
-        A number that is greater than those of all that this process noted before.
-    """
-
-    low: int
-    known: int
-    began: float
-    order: int
+    low: int  # the key
+    known: int  # the bound at that time
+    began: float  # when it began, monotonic
+    order: int  # a number that is greater than those of all that this process noted before
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a search saw.
+    """What a search saw."""
 
-    Attributes
-    ----------
-    now
-        The database's time, ns.
-    oldest
-        All transactions with a lower id had ended.
-    mark
-        The id of the search's transaction; None: unknown.
-    """
-
-    now: int
-    oldest: int
-    mark: int | None
+    now: int  # the database's time, ns
+    oldest: int  # all transactions with a lower id had ended
+    mark: int | None  # the id of the search's transaction; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +86,12 @@ class ProvenBound:
     one gets an id, and those that were in progress during the first search have lower ones. The third one begins once
     these have ended, so it sees their messages: if it finds nothing either, the bound is the key. The id of the first
     search's own transaction would not do, because that may have got it before it searched.
-
-    Attributes
-    ----------
-    lowest
-        The lowest key.
-    value
-        The bound.
-    checked
-        When a search from the lowest key was last made, by the database's clock, ns.
     """
 
     def __init__(self, lowest: int, value: int | None = None, checked: int = 0) -> None:
-        self.lowest = lowest
-        self.value = lowest if value is None else value
-        self.checked = checked
+        self.lowest = lowest  # the lowest key
+        self.value = lowest if value is None else value  # the bound
+        self.checked = checked  # when a search from the lowest key was last made, by the database's clock, ns
         self._candidate: _Candidate | None = None
         self._looked_back = moments.monotonic()
         self._every = LOOK_BACK_AT_LEAST

@@ -48,21 +48,13 @@ class Claimed:
 
 @dataclass(slots=True)
 class Unanswered:
-    """A consumer's claim, and its earlier claims whose answer was lost.
-
-    Attributes
-    ----------
-    claim_id
-        The id of this claim.
-    since
-        When the answer was lost, by claim id, in ns of the monotonic clock.
-    known
-        The messages of those claims that the consumer knows of: seqs, each with the claim id.
-    """
+    """A consumer's claim, and its earlier claims whose answer was lost."""
 
     claim_id: int
     since: dict[int, int] = field(default_factory=dict[int, int])
+    """When the answer was lost, by claim id, in ns of the monotonic clock."""
     known: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """The messages of those claims that the consumer knows of: seqs, each with the claim id."""
 
     def doubt(self, now: int) -> None:
         """Note that the claim's own answer was lost."""
@@ -87,36 +79,17 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request for messages; selection and order are for tables without groups, ``max_groups`` for those with.
+    """A request for messages; selection and order are for tables without groups, ``max_groups`` for those with."""
 
-    Attributes
-    ----------
-    limit
-        Maximum count.
-    consumer
-        Name of the consumer.
-    claim_id
-        A unique number, which fences the acks.
-    backoff
-        The back-off that decides when the messages are sent again.
-    where
-        A selection; None: all.
-    order
-        The order, instead of priority and due time.
-    max_groups
-        Maximum number of exclusive groups of the consumer; None: any number.
-    unanswered
-        The consumer's claims whose answer was lost, in a table with exclusive groups.
-    """
-
-    limit: int
-    consumer: str | None
-    claim_id: int
-    backoff: Backoff
-    where: sa.ColumnElement[bool] | None = None
-    order: tuple[sa.ColumnElement[Any], ...] = ()
-    max_groups: int | None = None
+    limit: int  # maximum count
+    consumer: str | None  # name of the consumer
+    claim_id: int  # a unique number, which fences the acks
+    backoff: Backoff  # the back-off that decides when the messages are sent again
+    where: sa.ColumnElement[bool] | None = None  # a selection; None: all
+    order: tuple[sa.ColumnElement[Any], ...] = ()  # the order, instead of priority and due time
+    max_groups: int | None = None  # maximum number of exclusive groups of the consumer; None: any number
     unanswered: Unanswered | None = None
+    """The consumer's claims whose answer was lost, in a table with exclusive groups."""
 
 
 class Reached:
@@ -126,36 +99,22 @@ class Reached:
     from the first one would step over all of them at each claim.
 
     Thread-safe.
-
-    Attributes
-    ----------
-    per_group
-        How many messages a group had, or might have had, in the last claim, from which the next one computes how many
-        groups to lock.
-    routed
-        The bound below which no message must be routed.
-    groups
-        The bounds of when groups are due. Without groups, those of messages; if keys take turns, those of turns.
-    sleeping
-        The bounds of until when rows of keys sleep, by their ``is_due``.
-    saved
-        The bounds as the database has them.
-    advanced_at
-        When the last search began that advances bounds of messages, in seconds of the monotonic clock.
-    searches_left
-        How many such searches are to follow soon.
     """
 
     def __init__(self, bounds: str | None = None, now: int = 0) -> None:
+        # How many messages a group had, or might have had, in the last claim, from which the next one computes how many
+        # groups to lock.
         self.per_group = 1
+        # When the last search began that advances bounds of messages, in seconds of the monotonic clock.
         self.advanced_at = -math.inf
-        self.searches_left = 0
-        self.saved = SavedBounds(bounds)
+        self.searches_left = 0  # how many such searches are to follow soon
+        self.saved = SavedBounds(bounds)  # the bounds as the database has them
         routed, due, sleeping, checked = self.saved.read(now)
-        self.routed = ProvenBound(FIRST_SEQ, routed, checked)
+        self.routed = ProvenBound(FIRST_SEQ, routed, checked)  # the bound below which no message must be routed
+        # The bounds of when groups are due. Without groups, those of messages; if keys take turns, those of turns.
         self.groups = GroupBounds()
         self.groups.start(due, checked)
-        self.sleeping = GroupBounds()
+        self.sleeping = GroupBounds()  # the bounds of until when rows of keys sleep, by their ``is_due``
         self.sleeping.start({0: MIN_NS, 2: MIN_NS, **sleeping}, checked)
         self._seen: tuple[int, float] | None = None
 

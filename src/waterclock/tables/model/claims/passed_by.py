@@ -20,21 +20,13 @@ _T = TypeVar("_T")
 
 
 class PassedBy(Generic[_T]):
-    """The messages or groups that this process skips. Thread-safe.
-
-    Attributes
-    ----------
-    some
-        False if it certainly skips no messages.
-    at_once
-        Maximum number that `due` returns: the more are refused, the fewer are tried together.
-    """
+    """The messages or groups that this process skips. Thread-safe."""
 
     def __init__(self) -> None:
         self._until: dict[_T, int] = {}
         self._all = frozenset[_T]()
-        self.some = False
-        self.at_once = 1
+        self.some = False  # False if it certainly skips no messages
+        self.at_once = 1  # maximum number that `due` returns: the more are refused, the fewer are tried together
 
     def note(self, refused: Collection[_T], *, passed_by_for: int = PASSED_BY_FOR) -> None:
         """Skip these from now on, for so many ns."""

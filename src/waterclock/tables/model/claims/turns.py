@@ -16,35 +16,23 @@ Behind = tuple[int, str, int]
 
 @dataclass(slots=True)
 class KeyTurns:
-    """The progress of a process that looks for keys of new messages.
+    """The progress of a process that looks for keys of new messages."""
 
-    Attributes
-    ----------
-    routed
-        The place after which the next search begins; None: at the first one.
-    """
-
-    routed: Behind | None = None
+    routed: Behind | None = None  # the place after which the next search begins; None: at the first one
 
 
 @dataclass(slots=True)
 class Dealt(Generic[_K]):
-    """The places that keys get.
-
-    Attributes
-    ----------
-    visits
-        The keys in turn, with the number of places of each turn.
-    shares
-        How many places each key gets, in the order of the keys' next turns.
-    unfinished
-        The key whose turn goes on in the next claim, because the places were used up, with the number of places that
-        it had in that turn.
-    """
+    """The places that keys get."""
 
     visits: list[tuple[_K, int]] = field(default_factory=list[tuple[_K, int]])
+    """The keys in turn, with the number of places of each turn."""
     shares: dict[_K, int] = field(default_factory=dict[_K, int])
+    """How many places each key gets, in the order of the keys' next turns."""
     unfinished: dict[_K, int] = field(default_factory=dict[_K, int])
+    """The key whose turn goes on in the next claim, because the places were used up, with the number of places that it
+    had in that turn.
+    """
 
     def add(self, other: Dealt[_K]) -> None:
         """Add the places of other keys, which come after these."""

@@ -36,18 +36,10 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A time at which a schedule puts a message.
+    """A time at which a schedule puts a message."""
 
-    Attributes
-    ----------
-    at
-        Its time, ns.
-    caught_up
-        Whether it was missed and is caught up.
-    """
-
-    at: int
-    caught_up: bool
+    at: int  # its time, ns
+    caught_up: bool  # whether it was missed and is caught up
 
 
 @dataclass(frozen=True, slots=True)

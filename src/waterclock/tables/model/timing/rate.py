@@ -18,18 +18,10 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate limit.
+    """A rate limit."""
 
-    Attributes
-    ----------
-    per_second
-        Messages per second, greater than 0.
-    burst
-        How many may go at once after a pause: over any period, no more than this plus the rate's share.
-    """
-
-    per_second: float
-    burst: int
+    per_second: float  # messages per second, greater than 0
+    burst: int  # how many may go at once after a pause: over any period, no more than this plus the rate's share
 
     @classmethod
     def of(cls, per_second: float) -> Rate:

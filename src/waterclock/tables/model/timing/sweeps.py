@@ -17,16 +17,10 @@ _FIRST_AFTER = 1_000_000_000
 
 
 class Sweeps:
-    """The rounds through a table's groups, chunk by chunk. Thread-safe.
-
-    Attributes
-    ----------
-    due_at
-        When the next chunk is due, in ns of the monotonic clock.
-    """
+    """The rounds through a table's groups, chunk by chunk. Thread-safe."""
 
     def __init__(self) -> None:
-        self.due_at = moments.monotonic_ns() + _FIRST_AFTER
+        self.due_at = moments.monotonic_ns() + _FIRST_AFTER  # when the next chunk is due, in ns of the monotonic clock
         self._has_looked = False
         self._began_at = 0
         self._after: str | None = None

@@ -18,26 +18,16 @@ _FIELDS = 4
 
 @dataclass(frozen=True, slots=True)
 class PastTick:
-    """A tick of a schedule that was processed.
+    """A tick of a schedule that was processed."""
 
-    Attributes
-    ----------
-    at
-        The tick's time, ns.
-    outcome
-        ``"put"``: it put a message. ``"skipped"``: the previous message was not acked (``overlap="skip"``).
-        ``"missed"``: no process ran in time, and it was not caught up; later missed ticks have no entry.
-        ``"failed"``: its message could not be put. ``"run"``: an operator ran the schedule.
-    message_id
-        Id of the message, as text; None: none was put.
-    error
-        Why it failed; None: it did not.
-    """
-
-    at: int
+    at: int  # the tick's time, ns
     outcome: TickOutcome
-    message_id: str | None = None
-    error: str | None = None
+    """``"put"``: it put a message. ``"skipped"``: the previous message was not acked (``overlap="skip"``).
+    ``"missed"``: no process ran in time, and it was not caught up; later missed ticks have no entry. ``"failed"``: its
+    message could not be put. ``"run"``: an operator ran the schedule.
+    """
+    message_id: str | None = None  # id of the message, as text; None: none was put
+    error: str | None = None  # why it failed; None: it did not
 
 
 def with_ticks(kept: str | None, ticks: Iterable[PastTick]) -> str:

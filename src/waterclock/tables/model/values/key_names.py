@@ -29,15 +29,7 @@ def check_key_name(value: object, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """The column of a message that has its key.
-
-    Attributes
-    ----------
-    column
-        The column.
-    header
-        The header in it; None: the whole column is the key.
-    """
+    """The column of a message that has its key."""
 
     column: str
-    header: str | None = None
+    header: str | None = None  # the header in it; None: the whole column is the key
