@@ -54,6 +54,17 @@ def crowd(sources: int, batches: int, size: int, refused: int, *, seed: int = 7)
     return closed, rejected
 
 
+@pytest.mark.parametrize("at", [-(2**63), 2**63 - 1])
+@pytest.mark.parametrize("offset", [0, -5 * SECOND, 5 * SECOND])
+def test_batches_with_no_message_near_their_windows_are_drawn(at: int, offset: int) -> None:
+    far = message(at=at, received=0)
+    drawn = timeline(
+        [Batch("press-01", 0, SECOND, SECOND, "slots", (far,), offsets={"load": offset} if offset else {})]
+    )
+    assert "press-01" in words(drawn)
+    assert dot_count(drawn) == 0
+
+
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.integers(0, 9))
 def test_every_message_has_a_mark(sources: int, batches: int, size: int, refused: int) -> None:
     closed, rejected = crowd(sources, batches, size, refused)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from waterclock.message import Message
+from waterclock.time import MAX_NS, MIN_NS
 
 DISTANCES = (0.25, 0.5, 1, 2, 3, 10, 1000)
 """Upper bounds of the distances from a window that are counted separately, in batch lengths; the last count is
@@ -32,6 +33,14 @@ class OutsideCounts(NamedTuple):
         """Add the counts of other batches."""
         sums = [tuple(map(sum, zip(*sides, strict=True))) for sides in zip(self, other, strict=True)]
         return OutsideCounts(*sums)
+
+
+def aligned_time(message: Message, offsets: Mapping[str, int]) -> int:
+    """Return the event time of a message of a batch in the time of its window, ns, within 64 bits.
+
+    The offset is that of its stream's latest message; the message's own may have been another.
+    """
+    return min(max(message.event_time + offsets.get(message.stream, 0), MIN_NS), MAX_NS)
 
 
 def outside_messages(
@@ -60,7 +69,7 @@ def outside_messages(
         times.setdefault(message.stream, set()).add(message.event_time)
     found: list[tuple[Message, int]] = []
     for message in messages:
-        time = message.event_time + offsets.get(message.stream, 0)
+        time = aligned_time(message, offsets)
         distance = max(time - end, 0) or min(time - start, 0)
         if 2 * len(times[message.stream]) * abs(distance) > end - start:
             found.append((message, distance))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from waterclock.batching.batch import Batch, Rejection
+from waterclock.batching.outside import aligned_time
 from waterclock.message import Message
 
 _SECOND = 1_000_000_000
@@ -52,14 +53,14 @@ def time_bounds(batches: Sequence[Batch], rejected: Sequence[Rejection]) -> tupl
     first, last = min(batch.start for batch in batches), max(batch.end for batch in batches)
     reach = 10 * max(last - first, _SECOND)
     near = [time for time in times if first - reach <= time <= last + reach]
-    return min(first, *near), max(last, *near)
+    return min([first, *near]), max([last, *near])
 
 
 def at_aligned_times(batch: Batch) -> Batch:
     """Move the messages of a batch to the times by which its window was chosen."""
     if not batch.offsets:
         return batch
-    moved = (m.replace(event_time=m.event_time + batch.offsets.get(m.stream, 0)) for m in batch.messages)
+    moved = (m.replace(event_time=aligned_time(m, batch.offsets)) for m in batch.messages)
     return replace(batch, messages=tuple(sorted(moved, key=lambda message: message.event_time)), offsets={})
 
 

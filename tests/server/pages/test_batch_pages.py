@@ -173,6 +173,18 @@ def test_by_rate_with_aligned_clocks_messages_are_where_the_windows_are(
     assert timeline_query(disordered_rule).endswith("&max_disorder=2s")
 
 
+@pytest.mark.one_database
+def test_a_time_that_its_offset_moves_beyond_64_bits_is_left_out_of_the_picture(
+    database: wc.Database, client: TestClient
+) -> None:
+    times = [START + n * 100 * MS for n in range(40)]
+    sent = [wc.Message("a", "x", at + SECOND, b"", publish_time=at, receive_time=at) for at in times]
+    sent[20] = sent[20].replace(event_time=-(2**63))
+    filled(database, sent)
+    asked = {"by": "rate", "since": format_time(START), "until": format_time(START + 20 * SECOND)}
+    assert page_data(client, **asked, clocks="align")["lanes"][0]["messages"] == 39
+
+
 @pytest.mark.parametrize(
     ("timeout", "query"),
     [

@@ -26,6 +26,7 @@ from waterclock.batching.event_time.columns import (
 )
 from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange, synchronised
 from waterclock.batching.event_time.rule import ACCEPTED, CUT_REASONS, LATE, REJECTIONS, UNDECIDED, EventTimeRule
+from waterclock.batching.outside import aligned_time
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.batching.rate.rule import RateRule
 from waterclock.message import Message, Position
@@ -276,7 +277,7 @@ def batches_by_rate(
 
 
 def _placed(batch: Batch, verdict: int) -> list[tuple[Message, int, int]]:
-    return [(one, one.event_time + batch.offsets.get(one.stream, 0), verdict) for one in batch.messages]
+    return [(one, aligned_time(one, batch.offsets), verdict) for one in batch.messages]
 
 
 def _calls(
